@@ -1,0 +1,75 @@
+# Each command makes the environment it needs, in .venv, from the pinned requirements.
+# PYTHON=/path/to/python chooses the interpreter; without it launch/find_python.sh looks for one.
+
+PY := .venv/bin/python
+UV ?= uv
+SEED ?= 0
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two installations into one environment must not run at the same time.
+.NOTPARALLEL:
+# A stamp that only a pattern names would be deleted as an intermediate file.
+.SECONDARY:
+.PHONY: help demo demo-table test lint format lock clean FORCE
+
+help: ## show this
+	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
+	    while IFS='|' read -r name what; do printf '  make %-15s %s\n' "$$name" "$$what"; done
+
+demo: .venv/.runtime ## the main job on a tiny Gemma, a fresh run each time [SEED=n] [ARGS="--table.key VALUE"]
+	$(PY) -m launch.train configs/demo.toml --run.seed $(SEED) \
+	    --run.name demo-seed$(SEED)-$$(date +%Y%m%d-%H%M%S) $(ARGS)
+
+demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a table
+	$(PY) -m launch.demo.table $(ARGS)
+
+test: lint ## everything that must hold: lint, types, layers, tests [ARGS="pytest's"]
+	$(PY) -m pytest $(ARGS)
+
+lint: .venv/.dev ## style, format, types, layers
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+format: .venv/.dev ## rewrite the sources in the project's format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+install-%: .venv/.% ## an environment for tpu, cuda13 or dev
+	@:
+
+lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upgrade]
+	@command -v $(UV) >/dev/null || { echo "make lock needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
+	$(LOCK) --extra dev -o requirements-dev.txt
+	$(LOCK) -c requirements-dev.txt -o requirements.txt
+	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
+	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
+
+clean: ## remove the environment and all caches; runs stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One file for all supported Pythons and platforms, without the names of download hosts.
+LOCK = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --quiet \
+    --no-emit-index-url --no-header --no-annotate $(ARGS)
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --require-virtualenv -r
+
+# A stamp is touched when its installation is complete, so an interrupted one is taken up again.
+.venv/.runtime: requirements.txt .venv/.python
+	@echo "Installing $< into .venv; the first time takes some minutes"
+	@$(INSTALL) $<
+	@touch $@
+
+.venv/.%: requirements-%.txt .venv/.python
+	@echo "Installing $< into .venv; the first time takes some minutes"
+	@$(INSTALL) $<
+	@touch $@ .venv/.runtime
+
+# Asked every time, rewritten only when there is a new environment.
+.venv/.python: FORCE
+	@launch/make_venv.sh .venv
+
+FORCE:
