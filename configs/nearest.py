@@ -1,0 +1,104 @@
+"""What a mistaken user probably meant: the nearest key, the nearest valid value."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from configs.settings import INDEX, Setting, find_setting, setting_parts, settings, tables
+from configs.toml_text import read_value, show_value
+
+_TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
+
+
+def nearest_value(setting: Setting, value: object) -> str | None:
+    """The valid value nearest to `value` as TOML, or in words; None where none is near."""
+    if setting.choices:
+        return _nearest_choice(setting.choices, value)
+    if setting.type == "boolean":
+        word = str(value).lower()
+        return "true" if word in _TRUE else "false" if word in _FALSE else None
+    if setting.type in {"integer", "number"}:
+        number = read_value(value) if isinstance(value, str) else value
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return _nearest_number(setting, number)
+    if setting.type == "string" and isinstance(value, int | float):
+        return show_value(show_value(value))
+    if setting.type == "array":
+        return _nearest_list(setting, value)
+    return None
+
+
+def nearest_keys(path: Sequence[str | int]) -> list[str]:
+    """Up to three dotted keys that someone who wrote `path` may have meant, the likeliest first.
+
+    In this order: keys of the same name elsewhere, keys of the same table that look alike or whose
+    description has the words, whole paths that look alike.
+    """
+    indices = [str(part) for part in path if str(part).isdecimal()]
+    parts = setting_parts(path)
+    leaf = parts[-1].replace("-", "_")
+    whole = ".".join(parts)
+    everything = [setting.path for setting in (*tables(), *settings())]
+    same_name = [key for key in everything if key.rpartition(".")[2] == leaf]
+    same_name.sort(key=lambda key: -difflib.SequenceMatcher(None, key, whole).ratio())
+    siblings = _siblings(parts)
+    names = {setting.path.rpartition(".")[2]: setting for setting in siblings}
+    alike = [names[name].path for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]
+    words = leaf.replace("_", " ")
+    described = [setting.path for setting in siblings if words in setting.description]
+    # In a table that exists, the table's own name makes every key look alike.
+    close = difflib.get_close_matches(whole, everything, n=1, cutoff=0.6)
+    found = same_name[:3] or alike or described[:1] or ([] if len(parts) > 1 and names else close)
+    return [_with_indices(key, indices) for key in found]
+
+
+def sibling_names(path: Sequence[str | int]) -> list[str]:
+    """The keys of the table that `path` would belong to; nothing if there is no such table."""
+    parts = setting_parts(path)
+    return [setting.path.rpartition(".")[2] for setting in _siblings(parts)]
+
+
+def _siblings(parts: Sequence[str]) -> list[Setting]:
+    if len(parts) == 1:
+        return list(tables())
+    parent = find_setting(["0" if part == INDEX else part for part in parts[:-1]])
+    return list(parent.children()) if parent and parent.type == "object" else []
+
+
+def _with_indices(key: str, indices: Sequence[str]) -> str:
+    left = iter(indices)
+    return ".".join(next(left, "0") if part == INDEX else part for part in key.split("."))
+
+
+def _nearest_choice(choices: Sequence[object], value: object) -> str | None:
+    if len(choices) == 1:
+        return show_value(choices[0])
+    by_name = {str(choice).lower(): choice for choice in choices}
+    close = difflib.get_close_matches(str(value).lower(), by_name, n=1, cutoff=0.5)
+    return show_value(by_name[close[0]]) if close else None
+
+
+def _nearest_number(setting: Setting, number: float) -> str | None:
+    node: Any = setting.node
+    low = node.get("minimum", node.get("exclusiveMinimum", -math.inf))
+    high = node.get("maximum", node.get("exclusiveMaximum", math.inf))
+    if not math.isfinite(number):
+        return None
+    if setting.type == "integer":
+        low += "exclusiveMinimum" in node
+        high -= "exclusiveMaximum" in node
+        return show_value(int(min(max(round(number), low), high)))
+    if number <= low and "exclusiveMinimum" in node:
+        return f"just above {show_value(low)}"
+    if number >= high and "exclusiveMaximum" in node:
+        return f"just below {show_value(high)}"
+    return show_value(float(min(max(number, low), high)))
+
+
+def _nearest_list(setting: Setting, value: object) -> str | None:
+    (element,) = setting.children()
+    fits = isinstance(value, {"string": str, "integer": int}.get(element.type, ()))
+    return show_value([value]) if fits and not isinstance(value, bool) else None

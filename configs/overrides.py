@@ -1,0 +1,77 @@
+"""Settings from the command line, laid over those of the file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.errors import Mistake, Path, unknown_key
+from configs.settings import Setting, find_setting
+from configs.toml_text import read_value
+
+Override = tuple[str, str]
+"""A dotted key and the text given for it."""
+
+UNSET = "none"
+"""Text that removes a setting that may be left unset."""
+
+
+def apply_overrides(
+    tree: Mapping[str, Any], overrides: Sequence[Override]
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """`tree` with the overrides laid over it, the last one of a key winning.
+
+    A text is read as a TOML value; where it spells none, or where the setting is a string and the
+    value is not, it is a string. `none` removes a setting that may be left unset (`"none"` is the
+    string). Values are not checked here.
+
+    Returns:
+        The new tree, and a mistake for each key that does not exist; those are not applied.
+    """
+    result = copy.deepcopy(dict(tree))
+    mistakes = []
+    for key, text in overrides:
+        path = tuple(key.split("."))
+        setting = find_setting(path)
+        if setting is None:
+            mistakes.append(unknown_key(path, "--"))
+        elif path[-1].isdecimal() and setting.type != "object":
+            whole = ".".join(path[:-1])
+            mistakes.append(Mistake(path, f"set the whole list: --{whole} '[...]'"))
+        else:
+            mistakes += _set(result, path, setting, text)
+    return result, mistakes
+
+
+def _set(tree: dict[str, Any], path: Path, setting: Setting, text: str) -> list[Mistake]:
+    at: Any = tree
+    key: Any = ""
+    for i, part in enumerate(path):
+        key = int(part) if isinstance(at, list) else part
+        if isinstance(at, list):
+            if key > len(at):
+                name = ".".join(map(str, path[:i]))
+                return [Mistake(path, f"{name} has {len(at)} elements; the next is {len(at)}")]
+            if key == len(at):
+                at.append({})
+        elif not isinstance(at, dict):
+            # The file has a plain value where a table belongs: that is told as the file's mistake.
+            return []
+        if i < len(path) - 1:
+            at = at[key] if isinstance(at, list) else at.setdefault(key, _empty(path[: i + 1]))
+    if text == UNSET and setting.optional:
+        at.pop(key, None)
+    else:
+        at[key] = _read(text, setting)
+    return []
+
+
+def _empty(path: Path) -> object:
+    setting = find_setting(path)
+    return [] if setting and setting.type == "array" else {}
+
+
+def _read(text: str, setting: Setting) -> object:
+    value = read_value(text)
+    return text if setting.type == "string" and not isinstance(value, str) else value

@@ -1,0 +1,389 @@
+"""Every setting of a run: what it means, what it may be, and what it defaults to.
+
+Light by design: nothing here imports more than pydantic, so `--help` and `--dry-run` are instant.
+Numbers that follow from other numbers are properties, never fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import (
+    Problem,
+    Sizes,
+    Slug,
+    Strings,
+    Table,
+    Text,
+    nearest_multiples,
+    parse_duration_s,
+    refuse,
+)
+from configs.task import Data, Prompt, RewardFunction, Rewards, Source
+
+__all__ = [
+    "Budget",
+    "Checkpoint",
+    "Config",
+    "Data",
+    "Eval",
+    "Learner",
+    "Lora",
+    "Model",
+    "Parity",
+    "Plan",
+    "Prompt",
+    "Records",
+    "RewardFunction",
+    "Rewards",
+    "Rollout",
+    "Run",
+    "Source",
+    "Table",
+    "Wandb",
+    "cross_problems",
+    "parse_duration_s",
+]
+
+
+class Run(Table):
+    """Where the run lives and which random numbers it draws."""
+
+    name: Slug = Field(description="name of the run; its folder is DIR/NAME")
+    dir: Text = Field("runs", description="folder that holds the run folders")
+    seed: int = Field(0, ge=0, lt=2**32, description="seeds data order, adapter and sampling noise")
+
+
+class Model(Table):
+    """The frozen base."""
+
+    path: Text = Field(description="Hugging Face folder: safetensors, config.json, tokenizer.model")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="type of the frozen base and of the computation"
+    )
+
+
+class Lora(Table):
+    """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
+
+    rank: int = Field(32, ge=1, description="rank of each adapted matrix")
+    alpha: float = Field(64.0, gt=0, description="the update is scaled by alpha / rank")
+    targets: Literal["attention", "mlp", "all"] = Field(
+        "all", description="which matrices of each layer are adapted"
+    )
+
+
+class Rollout(Table):
+    """How rollouts are drawn."""
+
+    group_size: int = Field(8, ge=2, description="rollouts per prompt (the group of GRPO)")
+    prompts_per_step: int = Field(ge=1, description="prompts in a step")
+    max_prompt_tokens: int = Field(ge=1, description="longer prompts are left out and counted")
+    max_new_tokens: int = Field(ge=1, description="a completion ends here at the latest")
+    temperature: float = Field(1.0, gt=0, description="of the sampled and of the learned policy")
+    top_k: int = Field(0, ge=0, description="draw among the k likeliest tokens; 0: off")
+    top_p: float = Field(1.0, gt=0, le=1, description="draw among the nucleus of mass p; 1: off")
+    stop_tokens: Strings = Field(
+        ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
+    )
+    forbidden_tokens: Strings = Field(
+        ("<pad>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"),
+        description="tokens that the policy may never draw",
+    )
+
+    @model_validator(mode="after")
+    def _tokens(self) -> Rollout:
+        both = sorted(set(self.stop_tokens) & set(self.forbidden_tokens))
+        if not self.stop_tokens:
+            refuse([("stop_tokens", "no completion could ever end; name at least one token")])
+        if both:
+            refuse([("forbidden_tokens", f"{', '.join(both)}: stop tokens, so they must be drawn")])
+        return self
+
+    @property
+    def size(self) -> int:
+        """Rollouts in a step."""
+        return self.group_size * self.prompts_per_step
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence: a prompt and its completion."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
+
+class Learner(Table):
+    """The GRPO update (arXiv:2402.03300)."""
+
+    lr: float = Field(1e-5, gt=0, description="peak learning rate of AdamW")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate decays to zero after the warm-up"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    decay_steps: int | None = Field(
+        None, ge=1, description="step at which the decay ends; default: budget.steps"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
+    adam_b1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")
+    adam_b2: float = Field(0.99, ge=0, lt=1, description="Adam's second-moment decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    updates_per_batch: int = Field(1, ge=1, description="optimizer updates on each step's rollouts")
+    clip_epsilon: float = Field(0.2, gt=0, lt=1, description="half-width of the ratio's clip range")
+    kl_coef: float = Field(
+        0.0, ge=0, description="weight of KL(policy || base), estimator k3; 0: not computed"
+    )
+    advantage: Literal["grpo", "dr_grpo"] = Field(
+        "grpo", description="grpo: divided by the group's deviation; dr_grpo: centred only"
+    )
+    token_weights: Literal["sequence", "token"] = Field(
+        "token",
+        description="sequence: mean over each rollout first; token: over all tokens at once",
+    )
+
+
+class Plan(Table):
+    """Sizes and placement: which processes own which devices and how much they do at once."""
+
+    fixed: Literal[True] = Field(True, description="sizes are the ones below, whatever happens")
+    platform: Literal["cpu", "tpu", "gpu"] = Field(description="kind of device; never substituted")
+    placement: Literal["split", "colocated"] = Field(
+        description="split: samplers and learner own devices each; colocated: one process owns all"
+    )
+    learner_devices: int = Field(1, ge=1, description="devices of the learner (colocated: all)")
+    samplers: int | None = Field(None, ge=1, description="split only: sampler processes, default 1")
+    sampler_devices: int | None = Field(
+        None, ge=1, description="split only: devices of each sampler, default 1"
+    )
+    rollout_rows: int = Field(ge=1, description="rollouts a sampler decodes at once")
+    segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
+    prompt_buckets: Sizes = Field(
+        (), description="prompt lengths below max_prompt_tokens that get a program of their own"
+    )
+    micro_batch_rows: int = Field(ge=1, description="sequences in one gradient program")
+    sequence_buckets: Sizes = Field(
+        (), description="sequence lengths below the longest that get a program of their own"
+    )
+    head_tokens: int = Field(
+        1024, ge=1, le=2048, description="positions whose logits exist at the same time, per device"
+    )
+    remat: bool = Field(True, description="recompute each layer in the backward pass")
+
+    @model_validator(mode="after")
+    def _placement(self) -> Plan:
+        problems: list[Problem] = []
+        if self.placement == "colocated":
+            problems += [
+                (key, "means nothing in colocated placement; remove it")
+                for key in ("samplers", "sampler_devices")
+                if getattr(self, key) is not None
+            ]
+        for key, whose, devices in (
+            ("rollout_rows", "a sampler's", self.devices_per_sampler),
+            ("micro_batch_rows", "the learner's", self.learner_devices),
+        ):
+            rows = getattr(self, key)
+            if rows % devices:
+                nearest = nearest_multiples(rows, devices)
+                what = f"must be a multiple of {whose} {devices} devices; nearest valid: {nearest}"
+                problems.append((key, what))
+        refuse(problems)
+        return self
+
+    @property
+    def num_samplers(self) -> int:
+        """Sampler processes; the colocated process counts as one."""
+        return self.samplers or 1
+
+    @property
+    def devices_per_sampler(self) -> int:
+        """Devices over which one sampler shards its rows."""
+        if self.placement == "colocated":
+            return self.learner_devices
+        return self.sampler_devices or 1
+
+
+class Budget(Table):
+    """How long the run goes on: a number of steps or a time, not both."""
+
+    steps: int | None = Field(None, ge=1, description="end after this many steps")
+    time: Text | None = Field(
+        None, description="end within this time, evaluation and export included, e.g. 9h or 1h30m"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Budget:
+        problems: list[Problem] = []
+        if self.steps is None and self.time is None:
+            problems.append(("", 'needs steps or time, e.g. steps = 60 or time = "9h"'))
+        if self.steps is not None and self.time is not None:
+            what = "excludes budget.steps; remove one (on the command line: --budget.time none)"
+            problems.append(("time", what))
+        if self.time is not None:
+            try:
+                parse_duration_s(self.time)
+            except ValueError as error:
+                problems.append(("time", str(error)))
+        refuse(problems)
+        return self
+
+    @property
+    def time_s(self) -> int | None:
+        """The time budget in seconds, if there is one."""
+        return None if self.time is None else parse_duration_s(self.time)
+
+
+class Eval(Table):
+    """How accuracy is measured."""
+
+    temperature: float = Field(0.0, ge=0, description="0: greedy; else one sample at this heat")
+    every_steps: int = Field(0, ge=0, description="evaluate on the validation split; 0: never")
+
+
+class Checkpoint(Table):
+    """When the learner's state is saved."""
+
+    every_steps: int = Field(10, ge=1, description="steps between two checkpoints")
+    keep: int = Field(2, ge=1, description="checkpoints kept; older ones are deleted")
+
+
+class Parity(Table):
+    """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token."""
+
+    probe: float | None = Field(
+        None,
+        gt=0,
+        description="largest difference allowed at start; default 1e-4 (float32), 0.25 (bf16)",
+    )
+    mean_stop: float | None = Field(
+        None,
+        gt=0,
+        description="a step's mean above this ends the run; default 1e-4 (float32), 0.05 (bf16)",
+    )
+    p999_alarm: float | None = Field(
+        None,
+        gt=0,
+        description="a step's 99.9th percentile above this is journaled; default 1e-3, 0.5",
+    )
+
+
+class Wandb(Table):
+    """Weights & Biases."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = Field(
+        "auto", description="auto: online when logged in, else offline; online: refuse otherwise"
+    )
+    project: str = Field("gemma-grpo", min_length=1, description="project")
+    entity: Text | None = Field(None, description="team or user; default: yours")
+
+    @model_validator(mode="after")
+    def _used(self) -> Wandb:
+        if self.mode == "disabled":
+            what = 'means nothing with wandb.mode = "disabled"; remove it'
+            default = {"project": "gemma-grpo", "entity": None}
+            refuse([(key, what) for key in default if getattr(self, key) != default[key]])
+        return self
+
+
+class Records(Table):
+    """What is written beside metrics and rollouts."""
+
+    tokens: bool = Field(False, description="also write token ids and log-probs of every rollout")
+
+
+class Config(Table):
+    """A whole run."""
+
+    run: Run = Field(description=Run.__doc__)
+    model: Model = Field(description=Model.__doc__)
+    lora: Lora = Field(Lora(), description=Lora.__doc__)
+    data: Data = Field(description=Data.__doc__)
+    prompt: Prompt = Field(Prompt(), description=Prompt.__doc__)
+    rewards: Rewards = Field(description=Rewards.__doc__)
+    rollout: Rollout = Field(description=Rollout.__doc__)
+    learner: Learner = Field(Learner(), description=Learner.__doc__)
+    plan: Plan = Field(description=Plan.__doc__)
+    budget: Budget = Field(description=Budget.__doc__)
+    eval: Eval = Field(Eval(), description=Eval.__doc__)
+    checkpoint: Checkpoint = Field(Checkpoint(), description=Checkpoint.__doc__)
+    parity: Parity = Field(Parity(), description=Parity.__doc__)
+    wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
+    records: Records = Field(Records(), description=Records.__doc__)
+
+    @model_validator(mode="after")
+    def _cross(self) -> Config:
+        refuse(cross_problems(dict(self)))
+        return self
+
+    @property
+    def decay_steps(self) -> int | None:
+        """Step at which the learning rate reaches zero, if it decays."""
+        return self.learner.decay_steps or self.budget.steps
+
+    @property
+    def prompt_buckets(self) -> tuple[int, ...]:
+        """Prompt lengths that have a compiled prefill, ascending."""
+        return (*self.plan.prompt_buckets, self.rollout.max_prompt_tokens)
+
+    @property
+    def sequence_buckets(self) -> tuple[int, ...]:
+        """Sequence lengths that have compiled learner programs, ascending."""
+        return (*self.plan.sequence_buckets, self.rollout.max_tokens)
+
+
+def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
+    """What is wrong between tables that are valid by themselves.
+
+    Args:
+        tables: valid tables by name; checks that need a table that is absent are left out, so that
+            a mistake in one table does not hide mistakes between the others.
+    """
+    return [
+        problem
+        for names, check in _CROSS_CHECKS
+        if all(name in tables for name in names)
+        for problem in check(*(tables[name] for name in names))
+    ]
+
+
+def _schedule_problems(learner: Learner, budget: Budget) -> list[Problem]:
+    end = learner.decay_steps or budget.steps
+    if learner.schedule == "constant":
+        if learner.decay_steps is not None:
+            return [("learner.decay_steps", "means nothing with a constant schedule; remove it")]
+    elif end is None:
+        what = 'needs learner.decay_steps when budget.time is set; or use "constant"'
+        return [("learner.schedule", what)]
+    elif learner.warmup_steps >= end:
+        what = f"must end before the decay does, at step {end}; nearest valid: {end - 1}"
+        return [("learner.warmup_steps", what)]
+    return []
+
+
+def _bucket_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
+    problems: list[Problem] = []
+    for key, sizes, longest in (
+        ("prompt_buckets", plan.prompt_buckets, rollout.max_prompt_tokens),
+        ("sequence_buckets", plan.sequence_buckets, rollout.max_tokens),
+    ):
+        valid = sorted({size for size in sizes if size < longest})
+        if valid != list(sizes):
+            what = f"must rise and stay below {longest}, which is always a bucket"
+            problems.append((f"plan.{key}", f"{what}; nearest valid: {valid}"))
+    return problems
+
+
+def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
+    if evaluation.every_steps and data.validation is None:
+        return [("eval.every_steps", "needs data.validation; add it, or use 0")]
+    if data.validation is not None and not evaluation.every_steps:
+        return [("data.validation", "is read only when eval.every_steps is above 0")]
+    return []
+
+
+_CROSS_CHECKS: tuple[tuple[tuple[str, str], Callable[..., list[Problem]]], ...] = (
+    (("learner", "budget"), _schedule_problems),
+    (("plan", "rollout"), _bucket_problems),
+    (("eval", "data"), _validation_problems),
+)

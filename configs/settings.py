@@ -1,0 +1,161 @@
+"""The schema seen key by key: which dotted keys there are, and in words what each may be.
+
+Reads the JSON schema that pydantic derives from `configs.schema`, so nothing is said twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from configs.schema import Config
+from configs.toml_text import show_value
+
+INDEX = "N"
+"""Stands for an element of a list in a setting's path, as in `rewards.functions.N.weight`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the schema says about one dotted key, be it a value, a list or a table.
+
+    Attributes:
+        path: the dotted key; `N` stands for a list's index.
+        node: its JSON schema, references resolved.
+        optional: whether it may be left unset though it has no default (`none` unsets it).
+        required: whether there is no run without it.
+    """
+
+    path: str
+    node: Mapping[str, Any]
+    optional: bool
+    required: bool
+
+    @property
+    def type(self) -> str:
+        """`integer`, `number`, `string`, `boolean`, `array` or `object` (a table)."""
+        return str(self.node["type"])
+
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """The values it may have, where they are few."""
+        return tuple(self.node.get("enum", [self.node["const"]] if "const" in self.node else []))
+
+    @property
+    def default(self) -> object:
+        """What it is when it is not set; None where there is nothing."""
+        return self.node.get("default")
+
+    @property
+    def description(self) -> str:
+        """What it means."""
+        return str(self.node.get("description", ""))
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words: type, bounds, choices."""
+        return _allowed(self.node)
+
+    def children(self) -> Iterator[Setting]:
+        """The keys of a table, the element of a list; nothing for a plain value."""
+        required = self.node.get("required", ())
+        for key, node in self.node.get("properties", {}).items():
+            yield _setting(
+                f"{self.path}.{key}" if self.path else key, node, required=key in required
+            )
+        if "items" in self.node:
+            yield _setting(f"{self.path}.{INDEX}", self.node["items"], required=True)
+
+
+def find_setting(path: Sequence[str | int]) -> Setting | None:
+    """The setting at `path`, whose integers and digits index lists; None where there is none."""
+    if INDEX in path:
+        return None
+    by_path = {setting.path: setting for setting in _everything()}
+    return by_path.get(".".join(setting_parts(path)))
+
+
+def setting_parts(path: Sequence[str | int]) -> list[str]:
+    """`path` as a setting's path is written: `N` for each index."""
+    return [INDEX if str(part).isdecimal() else str(part) for part in path]
+
+
+def settings() -> tuple[Setting, ...]:
+    """Every key that can be set, in the schema's order, tables and elements of lists left out."""
+    return tuple(
+        setting
+        for setting in _everything()
+        if setting.type != "object" and not (setting.path.endswith(f".{INDEX}"))
+    )
+
+
+def tables() -> tuple[Setting, ...]:
+    """The tables at the top, in the schema's order."""
+    return tuple(_root().children())
+
+
+@cache
+def _everything() -> tuple[Setting, ...]:
+    def below(setting: Setting) -> Iterator[Setting]:
+        for child in setting.children():
+            yield child
+            yield from below(child)
+
+    return tuple(below(_root()))
+
+
+@cache
+def _root() -> Setting:
+    return _setting("", Config.model_json_schema(), required=True)
+
+
+@cache
+def _definitions() -> Mapping[str, Any]:
+    definitions: Mapping[str, Any] = Config.model_json_schema()["$defs"]
+    return definitions
+
+
+def _setting(path: str, node: Mapping[str, Any], *, required: bool) -> Setting:
+    optional = False
+    while "$ref" in node or "anyOf" in node:
+        rest = {key: value for key, value in node.items() if key not in {"$ref", "anyOf"}}
+        if "$ref" in node:
+            node = {**_definitions()[node["$ref"].rpartition("/")[2]], **rest}
+        else:
+            # The schema has no unions but with null.
+            optional = True
+            (kind,) = (option for option in node["anyOf"] if option != {"type": "null"})
+            node = {**kind, **rest}
+    return Setting(path, node, optional, required)
+
+
+_NOUNS = {
+    "integer": "an integer",
+    "number": "a number",
+    "string": "a string",
+    "boolean": "true or false",
+    "object": "a table",
+}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+def _allowed(node: Mapping[str, Any]) -> str:
+    if "const" in node:
+        return show_value(node["const"])
+    if "enum" in node:
+        return f"one of {', '.join(map(show_value, node['enum']))}"
+    if node.get("type") == "array":
+        element = _allowed(_setting("", node["items"], required=True).node)
+        return f"a list{', not empty' if node.get('minItems') else ''}; each element: {element}"
+    bounds = [f"{word} {show_value(node[key])}" for key, word in _BOUNDS.items() if key in node]
+    words = _NOUNS[node["type"]]
+    words += f" {node['words']}" if "words" in node else ""
+    words += ", not empty" if node.get("minLength") else ""
+    return words + (f", {' and '.join(bounds)}" if bounds else "")

@@ -1,0 +1,145 @@
+"""The settings that say what is learned: data, prompt, rewards."""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import FunctionName, Problem, Slug, Table, Text, refuse
+
+
+class Source(Table):
+    """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
+
+    path: Text = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
+    subset: Text | None = Field(None, description="hub only: the dataset's configuration")
+    split: Text | None = Field(None, description="hub only: the split's name there")
+    limit: int | None = Field(None, ge=1, description="use at most this many rows, the first ones")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `path` names a local file rather than a hub dataset."""
+        return self.path.endswith((".jsonl", ".parquet"))
+
+    @model_validator(mode="after")
+    def _hub_keys(self) -> Source:
+        problems: list[Problem] = []
+        if not self.is_file and self.split is None:
+            what = 'is no .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
+            problems.append(("path", what))
+        if self.is_file:
+            problems += [
+                (key, "belongs to hub datasets; a file is a split by itself; remove it")
+                for key in ("subset", "split")
+                if getattr(self, key) is not None
+            ]
+        refuse(problems)
+        return self
+
+
+class Data(Table):
+    """What is trained on, watched and tested; rows in two splits stay only in the later one."""
+
+    train: Source = Field(description="prompts that are learned from")
+    validation: Source | None = Field(None, description="watched during training")
+    test: Source = Field(description="read once before and once after, never between")
+    answer_column: Text = Field("answer", description="column with the reference answer")
+    answer_pattern: str | None = Field(
+        None, description="regular expression whose first group is the answer inside that column"
+    )
+    malformed: Literal["refuse", "skip"] = Field(
+        "refuse", description="what to do when rows cannot be used: stop, or report and go on"
+    )
+
+    @model_validator(mode="after")
+    def _pattern_has_a_group(self) -> Data:
+        if self.answer_pattern is not None:
+            try:
+                groups = re.compile(self.answer_pattern).groups
+            except re.error as error:
+                refuse([("answer_pattern", f"is not a regular expression: {error}")])
+            else:
+                if not groups:
+                    refuse([("answer_pattern", "needs a group, e.g. '#### (.+)'")])
+        return self
+
+
+class Prompt(Table):
+    """What the model reads; one source for training and evaluation."""
+
+    system: str = Field("", description="text put before each question in the user's turn")
+    template: str = Field("{question}", description="the question, with the dataset's {columns}")
+    turn: Literal["gemma", "plain"] = Field(
+        "gemma", description="gemma: wrapped in its turn tokens; plain: the text alone"
+    )
+    reasoning_open: str = Field("<reasoning>", min_length=1, description="opens the reasoning")
+    reasoning_close: str = Field("</reasoning>", min_length=1, description="closes it")
+    answer_open: str = Field("<answer>", min_length=1, description="opens the answer")
+    answer_close: str = Field("</answer>", min_length=1, description="closes it")
+
+    @model_validator(mode="after")
+    def _readable(self) -> Prompt:
+        problems = [("template", what) for what in _template_problems(self.template)]
+        keys = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
+        tags = [getattr(self, key) for key in keys]
+        problems += [
+            (key, "is the same tag as another one; the four must differ")
+            for i, key in enumerate(keys)
+            if tags[i] in tags[:i]
+        ]
+        refuse(problems)
+        return self
+
+
+def _template_problems(template: str) -> list[str]:
+    """What keeps `template` from being text with bare column names in braces."""
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        return [f"{error}; write {{{{ and }}}} for braces"]
+    names = [name for _, name, _, _ in fields if name is not None]
+    if not names:
+        return ["names no column, so all prompts would be equal; write for example {question}"]
+    if "" in names:
+        return ["has empty braces; name a column, e.g. {question}, or write {{}} for braces"]
+    return [
+        f"converts or formats {{{name}}}; write {{{name}}}"
+        for _, name, spec, conversion in fields
+        if spec or conversion
+    ]
+
+
+class RewardFunction(Table):
+    """One part of the reward."""
+
+    name: Slug = Field(description="its name in metrics and rollouts")
+    function: FunctionName = Field(
+        description="where it is: module:function, e.g. rewards.correctness:exact_answer",
+    )
+    weight: float = Field(1.0, description="the reward is the weighted sum of the parts")
+
+
+class Rewards(Table):
+    """How rollouts are scored."""
+
+    functions: Annotated[tuple[RewardFunction, ...], Field(strict=False, min_length=1)] = Field(
+        description="the parts of the reward"
+    )
+    workers: int = Field(1, ge=1, description="CPU processes that score")
+    timeout_s: float = Field(
+        30.0, gt=0, description="a call that takes longer is killed, counted and excluded"
+    )
+    shuffle: bool = Field(
+        False, description="control experiment: permute the rewards over the step's rollouts"
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Rewards:
+        names = [part.name for part in self.functions]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            refuse([("functions", f"two share a name, {', '.join(twice)}; names must differ")])
+        return self

@@ -1,0 +1,59 @@
+"""A small valid configuration, and a way to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALL = """
+run = { name = "small" }
+model = { path = "tiny", dtype = "float32" }
+
+[data]
+train = { path = "train.jsonl" }
+test = { path = "openai/gsm8k", split = "test" }
+
+[rewards]
+functions = [
+    { name = "correct", function = "rewards.correctness:exact_answer" },
+    { name = "format", function = "rewards.format:well_formed", weight = 0.1 },
+]
+
+[rollout]
+prompts_per_step = 4
+max_prompt_tokens = 16
+max_new_tokens = 32
+
+[plan]
+platform = "cpu"
+placement = "split"
+rollout_rows = 32
+micro_batch_rows = 8
+
+[budget]
+steps = 10
+"""
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes `text` to a file and gives its path; relative paths start in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+
+    def write(text: str = SMALL) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small(write: Write) -> Path:
+    """The path of the small configuration."""
+    return write()

@@ -1,0 +1,107 @@
+"""The command line that every command shares."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from configs.cli import CommandLine, parse
+from configs.errors import ConfigError
+from configs.help import WIDTH, settings_help
+from configs.settings import settings
+
+
+def parsed(*argv: str) -> CommandLine:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument("--dry-run", action="store_true", help="resolve and print")
+    flags.add_argument("--json", metavar="FILE", help="write the table")
+    return parse(argv, prog="python -m launch.x", description="Does x.", flags=flags)
+
+
+def refused(*argv: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        parsed(*argv)
+    return caught.value.mistakes
+
+
+def test_file_overrides_and_flags_in_any_order() -> None:
+    path, overrides, flags = parsed(
+        "--learner.lr", "1e-4", "--dry-run", "a.toml", "--json", "t.json", "--run.name=b=c"
+    )
+    assert path == "a.toml"
+    assert overrides == (("learner.lr", "1e-4"), ("run.name", "b=c"))
+    assert flags == argparse.Namespace(dry_run=True, json="t.json")
+
+
+def test_flags_have_defaults() -> None:
+    assert parsed("a.toml").flags == argparse.Namespace(dry_run=False, json=None)
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert parsed("a.toml", "--x.y", "-1").overrides == (("x.y", "-1"),)
+
+
+def test_a_value_with_dashes_goes_after_the_equals_sign() -> None:
+    assert parsed("a.toml", "--prompt.system=--x").overrides == (("prompt.system", "--x"),)
+
+
+def test_an_override_without_a_value_is_refused() -> None:
+    told = "needs a value, --{0} VALUE; a value that begins with -- goes after ="
+    assert refused("a.toml", "--learner.lr", "--dry-run", "--run.seed") == (
+        f"command line: --learner.lr: {told.format('learner.lr')}",
+        f"command line: --run.seed: {told.format('run.seed')}",
+    )
+
+
+def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
+    assert refused("a.toml", "--dryrun", "--lr", "3", "b.toml", "--zzz=1") == (
+        "command line: --dryrun: unknown; did you mean --dry-run?",
+        "command line: --lr: unknown; did you mean --learner.lr?",
+        "command line: b.toml: unexpected; one CONFIG.toml, and settings as --table.key VALUE",
+        (
+            "command line: --zzz: unknown; the configuration has run, model, lora, data, prompt, "
+            "rewards, rollout, learner, plan, budget, eval, checkpoint, parity, wandb, records"
+        ),
+    )
+
+
+def test_flags_are_not_abbreviated() -> None:
+    assert refused("a.toml", "--dry") == ("command line: --dry: unknown; did you mean --dry-run?",)
+
+
+def test_a_missing_config_names_the_presets() -> None:
+    (line,) = refused()
+    assert line.startswith("command line: CONFIG.toml is missing; presets: ")
+    assert "configs/demo.toml" in line
+
+
+def test_a_flag_without_its_value_is_refused() -> None:
+    assert refused("a.toml", "--json") == ("command line: argument --json: expected one argument",)
+
+
+def test_help_shows_flags_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed("--help")
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "python -m launch.x CONFIG.toml [--table.key VALUE ...]" in shown
+    assert "--dry-run" in shown
+    assert "resolve and print" in shown
+    assert settings_help() in shown
+
+
+def test_the_settings_help_tells_all_of_each_setting() -> None:
+    text = " ".join(settings_help().split())
+    for setting in settings():
+        assert f"--{setting.path} {setting.allowed};" in text
+        assert setting.description in text
+    assert "learner: The GRPO update" in text
+    assert "default: 1e-05. peak learning rate of AdamW" in text
+    assert "required with data.validation. file (.jsonl" in text
+    assert "--rollout.prompts_per_step an integer, at least 1; required. prompts" in text
+    assert "--budget.steps an integer, at least 1; optional. end after" in text
+
+
+def test_the_settings_help_keeps_to_its_width() -> None:
+    assert max(map(len, settings_help().splitlines())) <= WIDTH

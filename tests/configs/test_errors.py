@@ -1,0 +1,133 @@
+"""What a user is told about each kind of mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.errors import unknown_key
+
+from .conftest import SMALL, Write
+from .test_load import mistakes
+
+
+def told(path: Path, key: str, text: str) -> str:
+    """The one line about an override, without where it stands."""
+    (line,) = mistakes(path, (key, text))
+    assert line.startswith("command line: --")
+    return line.removeprefix("command line: --")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "line"),
+    [
+        (
+            "learner.adam_b2",
+            "1.5",
+            "= 1.5: must be a number, at least 0 and below 1; nearest valid: just below 1",
+        ),
+        ("rollout.top_p", "7", "= 7: must be a number, above 0 and at most 1; nearest valid: 1.0"),
+        ("run.seed", "-4", ("= -4: must be an integer, at least 0 and below 4294967296; "
+                           "nearest valid: 0")),
+        ("run.seed", "4294967296", ("= 4294967296: must be an integer, at least 0 and below "
+                                   "4294967296; nearest valid: 4294967295")),
+        ("plan.head_tokens", "1e4", ("= 10000.0: must be an integer, at least 1 and at most 2048; "
+                                    "nearest valid: 2048")),
+        ("lora.rank", "8.4", "= 8.4: must be an integer, at least 1; nearest valid: 8"),
+        ("learner.lr", "fast", '= "fast": must be a number, above 0; default: 1e-05'),
+        ("learner.lr", "nan", "= nan: must be a number, above 0; default: 1e-05"),
+        ("learner.lr", "true", "= true: must be a number, above 0; default: 1e-05"),
+        ("learner.lr", "'1e-4'", '= "1e-4": must be a number, above 0; nearest valid: 0.0001'),
+        ("plan.remat", "yes", '= "yes": must be true or false; nearest valid: true'),
+        ("plan.fixed", "false", "= false: must be true; nearest valid: true"),
+        (
+            "learner.schedule",
+            "cosinus",
+            '= "cosinus": must be one of "constant", "linear", "cosine"; nearest valid: "cosine"',
+        ),
+        (
+            "model.dtype",
+            "x",
+            '= "x": must be one of "float32", "bfloat16"; default: "bfloat16"',
+        ),
+        (
+            "run.name",
+            "my run",
+            ('= "my run": must be a string of letters, digits, \'.\', \'_\' and \'-\' that begins '
+            "with a letter or digit"),
+        ),
+        (
+            "rewards.functions.0.function",
+            "exact_answer",
+            '= "exact_answer": must be a string of the form module:function',
+        ),
+        ("model.path", "", '= "": must be a string, not empty'),
+        (
+            "rollout.stop_tokens",
+            "<eos>",
+            '= "<eos>": must be a list; each element: a string; nearest valid: ["<eos>"]',
+        ),
+        ("learner", "3", "= 3: must be a table"),
+        ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value(small: Path, key: str, text: str, line: str) -> None:
+    assert told(small, key, text) == f"{key} {line}"
+
+
+def test_an_element_of_a_list_is_named_by_its_index(small: Path) -> None:
+    assert told(small, "plan.sequence_buckets", "[16, 0]") == (
+        "plan.sequence_buckets.1 = 0: must be an integer, at least 1; nearest valid: 1"
+    )
+
+
+def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
+    path = write(SMALL.replace("rewards.format:well_formed", "well_formed"))
+    assert mistakes(path) == (
+        (
+            f'{path}: rewards.functions.1.function = "well_formed": must be a string of the form '
+            "module:function"
+        ),
+    )
+
+
+def test_a_long_value_is_cut(small: Path) -> None:
+    line = told(small, "run.name", "x " * 100)
+    assert line.startswith(f'run.name = "{"x " * 28}...: must be')
+
+
+def test_a_missing_table_names_what_it_needs(write: Write) -> None:
+    path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
+    needs = "plan.platform, plan.placement, plan.rollout_rows, plan.micro_batch_rows"
+    assert mistakes(path) == (
+        f"{path}: plan: missing; this table needs {needs}",
+        f"{path}: budget: missing; this table has budget.steps, budget.time",
+        f"{path}: rollouts: unknown; did you mean rollout?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("learner.seed", ["run.seed"]),
+        ("seed", ["run.seed"]),
+        ("learnr.lr", ["learner.lr"]),
+        ("learner.warmup", ["learner.warmup_steps"]),
+        ("learner.max-grad-norm", ["learner.max_grad_norm"]),
+        ("learner.learning_rate", ["learner.lr"]),
+        ("learner.adam.b1", ["learner.adam_b1"]),
+        ("learner.temperature", ["eval.temperature", "rollout.temperature"]),
+        ("rewards.functions.3.wieght", ["rewards.functions.3.weight"]),
+        ("rewards.functions.N.weight", ["rewards.functions.0.weight"]),
+        ("budgt", ["budget"]),
+    ],
+)
+def test_an_unknown_key_suggests_what_was_meant(path: str, meant: list[str]) -> None:
+    suggestion = str(unknown_key(tuple(path.split("."))))
+    assert suggestion == f"{path}: unknown; did you mean {' or '.join(meant)}?"
+
+
+def test_an_unknown_key_like_no_other_gets_the_keys_of_its_table() -> None:
+    assert str(unknown_key(("budget", "zzz"))) == "budget.zzz: unknown; budget has steps, time"
+    assert str(unknown_key(("zzz", "yyy"))) == "zzz.yyy: unknown"

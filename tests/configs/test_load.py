@@ -1,0 +1,183 @@
+"""From files to configurations: reading, paths, presets, lightness."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import config_to_json, load_config, presets
+from configs.schema import Config
+
+from .conftest import SMALL, Write
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"jax", "ray", "numpy", "wandb", "datasets", "flax", "orbax", "tunix", "qwix"}
+
+
+def mistakes(path: Path, *overrides: tuple[str, str]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return caught.value.mistakes
+
+
+def test_values_come_from_the_file_and_defaults_from_the_schema(small: Path) -> None:
+    config = load_config(small)
+    assert config.run.name == "small"
+    assert config.rollout.size == 32
+    assert config.rewards.functions[1].weight == 0.1
+    assert config.learner.lr == 1e-5
+    assert config.rollout.stop_tokens == ("<end_of_turn>", "<eos>")
+
+
+def test_relative_paths_start_in_the_current_directory(small: Path, tmp_path: Path) -> None:
+    config = load_config(small)
+    assert config.run.dir == str(tmp_path / "runs")
+    assert config.model.path == str(tmp_path / "tiny")
+    assert config.data.train.path == str(tmp_path / "train.jsonl")
+
+
+def test_a_hub_dataset_is_no_path(small: Path) -> None:
+    assert load_config(small).data.test.path == "openai/gsm8k"
+
+
+def test_relative_paths_start_at_the_home_variable(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMA_GRPO_HOME", "/somewhere/else")
+    config = load_config(small, [("model.path", "../tiny")])
+    assert config.run.dir == "/somewhere/else/runs"
+    assert config.model.path == "/somewhere/tiny"
+    assert config.data.train.path == "/somewhere/else/train.jsonl"
+
+
+def test_absolute_paths_and_the_users_home_stay(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = load_config(small, [("model.path", "/weights/a"), ("run.dir", "~/runs")])
+    assert config.model.path == "/weights/a"
+    assert config.run.dir == "/home/someone/runs"
+
+
+def test_paths_of_a_validation_split_are_absolute_too(small: Path, tmp_path: Path) -> None:
+    config = load_config(small, [("data.validation.path", "v.parquet"), ("eval.every_steps", "5")])
+    assert config.data.validation is not None
+    assert config.data.validation.path == str(tmp_path / "v.parquet")
+
+
+def test_the_json_form_is_the_same_configuration(small: Path) -> None:
+    config = load_config(small)
+    text = config_to_json(config)
+    assert Config.model_validate(json.loads(text)) == config
+    assert json.loads(text)["learner"]["schedule"] == "constant"
+    assert text.endswith("}\n")
+
+
+def test_a_missing_file_is_told_with_the_presets(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path / "no.toml")
+    assert line.startswith(f"{tmp_path / 'no.toml'}: no such file; presets: ")
+    assert "configs/demo.toml" in line
+    assert "configs/gemma3_1b_gsm8k_v5e8.toml" in line
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path)
+    assert line.startswith(f"{tmp_path}: cannot be read: Is a directory")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("[run]\nname == 3\n", ":2:7: "), ("[run", ":1:5: "), ("a = 1\n\nb = '''x", ":3:9: ")],
+)
+def test_a_toml_mistake_has_a_line_and_a_column(write: Write, text: str, place: str) -> None:
+    path = write(text)
+    (line,) = mistakes(path)
+    assert line.startswith(f"{path}{place}")
+    assert "\n" not in line
+
+
+def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes("a = 'ü'".encode("latin-1"))
+    assert mistakes(path) == (f"{path}: is not UTF-8 text (byte 5)",)
+
+
+def test_six_mistakes_at_once(write: Write) -> None:
+    path = write(
+        SMALL.replace('platform = "cpu"', 'platform = "cpus"')
+        .replace("max_new_tokens = 32", "")
+        .replace("[budget]", "[learner]\nlr = -1\nseed = 3\n[budget]")
+    )
+    assert mistakes(path, ("rollout.group_size", "1"), ("lora.rnak", "8")) == (
+        "command line: --lora.rnak: unknown; did you mean --lora.rank?",
+        "command line: --rollout.group_size = 1: must be an integer, at least 2; nearest valid: 2",
+        (
+            f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 "
+            "(a completion ends here at the latest)"
+        ),
+        f"{path}: learner.lr = -1: must be a number, above 0; nearest valid: just above 0",
+        f"{path}: learner.seed: unknown; did you mean run.seed?",
+        f'{path}: plan.platform = "cpus": must be one of "cpu", "tpu", "gpu"; nearest valid: "cpu"',
+    )
+
+
+def test_mistakes_between_tables_are_told_beside_mistakes_in_others(small: Path) -> None:
+    lines = mistakes(small, ("plan.prompt_buckets", "[8, 16]"), ("lora.alpha", "0"))
+    assert lines == (
+        "command line: --lora.alpha = 0: must be a number, above 0; nearest valid: just above 0",
+        (
+            "command line: --plan.prompt_buckets = [8, 16]: must rise and stay below 16, "
+            "which is always a bucket; nearest valid: [8]"
+        ),
+    )
+
+
+def test_the_error_is_a_value_error_that_survives_pickling(small: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown") as caught:
+        load_config(small, [("a.b", "1"), ("c.d", "2")])
+    assert isinstance(caught.value, ValueError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.mistakes == caught.value.mistakes
+    assert str(again) == "\n".join(again.mistakes)
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_loads_and_opens_with_its_command(preset: str) -> None:
+    path = ROOT / preset
+    load_config(path)
+    first_line = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first_line.startswith("#")
+    assert f"python -m launch.train {preset}" in first_line
+
+
+def test_the_named_presets_exist() -> None:
+    assert {"configs/demo.toml", "configs/gemma3_1b_gsm8k_v5e8.toml"} <= set(presets())
+
+
+def test_the_tpu_preset_divides_its_rows_evenly() -> None:
+    config = load_config(ROOT / "configs/gemma3_1b_gsm8k_v5e8.toml")
+    assert config.budget.time_s == 9 * 3600
+    assert config.plan.learner_devices == 8
+    assert config.rollout.size % config.plan.rollout_rows == 0
+    assert config.rollout.size % config.plan.micro_batch_rows == 0
+
+
+def test_configuration_loads_nothing_heavy() -> None:
+    modules = sorted(f"configs.{path.stem}" for path in (ROOT / "configs").glob("[a-z]*.py"))
+    program = (
+        f"import {', '.join(modules)}, sys\n"
+        "configs.load.load_config('configs/demo.toml')\n"
+        "configs.help.settings_help()\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "configs.load" in modules
+    assert result.stdout == "[]\n"

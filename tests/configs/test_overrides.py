@@ -1,0 +1,146 @@
+"""Settings from the command line."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.load import load_config
+from configs.overrides import apply_overrides
+from configs.toml_text import read_value, show_value
+
+from .conftest import SMALL
+from .test_load import mistakes
+
+TREE = tomllib.loads(SMALL)
+# Surrogates are not text, and TOML cannot hold them.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def applied(key: str, text: str) -> object:
+    tree, wrong = apply_overrides(TREE, [(key, text)])
+    assert not wrong
+    value: object = tree
+    for part in key.split("."):
+        value = value[int(part)] if isinstance(value, list) else value[part]  # type: ignore[index]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("learner.lr", "1e-4", 1e-4),
+        ("learner.lr", "1", 1),
+        ("rollout.top_k", "64", 64),
+        ("plan.remat", "false", False),
+        ("budget.time", "9h", "9h"),
+        ("budget.time", '"9h"', "9h"),
+        ("run.name", "123", "123"),
+        ("run.name", "true", "true"),
+        ("run.name", "1979-05-27", "1979-05-27"),
+        ("run.name", "none", "none"),
+        ("data.answer_pattern", "#### (.+)", "#### (.+)"),
+        ("prompt.system", "a = 1\nb = 2", "a = 1\nb = 2"),
+        ("prompt.system", "", ""),
+        ("wandb.entity", '"none"', "none"),
+        ("rollout.stop_tokens", '["<eos>", "x"]', ["<eos>", "x"]),
+        ("plan.prompt_buckets", "[4, 8]", [4, 8]),
+        ("rewards.functions.0.weight", "0.5", 0.5),
+        ("rewards.functions.1.weight", "-0.5", -0.5),
+        ("rewards.functions.2.name", "third", "third"),
+        ("data.validation.path", "v.jsonl", "v.jsonl"),
+    ],
+)
+def test_a_text_becomes_the_settings_value(key: str, text: str, value: object) -> None:
+    result = applied(key, text)
+    assert result == value
+    assert type(result) is type(value)
+
+
+@given(TEXT)
+def test_any_string_survives_in_quotes(value: str) -> None:
+    assert read_value(show_value(value)) == value
+    assert applied("prompt.system", show_value(value)) == value
+
+
+@given(st.text("abcdefgh-_/<>.:*+()[]{} ", min_size=1).filter(lambda text: text != "none"))
+def test_a_bare_string_is_itself(value: str) -> None:
+    result = applied("prompt.system", value)
+    assert result == value
+
+
+VALUES = st.recursive(
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_shown_values_are_toml_on_one_line(value: object) -> None:
+    text = show_value(value)
+    assert "\n" not in text
+    assert read_value(text) == value
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_numbers_round_trip(value: float) -> None:
+    assert applied("learner.lr", repr(value)) == value
+
+
+def test_the_last_one_wins(small: Path) -> None:
+    config = load_config(small, [("lora.rank", "2"), ("lora.rank", "4")])
+    assert config.lora.rank == 4
+
+
+def test_none_unsets_so_that_a_time_can_replace_steps(small: Path) -> None:
+    config = load_config(small, [("budget.steps", "none"), ("budget.time", "90s")])
+    assert config.budget.steps is None
+    assert config.budget.time_s == 90
+
+
+def test_none_removes_an_optional_table(small: Path) -> None:
+    config = load_config(small, [("data.validation.path", "v.jsonl"), ("data.validation", "none")])
+    assert config.data.validation is None
+
+
+def test_none_does_not_unset_what_has_a_default(small: Path) -> None:
+    (line,) = mistakes(small, ("lora.rank", "none"))
+    assert line == 'command line: --lora.rank = "none": must be an integer, at least 1; default: 32'
+
+
+def test_the_tree_given_is_left_alone() -> None:
+    before = copy.deepcopy(TREE)
+    apply_overrides(TREE, [("rewards.functions.0.weight", "9"), ("run.name", "other")])
+    assert before == TREE
+
+
+def test_an_index_past_the_end_is_refused(small: Path) -> None:
+    (line,) = mistakes(small, ("rewards.functions.5.weight", "1"))
+    assert line == (
+        "command line: --rewards.functions.5.weight: rewards.functions has 2 elements; "
+        "the next is 2"
+    )
+
+
+def test_the_n_of_the_help_is_no_index(small: Path) -> None:
+    (line,) = mistakes(small, ("rewards.functions.N.weight", "1"))
+    assert line.endswith("unknown; did you mean --rewards.functions.0.weight?")
+
+
+def test_a_plain_list_is_set_as_a_whole(small: Path) -> None:
+    (line,) = mistakes(small, ("rollout.stop_tokens.0", "x"))
+    assert line == (
+        "command line: --rollout.stop_tokens.0: set the whole list: --rollout.stop_tokens '[...]'"
+    )
+
+
+def test_an_override_below_a_value_that_is_no_table_tells_the_files_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"learner = 3\n{SMALL}", encoding="utf-8")
+    assert mistakes(path, ("learner.lr", "1")) == (f"{path}: learner = 3: must be a table",)

@@ -1,0 +1,158 @@
+"""What the schema's own checks refuse, and the numbers it derives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.load import load_config
+from configs.schema import Plan, parse_duration_s
+
+from .test_load import mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("9h", 32_400), ("1h30m", 5_400), ("90s", 90), ("1d1s", 86_401)]
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@given(st.tuples(*[st.integers(0, 10_000)] * 4).filter(any))
+def test_a_duration_is_the_sum_of_its_parts(amounts: tuple[int, ...]) -> None:
+    text = "".join(f"{n}{unit}" for n, unit in zip(amounts, "dhms", strict=True) if n)
+    days, hours, minutes, seconds = amounts
+    assert parse_duration_s(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@pytest.mark.parametrize("text", ["", "9", "h", "0h", "1m1h", "-1h", "1.5h", "1h 30m", "٣h"])
+def test_what_is_not_a_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="write for example '9h'"):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "what"),
+    [
+        ([("budget.steps", "none")], "budget", "needs steps or time"),
+        ([("budget.time", "1h")], "budget.time", "excludes budget.steps"),
+        (
+            [("budget.steps", "none"), ("budget.time", "9x")],
+            "budget.time",
+            "'9x' is not a duration",
+        ),
+        ([("data.train.split", "train")], "data.train.split", "belongs to hub datasets"),
+        ([("data.test.split", "none")], "data.test.path", "is no .jsonl or .parquet file"),
+        ([("data.answer_pattern", "#### .+")], "data.answer_pattern", "needs a group"),
+        ([("data.answer_pattern", "(")], "data.answer_pattern", "is not a regular expression"),
+        ([("prompt.template", "hello")], "prompt.template", "names no column"),
+        ([("prompt.template", "{}")], "prompt.template", "has empty braces"),
+        ([("prompt.template", "{a")], "prompt.template", "write {{ and }} for braces"),
+        ([("prompt.template", "{a!r}")], "prompt.template", "converts or formats {a}"),
+        ([("prompt.answer_open", "<reasoning>")], "prompt.answer_open", "is the same tag"),
+        ([("rewards.functions.1.name", "correct")], "rewards.functions", "two share a name"),
+        ([("rollout.stop_tokens", "[]")], "rollout.stop_tokens", "no completion could ever end"),
+        (
+            [("rollout.forbidden_tokens", '["<eos>"]')],
+            "rollout.forbidden_tokens",
+            "<eos>: stop tokens",
+        ),
+        (
+            [("plan.rollout_rows", "30"), ("plan.sampler_devices", "4")],
+            "plan.rollout_rows",
+            "must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32",
+        ),
+        (
+            [("plan.micro_batch_rows", "3"), ("plan.learner_devices", "8")],
+            "plan.micro_batch_rows",
+            "must be a multiple of the learner's 8 devices; nearest valid: 8",
+        ),
+        (
+            [("plan.placement", "colocated"), ("plan.samplers", "2")],
+            "plan.samplers",
+            "means nothing in colocated placement",
+        ),
+        ([("learner.decay_steps", "5")], "learner.decay_steps", "means nothing with a constant"),
+        (
+            [("learner.schedule", "linear"), ("learner.warmup_steps", "10")],
+            "learner.warmup_steps",
+            "nearest valid: 9",
+        ),
+        (
+            [("learner.schedule", "linear"), ("budget.steps", "none"), ("budget.time", "1h")],
+            "learner.schedule",
+            "needs learner.decay_steps",
+        ),
+        ([("plan.sequence_buckets", "[8, 48]")], "plan.sequence_buckets", "nearest valid: [8]"),
+        ([("plan.prompt_buckets", "[8, 4]")], "plan.prompt_buckets", "nearest valid: [4, 8]"),
+        ([("eval.every_steps", "5")], "eval.every_steps", "needs data.validation"),
+        ([("data.validation.path", "v.jsonl")], "data.validation", "is read only when"),
+        (
+            [("wandb.mode", "disabled"), ("wandb.entity", "me")],
+            "wandb.entity",
+            'means nothing with wandb.mode = "disabled"',
+        ),
+    ],
+)
+def test_what_does_not_go_together(
+    small: Path, overrides: list[tuple[str, str]], key: str, what: str
+) -> None:
+    (line,) = mistakes(small, *overrides)
+    where, _, told = line.partition(": ")
+    assert where in {"command line", str(small)}
+    assert told.removeprefix("--").split(":")[0].split(" = ")[0] == key
+    assert what in told
+
+
+def test_one_table_tells_several_mistakes(small: Path) -> None:
+    lines = mistakes(
+        small,
+        ("plan.placement", "colocated"),
+        ("plan.learner_devices", "8"),
+        ("plan.samplers", "2"),
+        ("plan.sampler_devices", "2"),
+        ("plan.rollout_rows", "12"),
+        ("plan.micro_batch_rows", "4"),
+    )
+    assert [line.split()[2] for line in lines] == [
+        "--plan.samplers",
+        "--plan.sampler_devices",
+        "--plan.rollout_rows",
+        "--plan.micro_batch_rows",
+    ]
+
+
+def test_a_table_made_in_code_tells_all_in_one_message() -> None:
+    with pytest.raises(ValueError, match=r"rollout_rows: .*; micro_batch_rows: "):
+        Plan(
+            platform="cpu",
+            placement="colocated",
+            learner_devices=2,
+            rollout_rows=3,
+            micro_batch_rows=5,
+        )
+
+
+def test_derived_numbers(small: Path) -> None:
+    config = load_config(
+        small,
+        [
+            ("plan.prompt_buckets", "[8]"),
+            ("plan.sequence_buckets", "[24, 40]"),
+            ("learner.schedule", "cosine"),
+        ],
+    )
+    assert config.prompt_buckets == (8, 16)
+    assert config.sequence_buckets == (24, 40, 48)
+    assert config.decay_steps == 10
+    assert config.plan.num_samplers == 1
+    assert config.plan.devices_per_sampler == 1
+    assert config.budget.time_s is None
+
+
+def test_colocated_sampling_uses_the_learners_devices(small: Path) -> None:
+    config = load_config(small, [("plan.placement", "colocated"), ("plan.learner_devices", "8")])
+    assert config.plan.devices_per_sampler == 8
