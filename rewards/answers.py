@@ -1,0 +1,72 @@
+"""Finds the answer in a completion and tells whether two answers say the same.
+
+Strict on purpose: no arithmetic, no units, no guessing; `33 apples` is not `33`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rewards.base import Tags
+
+_MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)\s?(?P<currency>[$€£]?)\s?(?P<inner>[+-]?)"
+    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?P<part>\.[0-9]+)?(?P<under>/[0-9]+)?\.?"
+)
+_LONGEST_NUMBER = 100
+
+
+def extract_answer(completion: str, tags: Tags) -> str | None:
+    """The text of the last complete answer block, stripped; None if there is none.
+
+    A complete block is an opening tag, text without answer tags, and a closing tag. So an answer
+    that is opened again after the last block was closed does not count, nor one that is never
+    closed.
+    """
+    opens, closes = re.escape(tags.answer_open), re.escape(tags.answer_close)
+    blocks = re.findall(f"{opens}((?:(?!{opens}|{closes}).)*){closes}", completion, re.DOTALL)
+    return blocks[-1].strip() if blocks else None
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The number that `text` is, None if it is something else.
+
+    Understood are signs (also U+2212 and its kin), decimals, thousands commas in their places, a
+    currency sign in front, one full stop at the end, and fractions of whole numbers: `-3`,
+    `1,234.50`, `$12.00`, `12.`, `1/2`.
+    """
+    text = text.translate(_MINUS).strip()
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
+    if match is None:
+        return None
+    whole, part, under = match["whole"], match["part"] or "", match["under"] or ""
+    if not (whole or part) or (match["sign"] and match["inner"]) or (under and part):
+        return None
+    if under and (not whole or int(under[1:]) == 0):
+        return None
+    value = Fraction(f"{(whole or '0').replace(',', '')}{part}{under}")
+    return -value if "-" in match["sign"] + match["inner"] else value
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two answers are equal: as numbers if both are, else as text.
+
+    Text is compared without regard to case, to the width of white space and to a full stop at the
+    end.
+    """
+    numbers = parse_number(one), parse_number(other)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    return _plain(one) == _plain(other)
+
+
+def is_correct(completion: str, *, answer: str, tags: Tags) -> bool:
+    """Whether the completion's last answer is `answer`; rewards and evaluation both ask this."""
+    found = extract_answer(completion, tags)
+    return found is not None and same_answer(found, answer)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.translate(_MINUS).casefold().split()).removesuffix(".")

@@ -1,0 +1,119 @@
+"""The reward contract: what a reward function is given, what it returns, and what goes wrong.
+
+An error is not a zero: whatever is no finite number is an `Outcome` without a value, which is
+counted and excluded from learning. A call that never returns is not dealt with here; whoever runs
+rewards in a process of their own ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Prompt
+
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The strings around the two parts of a completion."""
+
+    reasoning_open: str
+    reasoning_close: str
+    answer_open: str
+    answer_close: str
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Tags:
+        """The tags that the configuration asks for."""
+        return cls(
+            reasoning_open=prompt.reasoning_open,
+            reasoning_close=prompt.reasoning_close,
+            answer_open=prompt.answer_open,
+            answer_close=prompt.answer_close,
+        )
+
+
+@dataclass(frozen=True)
+class RewardInput:
+    """A completion to be scored.
+
+    Attributes:
+        prompt: what the model read, turn tokens included.
+        completion: what it wrote, without the stop token.
+        stop_reason: "eos" if it ended by itself, "length" if it was cut.
+        answer: the reference answer.
+        row: all columns of the dataset's row.
+        tags: the configured tags.
+    """
+
+    prompt: str
+    completion: str
+    stop_reason: str
+    answer: str
+    row: Mapping[str, object]
+    tags: Tags
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A score, or why there is none; exactly one of the two is set."""
+
+    value: float | None
+    error: str | None
+
+
+# Takes a batch and returns as many numbers, in order; None for a completion it cannot score. A
+# value may depend on its own input only: after an error inputs are scored one by one.
+RewardFunction = Callable[[Sequence[RewardInput]], Sequence[float | None]]
+
+
+def score(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[Outcome]:
+    """Score `inputs`, one outcome each; never raises because of `function`.
+
+    A batch that fails as a whole is scored again input by input, so that only those at fault go
+    without a value. Nothing is broadcast: a single number for a batch is an error.
+    """
+    values = _call(function, inputs)
+    if not isinstance(values, str):
+        return [_outcome(value) for value in values]
+    if len(inputs) == 1:
+        return [Outcome(None, values)]
+    return [outcome for one in inputs for outcome in score(function, [one])]
+
+
+def _call(function: RewardFunction, inputs: Sequence[RewardInput]) -> Sequence[object] | str:
+    """What the function returned, as many values as inputs, or what went wrong."""
+    try:
+        returned: Any = function(tuple(inputs))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
+        return " ".join(f"raised {type(error).__name__}: {error}".split())[:_SHOWN]
+    if isinstance(returned, np.ndarray):
+        returned = returned.tolist()
+    if not isinstance(returned, list | tuple):
+        return f"returned a {type(returned).__name__}, not a list of {len(inputs)} numbers"
+    if len(returned) != len(inputs):
+        return f"returned {len(returned)} values for {len(inputs)} completions"
+    return returned
+
+
+def _outcome(value: object) -> Outcome:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None:
+        return Outcome(None, "returned None: cannot score this one")
+    if not isinstance(value, Real):
+        return Outcome(None, f"returned a {type(value).__name__}, not a number")
+    try:
+        number = float(value)
+    except (OverflowError, ValueError) as error:
+        return Outcome(None, f"returned a number that is no float: {error}")
+    if not math.isfinite(number):
+        return Outcome(None, f"returned {number}")
+    return Outcome(number, None)

@@ -1,0 +1,60 @@
+"""Finds the reward function that a configuration names as `module:function`."""
+
+from __future__ import annotations
+
+import difflib
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+from rewards.base import RewardFunction
+
+
+def resolve(function: str) -> RewardFunction:
+    """Import `function`, e.g. `rewards.correctness:exact_answer`.
+
+    Raises:
+        ValueError: if there is no such module or function, naming the nearest one, if importing
+            the module fails, or if the name is not that of a function.
+    """
+    module_name, _, name = function.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"{function!r} is not of the form module:function")
+    module = _import(module_name, function=function)
+    found = getattr(module, name, None)
+    if found is None:
+        known = [key for key, value in vars(module).items() if _is_public_function(key, value)]
+        raise ValueError(
+            f"{function!r}: {module_name} has no {name!r}{_nearest(name, known, module_name)}"
+        )
+    if not callable(found):
+        raise ValueError(f"{function!r} is of type {type(found).__name__}, not a function")
+    resolved: RewardFunction = found
+    return resolved
+
+
+def _import(module_name: str, *, function: str) -> ModuleType:
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{module_name}.".startswith(f"{missing}."):
+            raise ValueError(f"{function!r}: {module_name} needs {missing!r}: {error}") from error
+    except Exception as error:
+        raise ValueError(
+            f"{function!r}: importing {module_name} raises {type(error).__name__}: {error}"
+        ) from error
+    parent, _, last = missing.rpartition(".")
+    paths = getattr(import_module(parent), "__path__", ()) if parent else None
+    known = [module.name for module in pkgutil.iter_modules(paths)]
+    where = parent or "Python's path"
+    raise ValueError(f"{function!r}: no module {missing!r}{_nearest(last, known, where)}")
+
+
+def _is_public_function(name: str, value: object) -> bool:
+    return callable(value) and not name.startswith("_") and not isinstance(value, type)
+
+
+def _nearest(name: str, known: list[str], where: str) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; nearest in {where}: {nearest[0]!r}" if nearest else ""

@@ -1,0 +1,56 @@
+"""The reward for the asked-for form."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs.schema import Prompt
+from rewards.base import RewardInput, Tags
+from rewards.format import is_well_formed, well_formed
+
+TAGS = Tags.of(Prompt())
+GOOD = "<reasoning>1+1=2</reasoning><answer>2</answer>"
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        (GOOD, True),
+        ("\n<reasoning>\n1+1=2\n</reasoning>\n\n<answer> 2 </answer>\n", True),
+        ("<reasoning>a < b > c</reasoning><answer>x</answer>", True),
+        ("so " + GOOD, False),
+        (GOOD + " done", False),
+        (GOOD + GOOD, False),
+        ("<answer>2</answer><reasoning>1+1=2</reasoning>", False),
+        ("<answer>2</answer>", False),
+        ("<reasoning>1+1=2</reasoning>", False),
+        ("<reasoning>1+1=2<answer>2</answer></reasoning>", False),
+        ("<reasoning>1<reasoning>2</reasoning><answer>2</answer>", False),
+        ("<reasoning>1</reasoning><answer>2</answer></answer>", False),
+        ("<reasoning>1</reasoning>and<answer>2</answer>", False),
+        ("<reasoning> </reasoning><answer>2</answer>", False),
+        ("<reasoning>1</reasoning><answer>\n</answer>", False),
+        ("", False),
+    ],
+)
+def test_one_reasoning_and_one_answer_and_nothing_else(completion: str, expected: bool):
+    assert is_well_formed(completion, stop_reason="eos", tags=TAGS) is expected
+
+
+def test_what_was_cut_is_not_well_formed():
+    assert not is_well_formed(GOOD, stop_reason="length", tags=TAGS)
+
+
+def test_tags_are_text_and_no_patterns():
+    tags = Tags("(?:", ")", "[", "]")
+    assert is_well_formed("(?: a ) [ b ]", stop_reason="eos", tags=tags)
+    assert not is_well_formed("(?: a . [ b ]", stop_reason="eos", tags=tags)
+
+
+def test_the_reward_is_one_or_zero():
+    inputs = [
+        RewardInput("", GOOD, "eos", "", {}, TAGS),
+        RewardInput("", GOOD, "length", "", {}, TAGS),
+        RewardInput("", "2", "eos", "", {}, TAGS),
+    ]
+    assert well_formed(inputs) == [1.0, 0.0, 0.0]

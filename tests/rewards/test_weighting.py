@@ -1,0 +1,52 @@
+"""Weighted sums, and the control experiment."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.weighting import combine, shuffle_rewards
+
+
+def test_the_reward_is_the_weighted_sum():
+    assert combine({"answer": 1.0, "format": 0.5}, weights={"answer": 2.0, "format": -1.0}) == 1.5
+
+
+def test_a_part_without_a_value_leaves_no_reward():
+    assert combine({"answer": 1.0, "format": None}, weights={"answer": 1.0, "format": 0.0}) is None
+
+
+def test_parts_and_weights_belong_together():
+    with pytest.raises(ValueError, match=r"reward parts \['a'\] but weights for \['b'\]"):
+        combine({"a": 1.0}, weights={"b": 1.0})
+
+
+REWARDS = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=20)
+
+
+@given(REWARDS, st.integers(0, 2**32 - 1), st.integers(0, 1000))
+def test_shuffling_permutes_what_there_is(rewards: list[float | None], seed: int, step: int):
+    shuffled = shuffle_rewards(rewards, seed=seed, step=step)
+    assert [r is None for r in shuffled] == [r is None for r in rewards]
+    assert sorted(r for r in shuffled if r is not None) == sorted(
+        r for r in rewards if r is not None
+    )
+    assert shuffle_rewards(rewards, seed=seed, step=step) == shuffled
+
+
+def test_shuffles_differ_by_seed_and_step_and_not_by_machine():
+    rewards = [float(n) for n in range(6)]
+    shuffled = shuffle_rewards(rewards, seed=0, step=0)
+    assert shuffled == [4.0, 5.0, 0.0, 3.0, 2.0, 1.0]
+    assert shuffled != shuffle_rewards(rewards, seed=1, step=0)
+    assert shuffled != shuffle_rewards(rewards, seed=0, step=1)
+
+
+def test_shuffling_breaks_the_tie_to_the_rollouts():
+    right = [1.0] * 50 + [0.0] * 50
+    kept = [
+        sum(shuffle_rewards(right, seed=0, step=step)[n] or 0.0 for n in range(50))
+        for step in range(100)
+    ]
+    assert sum(kept) / 100 == pytest.approx(25, abs=1.5)
