@@ -1,0 +1,71 @@
+"""Group advantages: how much better a rollout is than the others of its prompt.
+
+Rollouts without a reward take no part: they neither get an advantage nor move those of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+# As in Tunix, whose values ours equal.
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """How many groups there are of each kind, and how many rollouts had no reward.
+
+    Attributes:
+        mixed: groups with different rewards, the only ones that are learned from.
+        all_equal: groups of two or more rewards that are all the same.
+        short: groups with fewer than two rewards.
+        excluded: rollouts without a reward.
+    """
+
+    mixed: int
+    all_equal: int
+    short: int
+    excluded: int
+
+
+def group_advantages(
+    rewards: Sequence[Sequence[float | None]], *, kind: Literal["grpo", "dr_grpo"]
+) -> tuple[np.ndarray, GroupStats]:
+    """Advantages of rollouts in groups.
+
+    With mean m and sample standard deviation s (n - 1 in the denominator) over a group's rewards:
+
+        grpo:     (r - m) / (s + 1e-6)      arXiv:2402.03300, 4.1.2; s as in Tunix 0.1.7 and TRL
+        dr_grpo:   r - m                    arXiv:2503.20783, 3.2
+
+    They are 0 where the reward is None and in groups that are all equal or have fewer than two.
+
+    Args:
+        rewards: `groups group`, None for a rollout without a reward; all groups equally large.
+        kind: which formula.
+
+    Returns:
+        float32 `groups group` and what the groups were like.
+    """
+    values = np.array([[np.nan if r is None else r for r in group] for group in rewards])
+    values = values.astype(np.float64).reshape(len(rewards), -1)
+    advantages = np.zeros_like(values)
+    counts = dict.fromkeys(("mixed", "all_equal", "short"), 0)
+    for group, advantage in zip(values, advantages, strict=True):
+        valid = ~np.isnan(group)
+        scores = group[valid]
+        if len(scores) < 2:
+            counts["short"] += 1
+        elif scores.min() == scores.max():
+            counts["all_equal"] += 1
+        else:
+            counts["mixed"] += 1
+            centred = scores - scores.mean()
+            scale = scores.std(ddof=1) + EPSILON if kind == "grpo" else 1.0
+            advantage[valid] = centred / scale
+    stats = GroupStats(**counts, excluded=int(np.isnan(values).sum()))
+    return advantages.astype(np.float32), stats

@@ -1,0 +1,146 @@
+"""The nouns of the pipeline, in the order in which they come to be.
+
+    Prompt -> RolloutName -> RolloutRequest -> Completion -> Rollout -> (packed) TokenBatch
+
+Frozen dataclasses of numpy arrays, strings and ints: they cross process boundaries as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+StopReason = Literal["eos", "length"]
+Phase = Literal["train", "validation", "test", "probe"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A dataset row as the model sees it.
+
+    Attributes:
+        id: position of the row in its dataset file or split; unique within a split.
+        text: the rendered prompt, turn tokens included, without the leading <bos>.
+        tokens: int32 `seq`, <bos> first.
+        answer: the reference answer.
+        row: the row's columns, for reward functions that want more.
+    """
+
+    id: int
+    text: str
+    tokens: np.ndarray
+    answer: str
+    row: Mapping[str, object]
+
+
+@dataclass(frozen=True, order=True)
+class RolloutName:
+    """What a rollout is called; its sampling noise is a function of this and nothing else."""
+
+    phase: Phase
+    step: int
+    prompt_id: int
+    sample: int
+
+    def key(self, seed: int) -> np.ndarray:
+        """The rollout's random key: uint32 `2`, the head of BLAKE2b over seed and name."""
+        name = f"{seed}/{self.phase}/{self.step}/{self.prompt_id}/{self.sample}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """A rollout to be drawn: its name and the prompt's tokens, int32 `seq`."""
+
+    name: RolloutName
+    prompt_tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A drawn rollout.
+
+    Attributes:
+        name: which rollout this is.
+        prompt_tokens: int32 `prompt`.
+        tokens: int32 `seq`, the stop token included when `stop_reason` is "eos".
+        logprobs: float32 `seq`, of each token under the full temperature-scaled distribution.
+        stop_reason: why it ended.
+        version: policy version that drew it.
+        adapter_sha256: hash of that version's adapter.
+    """
+
+    name: RolloutName
+    prompt_tokens: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    stop_reason: StopReason
+    version: int
+    adapter_sha256: str
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A completion with its text and scores.
+
+    Attributes:
+        completion: what was drawn.
+        text: the completion's tokens as text, without stop tokens.
+        rewards: score of each part, None where the reward function failed.
+        reward: weighted sum, None if any part failed; such a rollout is excluded from learning.
+        advantage: 0 where there is no reward or the group carries no signal.
+    """
+
+    completion: Completion
+    text: str
+    rewards: Mapping[str, float | None]
+    reward: float | None
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """An adapter on its way to the samplers.
+
+    Attributes:
+        version: policy version.
+        sha256: hash of the adapter.
+        payload: the adapter, in whatever form the transport likes; opaque to the coordinator.
+    """
+
+    version: int
+    sha256: str
+    payload: object
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a learner found when it started.
+
+    Attributes:
+        meta: what the coordinator saved with the checkpoint; None: there was no checkpoint.
+        damaged: a line for each newer checkpoint that could not be used.
+    """
+
+    meta: Mapping[str, Any] | None
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """A verified export.
+
+    Attributes:
+        folder: where it is.
+        max_difference: largest log-prob difference to the policy, over `tokens` tokens.
+        tokens: tokens compared.
+    """
+
+    folder: str
+    max_difference: float
+    tokens: int

@@ -1,0 +1,68 @@
+"""Drawing one token a row from its logits, with noise that depends on the rollout's name alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from pipeline.model.head import FORBIDDEN
+
+
+def gumbel_noise(
+    keys: UInt32[Array, "batch 2"], positions: Int[Array, " batch"], vocab_size: int
+) -> Float[Array, "batch vocab"]:
+    """Standard Gumbel noise, a function of each row's key and position within its completion."""
+
+    def one_row(key: UInt32[Array, " 2"], position: Int[Array, ""]) -> Float[Array, " vocab"]:
+        folded = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)
+        return jax.random.gumbel(folded, (vocab_size,), jnp.float32)
+
+    return jax.vmap(one_row)(keys, positions)
+
+
+def truncate(
+    logits: Float[Array, "batch vocab"], *, top_k: int, top_p: float
+) -> Float[Array, "batch vocab"]:
+    """Logits with everything outside the top k and outside the nucleus at `FORBIDDEN`.
+
+    The nucleus (arXiv:1904.09751) is the smallest set of likeliest tokens, taken from the
+    distribution left by top-k, whose mass reaches `top_p`. Exact: tokens that tie with the last
+    one taken stay in. `top_k = 0` and `top_p = 1` switch the respective part off.
+    """
+    if top_k == 0 and top_p == 1.0:
+        return logits
+    ranked = jnp.sort(logits, axis=-1, descending=True)
+    if 0 < top_k < logits.shape[-1]:
+        ranked = jnp.where(jnp.arange(logits.shape[-1]) < top_k, ranked, FORBIDDEN)
+    mass = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1)
+    before = jnp.pad(mass[:, :-1], ((0, 0), (1, 0)))
+    kept = (before < top_p) & (ranked > FORBIDDEN)
+    threshold = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits >= threshold, logits, FORBIDDEN)
+
+
+def sample(
+    logits: Float[Array, "batch vocab"],
+    keys: UInt32[Array, "batch 2"],
+    positions: Int[Array, " batch"],
+    *,
+    greedy: Float[Array, ""],
+    top_k: int,
+    top_p: float,
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+    """One token a row, and its log-prob under the full distribution.
+
+    Args:
+        logits: temperature-scaled, forbidden tokens at `FORBIDDEN`.
+        keys: each row's random key.
+        positions: index of the new token in its completion.
+        greedy: 1.0 takes the likeliest token, 0.0 draws (Gumbel-max).
+        top_k: see `truncate`.
+        top_p: see `truncate`.
+    """
+    noise = gumbel_noise(keys, positions, logits.shape[-1])
+    scores = truncate(logits, top_k=top_k, top_p=top_p) + (1.0 - greedy) * noise
+    tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    picked = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return tokens, picked - jax.nn.logsumexp(logits, axis=-1)

@@ -1,0 +1,58 @@
+"""What the coordinator asks of the others. Ray actors answer in a run, plain objects in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline.datatypes import (
+    Completion,
+    ExportReport,
+    Published,
+    Rollout,
+    RolloutRequest,
+)
+from rewards.base import Outcome, RewardInput
+
+
+class Sampler(Protocol):
+    """Draws completions under the adapter that it was last given."""
+
+    async def load(self, published: Published) -> str:
+        """Takes over an adapter; returns the hash of what it now holds."""
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float
+    ) -> list[Completion]:
+        """One completion for each request, in their order; temperature 0 is greedy."""
+
+    async def abort(self) -> None:
+        """Makes a running `generate` end soon, with an error."""
+
+
+class Learner(Protocol):
+    """Owns adapter and optimizer."""
+
+    async def publish(self, *, probe: bool = False) -> Published:
+        """The current adapter, or the random probe adapter, for the samplers."""
+
+    async def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
+        """Log-probs of the completions' tokens under the current or the probe adapter."""
+
+    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Learns from one step's rollouts; returns metrics. The version goes up by one."""
+
+    async def save(self, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint of the current version, with `meta` in it."""
+
+    async def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+        """Writes the merged model, verified by loading it back."""
+
+
+class Scorer(Protocol):
+    """Runs the reward functions."""
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        """For each input the outcome of each reward function, by its name."""

@@ -1,0 +1,104 @@
+"""Checkpoints of the learner through Orbax: atomic when written, verified when read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from pipeline.learner.learner import LearnerState
+from pipeline.model import lora
+
+Meta = dict[str, Any]
+"""What the coordinator wants back: cursor and counters, as JSON."""
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of a run; made when the first checkpoint is.
+
+    Args:
+        folder: where.
+        keep: how many are kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._opened: ocp.CheckpointManager | None = None
+
+    def _manager(self) -> ocp.CheckpointManager:
+        if self._opened is None:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._keep, enable_async_checkpointing=False
+            )
+            self._opened = ocp.CheckpointManager(self._folder, options=options)
+        return self._opened
+
+    def save(self, state: LearnerState, meta: Meta) -> None:
+        """Writes a checkpoint of this version; does nothing if there is one already."""
+        if state.version in self._manager().all_steps():
+            return
+        facts = {
+            "version": state.version,
+            "updates": state.updates,
+            "adapter_sha256": lora.sha256(state.adapter),
+            "meta": meta,
+        }
+        self._manager().save(
+            state.version,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
+            ),
+        )
+
+    def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
+        """The newest checkpoint that can be read and whose adapter has the recorded hash.
+
+        Args:
+            like: a state with the shapes, types and shardings to restore to.
+
+        Returns:
+            State, the coordinator's part, and one line for each newer checkpoint that was passed
+            over because it is damaged; None if the folder holds no checkpoint at all.
+
+        Raises:
+            ValueError: if there are checkpoints and none of them can be used.
+        """
+        steps = self._manager().all_steps() if self._folder.is_dir() else []
+        damaged: list[str] = []
+        for step in sorted(steps, reverse=True):
+            try:
+                return *self._restore(step, like), damaged
+            except Exception as error:  # noqa: BLE001  # damage shows in any way; it is reported
+                damaged.append(f"checkpoint {step} is damaged: {str(error).splitlines()[0]}")
+        if damaged:
+            raise ValueError(f"no usable checkpoint in {self._folder}: " + "; ".join(damaged))
+        return None
+
+    def _restore(self, step: int, like: LearnerState) -> tuple[LearnerState, Meta]:
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
+        restored = self._manager().restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
+            ),
+        )
+        facts, tree = restored["facts"], restored["state"]
+        state = replace(
+            like,
+            adapter=tree["adapter"],
+            optimizer=tree["optimizer"],
+            version=facts["version"],
+            updates=facts["updates"],
+        )
+        found = lora.sha256(state.adapter)
+        if found != facts["adapter_sha256"]:
+            raise ValueError(f"adapter hash is {found}, recorded was {facts['adapter_sha256']}")
+        return state, facts["meta"]
+
+
+def _tree(state: LearnerState) -> dict[str, Any]:
+    return {"adapter": state.adapter, "optimizer": state.optimizer}

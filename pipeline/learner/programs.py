@@ -1,0 +1,199 @@
+"""The learner's compiled programs: score tokens, add up a gradient, apply an update.
+
+Compiled ahead of time, one of each per sequence bucket. The gradient program borrows the adapter;
+only the small program that applies the update takes adapter and optimizer state for good, so that
+running out of memory in the large one cannot lose them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from configs.schema import Config
+from pipeline.learner.losses import clipped_policy_loss, kl_k3, weighted_sum
+from pipeline.learner.optimizer import make_optimizer
+from pipeline.model.head import token_logprobs
+from pipeline.model.policy import Params, Policy
+from pipeline.model.sharding import by_row, replicated, rows_per_device
+from pipeline.model.vocabulary import Vocabulary
+
+Scalars = dict[str, Float[Array, ""]]
+
+PER_TOKEN = ("clip_fraction", "entropy", "kl")
+"""Metrics of the gradient program that describe tokens rather than add up to the loss."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A `TokenBatch` on the devices, with what its tokens scored under other policies.
+
+    Attributes:
+        tokens: inputs.
+        targets: the next token of each input.
+        weights: of each target in the loss.
+        advantages: of the rollout in each row.
+        old_logprobs: under the policy that drew them; None: the current one is that policy.
+        reference_logprobs: under the base; None where no KL is asked for.
+    """
+
+    tokens: Int[Array, "batch seq"]
+    targets: Int[Array, "batch seq"]
+    weights: Float[Array, "batch seq"]
+    advantages: Float[Array, " batch"]
+    old_logprobs: Float[Array, "batch seq"] | None
+    reference_logprobs: Float[Array, "batch seq"] | None
+
+
+@dataclass(frozen=True)
+class CompiledPrograms:
+    """What `LearnerPrograms.compile` returns; score and gradient by sequence length."""
+
+    score: dict[int, jax.stages.Compiled]
+    gradient: dict[int, jax.stages.Compiled]
+    apply: jax.stages.Compiled
+
+
+@dataclass(frozen=True)
+class LearnerPrograms:
+    """Traces the three programs for one policy and one configuration."""
+
+    policy: Policy
+    config: Config
+    vocabulary: Vocabulary
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer whose state `apply` takes."""
+        return make_optimizer(self.config)
+
+    def score(
+        self,
+        base: Params,
+        adapter: Params,
+        tokens: Int[Array, "batch seq"],
+        targets: Int[Array, "batch seq"],
+    ) -> Float[Array, "batch seq"]:
+        """Log-prob of each target at the rollout temperature."""
+        return self._logprobs(base, adapter, tokens, targets, remat=False)[0]
+
+    def gradient(
+        self, base: Params, adapter: Params, total: Params, batch: DeviceBatch
+    ) -> tuple[Params, Scalars, Float[Array, "batch seq"]]:
+        """Adds the batch's gradient to `total`.
+
+        Returns:
+            The new total, the batch's share of the metrics, and the log-prob of each target.
+        """
+
+        def loss(adapter: Params) -> tuple[Float[Array, ""], tuple[Scalars, Array]]:
+            logprobs, entropy = self._logprobs(
+                base, adapter, batch.tokens, batch.targets, remat=self.config.plan.remat
+            )
+            old = batch.old_logprobs
+            policy_loss, clipped = clipped_policy_loss(
+                logprobs,
+                jax.lax.stop_gradient(logprobs) if old is None else old,
+                batch.advantages,
+                epsilon=self.config.learner.clip_epsilon,
+            )
+            per_token = {"policy_loss": policy_loss, "clip_fraction": clipped, "entropy": entropy}
+            objective = policy_loss
+            if batch.reference_logprobs is not None:
+                per_token["kl"] = kl_k3(logprobs, batch.reference_logprobs)
+                objective += self.config.learner.kl_coef * per_token["kl"]
+            shares = {
+                name: weighted_sum(value, batch.weights) for name, value in per_token.items()
+            }
+            return weighted_sum(objective, batch.weights), (shares, logprobs)
+
+        (value, (shares, logprobs)), grads = jax.value_and_grad(loss, has_aux=True)(adapter)
+        total = jax.tree.map(jnp.add, total, grads)
+        return total, {"loss": value, **shares}, logprobs
+
+    def apply(
+        self, adapter: Params, state: optax.OptState, grads: Params
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        """One optimizer update; also returns the gradient's norm before clipping."""
+        updates, state = self.optimizer.update(grads, state, adapter)
+        return optax.apply_updates(adapter, updates), state, optax.global_norm(grads)
+
+    def _logprobs(
+        self, base: Params, adapter: Params, tokens: Array, targets: Array, *, remat: bool
+    ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
+        rows, seq = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(seq), (rows, seq))
+        hidden, _ = self.policy.bind(base, adapter)(tokens, positions, remat=remat)
+        local_rows = rows_per_device(rows, self.policy.mesh)
+        return token_logprobs(
+            hidden,
+            targets,
+            self.policy.embedding(base),
+            temperature=self.config.rollout.temperature,
+            forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
+            positions_at_once=max(1, self.config.plan.head_tokens // local_rows),
+        )
+
+    def compile(self) -> CompiledPrograms:
+        """Compiles everything for the configured shapes; allocates nothing."""
+        mesh = self.policy.mesh
+        whole, rows = replicated(mesh), by_row(mesh)
+        base, adapter = self.policy.abstract_params()
+        platforms = (mesh.devices.flat[0].platform,)
+
+        def built(traced: jax.stages.Traced) -> jax.stages.Compiled:
+            return traced.lower(lowering_platforms=platforms).compile()
+
+        score = jax.jit(self.score, out_shardings=rows)
+        gradient = jax.jit(
+            self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows)
+        )
+        apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
+        batches = {seq: self._abstract_batch(seq) for seq in self.config.sequence_buckets}
+        state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+            jax.eval_shape(self.optimizer.init, adapter),
+        )
+        return CompiledPrograms(
+            score={
+                seq: built(score.trace(base, adapter, batch.tokens, batch.targets))
+                for seq, batch in batches.items()
+            },
+            gradient={
+                seq: built(gradient.trace(base, adapter, adapter, batch))
+                for seq, batch in batches.items()
+            },
+            apply=built(apply.trace(adapter, state, adapter)),
+        )
+
+    @property
+    def keeps_old(self) -> bool:
+        """Whether old log-probs must be scored: not while every batch is used once."""
+        return self.config.learner.updates_per_batch > 1
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the base's log-probs must be scored."""
+        return self.config.learner.kl_coef > 0
+
+    def _abstract_batch(self, seq: int) -> DeviceBatch:
+        place = by_row(self.policy.mesh)
+        batch = self.config.plan.micro_batch_rows
+
+        def rows(*shape: int, dtype: Any = jnp.float32) -> Any:
+            return jax.ShapeDtypeStruct((batch, *shape), dtype, sharding=place)
+
+        return DeviceBatch(
+            tokens=rows(seq, dtype=jnp.int32),
+            targets=rows(seq, dtype=jnp.int32),
+            weights=rows(seq),
+            advantages=rows(),
+            old_logprobs=rows(seq) if self.keeps_old else None,
+            reference_logprobs=rows(seq) if self.keeps_reference else None,
+        )

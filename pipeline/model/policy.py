@@ -1,0 +1,157 @@
+"""The policy: one frozen base on the devices, and the ways to run it under an adapter.
+
+Sampler and learner of one process share one `Policy`. Its methods are pure and meant to be traced:
+base and adapter are arguments, so compiled programs hold no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from configs.schema import Lora
+from pipeline.model import lora as lora_lib
+from pipeline.model import weights
+from pipeline.model.gemma import Architecture, Gemma
+from pipeline.model.sharding import by_row, replicated
+
+Params = dict[str, Any]
+"""Arrays by parameter path; shapes in their place when a program is only compiled."""
+
+_EMBEDDING = "embedder.input_embedding"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A LoRA-wrapped Gemma without its arrays.
+
+    Attributes:
+        architecture: shape of the model.
+        lora: shape of the adapter.
+        mesh: devices it runs on.
+        base_shapes: shape and type of each base parameter, by path.
+        adapter_shapes: shape of each adapter parameter, by path.
+    """
+
+    architecture: Architecture
+    lora: Lora
+    mesh: Mesh
+    base_shapes: Mapping[str, jax.ShapeDtypeStruct]
+    adapter_shapes: Mapping[str, jax.ShapeDtypeStruct]
+    _graphdef: nnx.GraphDef[Gemma]
+    _abstract: nnx.State
+
+    @staticmethod
+    def create(architecture: Architecture, *, lora: Lora, mesh: Mesh) -> Policy:
+        """Describes the model; allocates nothing."""
+        model = nnx.eval_shape(
+            lambda: lora_lib.attach(
+                architecture.build(nnx.Rngs(0), activations=by_row(mesh)), lora
+            )
+        )
+        graphdef, abstract = nnx.split(model)
+        base, adapter = {}, {}
+        for path, variable in nnx.to_flat_state(abstract):
+            shape = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+            if isinstance(variable, nnx.LoRAParam):
+                adapter[_name(path)] = jax.ShapeDtypeStruct(variable.shape, jnp.float32)
+            else:
+                base[_name(path)] = shape
+        return Policy(architecture, lora, mesh, base, adapter, graphdef, abstract)
+
+    def bind(self, base: Params, adapter: Params) -> Gemma:
+        """The model under `adapter`, cast to the base's type. Meant to be traced."""
+        values = {**base, **adapter}
+        flat = [
+            (path, variable.replace(values[_name(path)].astype(variable.dtype)))
+            for path, variable in nnx.to_flat_state(self._abstract)
+        ]
+        return nnx.merge(self._graphdef, nnx.from_flat_state(flat))
+
+    @staticmethod
+    def embedding(base: Params) -> jax.Array:
+        """The tied embedding, `vocab embed`."""
+        return base[_EMBEDDING]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.architecture.config.num_embed
+
+    def abstract_params(self) -> tuple[Params, Params]:
+        """Base and adapter as shapes with shardings, for compiling ahead of time."""
+        place = replicated(self.mesh)
+
+        def placed(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
+            return {
+                name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
+                for name, shape in shapes.items()
+            }
+
+        return placed(self.base_shapes), placed(self.adapter_shapes)
+
+    def load_base(self, folder: Path) -> Params:
+        """The frozen base from a Hugging Face folder, replicated on the mesh.
+
+        Raises:
+            ValueError: naming every tensor that is missing, surplus or of another shape.
+        """
+        return weights.load(folder, self.base_shapes, sharding=replicated(self.mesh))
+
+    def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:
+        """An adapter on the mesh, replicated, float32.
+
+        Raises:
+            ValueError: if names or shapes are not this policy's.
+        """
+        given = {name: jnp.shape(value) for name, value in adapter.items()}
+        wanted = {name: shape.shape for name, shape in self.adapter_shapes.items()}
+        if given != wanted:
+            odd = sorted(name for name in given.keys() | wanted.keys()
+                         if given.get(name) != wanted.get(name))
+            raise ValueError(
+                f"this adapter does not fit the model: {len(odd)} entries differ, the first is "
+                f"{odd[0]}: {given.get(odd[0], 'absent')}, wanted {wanted.get(odd[0], 'absent')}"
+            )
+        place = replicated(self.mesh)
+        return {
+            name: jax.device_put(jnp.asarray(value, jnp.float32), place)
+            for name, value in sorted(adapter.items())
+        }
+
+    def fresh_adapter(self, seed: int) -> Params:
+        """An adapter that changes nothing yet."""
+        return self.place_adapter(lora_lib.fresh(self.adapter_shapes, seed=seed))
+
+    def probe_adapter(self, seed: int) -> Params:
+        """A random adapter that changes every output."""
+        return self.place_adapter(lora_lib.probe(self.adapter_shapes, seed=seed))
+
+    def no_adapter(self) -> Params:
+        """All zeros: the base itself, the KL's reference."""
+        return self.place_adapter(
+            {name: jnp.zeros(shape.shape) for name, shape in self.adapter_shapes.items()}
+        )
+
+
+def open_policy(folder: Path, *, dtype: str, lora: Lora, mesh: Mesh) -> tuple[Policy, Params]:
+    """Policy and base from a Hugging Face folder.
+
+    Raises:
+        FileNotFoundError: naming the file that is absent.
+        ValueError: what in the folder cannot be used, and why.
+    """
+    architecture = weights.read_architecture(folder, dtype=jnp.dtype(dtype))
+    policy = Policy.create(architecture, lora=lora, mesh=mesh)
+    return policy, policy.load_base(folder)
+
+
+def _name(path: tuple[object, ...]) -> str:
+    return ".".join(str(part) for part in path)

@@ -1,0 +1,43 @@
+"""Token ids with a meaning to sampler and learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from configs.schema import Rollout
+from pipeline.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which ids are special.
+
+    Attributes:
+        pad: fills what is not a token.
+        stops: end a completion.
+        forbidden: may never be drawn, and have no probability on either side.
+    """
+
+    pad: int
+    stops: tuple[int, ...]
+    forbidden: tuple[int, ...]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, rollout: Rollout) -> Vocabulary:
+        """Looks the configured pieces up.
+
+        Raises:
+            ValueError: if the tokenizer has no such piece.
+        """
+        return Vocabulary(
+            pad=tokenizer.pad_id,
+            stops=tuple(tokenizer.piece_id(piece) for piece in rollout.stop_tokens),
+            forbidden=tuple(tokenizer.piece_id(piece) for piece in rollout.forbidden_tokens),
+        )
+
+    def forbidden_mask(self, vocab_size: int) -> Bool[Array, " vocab"]:
+        """True where a token may not be drawn."""
+        return jnp.zeros(vocab_size, bool).at[jnp.asarray(self.forbidden, int)].set(True)

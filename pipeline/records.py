@@ -1,0 +1,147 @@
+"""What a run leaves behind: a step's metrics and rollouts, in files, in W&B and on the console."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pipeline.advantages import GroupStats
+from pipeline.datatypes import Rollout
+from pipeline.run_dir import RunFolder
+from pipeline.tracking import Tracker
+
+
+def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, float]:
+    """What a step's rollouts were like. Means are over rollouts that have the value."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    lengths = [len(rollout.completion.tokens) for rollout in rollouts]
+    ended = [rollout.completion.stop_reason == "eos" for rollout in rollouts]
+    metrics = {"reward/mean": _mean(rewards), "reward/std": float(np.std(rewards or [0.0]))}
+    for name in rollouts[0].rewards:
+        values = [rollout.rewards[name] for rollout in rollouts]
+        metrics[f"reward/{name}"] = _mean([value for value in values if value is not None])
+        metrics[f"reward/{name}_errors"] = float(sum(value is None for value in values))
+    return metrics | {
+        "rollout/tokens_mean": _mean(lengths),
+        "rollout/tokens_max": float(max(lengths)),
+        "rollout/ended_share": _mean(ended),
+        "groups/mixed": float(stats.mixed),
+        "groups/all_equal": float(stats.all_equal),
+        "groups/short": float(stats.short),
+        "groups/excluded_rollouts": float(stats.excluded),
+    }
+
+
+def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
+    """Rollouts as JSON objects; with `tokens` also token ids and log-probs."""
+    rows = []
+    for rollout in rollouts:
+        drawn = rollout.completion
+        row: dict[str, Any] = {
+            "prompt_id": drawn.name.prompt_id,
+            "sample": drawn.name.sample,
+            "versions": [drawn.version],
+            "adapter_sha256": drawn.adapter_sha256,
+            "text": rollout.text,
+            "num_tokens": len(drawn.tokens),
+            "stop_reason": drawn.stop_reason,
+            "rewards": dict(rollout.rewards),
+            "reward": rollout.reward,
+            "advantage": rollout.advantage,
+        }
+        if tokens:
+            row["prompt_tokens"] = drawn.prompt_tokens.tolist()
+            row["tokens"] = drawn.tokens.tolist()
+            row["logprobs"] = drawn.logprobs.tolist()
+        rows.append(row)
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+class Console:
+    """Progress: a bar on a terminal, plain lines elsewhere.
+
+    Args:
+        total: steps of the run; None: unknown.
+        done: steps done before.
+    """
+
+    def __init__(self, *, total: int | None, done: int) -> None:
+        terminal = sys.stderr.isatty()
+        self._total = total
+        self._bar = tqdm(total=total, initial=done, unit="step") if terminal else None
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done."""
+        shown = (
+            f"reward {metrics['reward/mean']:.3f}  tokens {metrics['rollout/tokens_mean']:.1f}  "
+            f"mixed {metrics['groups/mixed']:.0f}  {metrics['time/step_s']:.1f} s"
+        )
+        if self._bar is None:
+            print(f"step {step}/{self._total or '?'}  {shown}", flush=True)
+        else:
+            self._bar.set_postfix_str(shown)
+            self._bar.update()
+
+    def close(self) -> None:
+        """Leaves the terminal in order."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Records:
+    """Run folder, W&B and console behind one door."""
+
+    def __init__(self, folder: RunFolder, tracker: Tracker, console: Console) -> None:
+        self.folder = folder
+        self.tracker = tracker
+        self.console = console
+
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        *,
+        tokens: bool,
+    ) -> None:
+        """Records a step, counted from 1."""
+        self.folder.write_metrics({"step": step, **metrics})
+        rows = rollout_rows(rollouts, tokens=tokens)
+        self.folder.write_rollouts(f"step_{step:06d}", rows)
+        self.tracker.log(metrics, step=step)
+        self.console.step(step, metrics)
+
+    def evaluation(self, name: str, step: int, summary: Mapping[str, Any]) -> None:
+        """Records an evaluation's result."""
+        low, high = summary["ci95"]
+        self.console.say(
+            f"{name}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}] on "
+            f"{summary['n']} prompts, {summary['well_formed']:.1%} well formed"
+        )
+        numbers = {
+            f"eval/{name}/{key}": value
+            for key, value in summary.items()
+            if isinstance(value, float)
+        }
+        self.folder.journal("evaluated", name=name, step=step, **summary)
+        self.tracker.log(numbers, step=step)
+
+    def event(self, event: str, text: str, **facts: Any) -> None:
+        """Journals an event and says it."""
+        self.folder.journal(event, **facts)
+        self.console.say(text)

@@ -1,0 +1,156 @@
+"""The run folder: what is where, who may write to it, and what state it is in.
+
+Nothing is written before `create`; looking at a folder leaves no trace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from configs.load import config_to_json
+from configs.resume import altering_changes
+from configs.schema import Config
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    Args:
+        path: `run.dir`/`run.name`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rollouts = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
+        self.export = path / "export"
+        self._config = path / "config.json"
+        self._journal = path / "journal.jsonl"
+        self._metrics = path / "metrics.jsonl"
+        self._summary = path / "summary.json"
+        self._lock: TextIO | None = None
+
+    @staticmethod
+    def of(config: Config) -> RunFolder:
+        """The folder that a configuration names."""
+        return RunFolder(Path(config.run.dir) / config.run.name)
+
+    def check(self, config: Config) -> None:
+        """Refuses to go on with a run under another configuration.
+
+        Raises:
+            ValueError: naming each changed key with its old and its new value.
+        """
+        if not self._config.is_file():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
+            return
+        old = json.loads(self._config.read_text(encoding="utf-8"))
+        changes = altering_changes(old, json.loads(config_to_json(config)))
+        if changes:
+            lines = [f"  {key}: was {before!r}, is {after!r}" for key, before, after in changes]
+            raise ValueError(
+                f"{self.path} holds a run with other settings; --run.name starts another run, "
+                "the old values resume this one:\n" + "\n".join(lines)
+            )
+
+    def create(self, config: Config) -> None:
+        """Makes the folder or opens the one that is there, and locks it for this process.
+
+        Raises:
+            ValueError: if another process is at work in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ValueError(f"another process is at work in {self.path}") from None
+        self._lock = lock
+        self.rollouts.mkdir(exist_ok=True)
+        write_atomically(self._config, config_to_json(config))
+
+    def close(self) -> None:
+        """Lets other processes at the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What the last clean end wrote."""
+        if not self._summary.is_file():
+            return None
+        found: dict[str, Any] = json.loads(self._summary.read_text(encoding="utf-8"))
+        return found
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replaces `summary.json`."""
+        write_atomically(self._summary, json.dumps(summary, indent=2) + "\n")
+
+    def journal(self, event: str, **facts: Any) -> None:
+        """Appends a decision or an event."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        _append(self._journal, [{"time": stamp, "event": event, **facts}])
+
+    def events(self, event: str) -> Iterator[dict[str, Any]]:
+        """The journal's entries of one kind, oldest first."""
+        return (entry for entry in _read_jsonl(self._journal) if entry["event"] == event)
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Appends a step's metrics."""
+        _append(self._metrics, [metrics])
+
+    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes `rollouts/NAME.jsonl`."""
+        write_atomically(self.rollouts / f"{name}.jsonl", _jsonl(rows))
+
+    def read_rollouts(self, name: str) -> list[dict[str, Any]] | None:
+        """Reads `rollouts/NAME.jsonl`; None if it is not there."""
+        path = self.rollouts / f"{name}.jsonl"
+        return list(_read_jsonl(path)) if path.is_file() else None
+
+    def rewind(self, step: int) -> None:
+        """Forgets metrics and rollouts of steps after the first `step`, which are done again."""
+        kept = [row for row in _read_jsonl(self._metrics) if row["step"] <= step]
+        write_atomically(self._metrics, _jsonl(kept))
+        for path in self.rollouts.glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+        self._summary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file so that a reader sees the old or the new text, never a part."""
+    partial = path.with_name(path.name + ".tmp")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_jsonl(rows))
+
+
+def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The file's objects; a last line that a killed process left unfinished is passed over."""
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

@@ -1,0 +1,70 @@
+"""From completions to rollouts: text, rewards, advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from configs.schema import Config
+from pipeline.advantages import GroupStats, group_advantages
+from pipeline.datatypes import Completion, Prompt, Rollout
+from pipeline.tokenizer import Tokenizer
+from rewards.base import Outcome, RewardInput, Tags
+from rewards.weighting import combine, shuffle_rewards
+
+
+def reward_inputs(
+    completions: Sequence[Completion],
+    prompts: Mapping[int, Prompt],
+    *,
+    tokenizer: Tokenizer,
+    tags: Tags,
+) -> list[RewardInput]:
+    """What reward functions see of each completion."""
+    inputs = []
+    for completion in completions:
+        prompt = prompts[completion.name.prompt_id]
+        inputs.append(
+            RewardInput(
+                prompt=prompt.text,
+                completion=tokenizer.decode(completion.tokens),
+                stop_reason=completion.stop_reason,
+                answer=prompt.answer,
+                row=prompt.row,
+                tags=tags,
+            )
+        )
+    return inputs
+
+
+def score_rollouts(
+    completions: Sequence[Completion],
+    inputs: Sequence[RewardInput],
+    outcomes: Sequence[Mapping[str, Outcome]],
+    *,
+    config: Config,
+    step: int,
+) -> tuple[list[Rollout], GroupStats]:
+    """Rollouts with rewards and advantages, in the order of the completions.
+
+    Args:
+        completions: group by group.
+        inputs: their texts.
+        outcomes: of each reward function, by name.
+        config: weights, group size, kind of advantage, and whether rewards are shuffled.
+        step: for shuffling.
+    """
+    weights = {part.name: part.weight for part in config.rewards.functions}
+    parts = [{name: outcome.value for name, outcome in row.items()} for row in outcomes]
+    rewards = [combine(row, weights=weights) for row in parts]
+    if config.rewards.shuffle:
+        rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
+    size = config.rollout.group_size
+    groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+    advantages, stats = group_advantages(groups, kind=config.learner.advantage)
+    rollouts = [
+        Rollout(completion, given.completion, row, reward, float(advantage))
+        for completion, given, row, reward, advantage in zip(
+            completions, inputs, parts, rewards, advantages.ravel(), strict=True
+        )
+    ]
+    return rollouts, stats
