@@ -1,0 +1,50 @@
+"""One process that owns all devices: sampler and learner on one copy of the base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from actors.learner import PROBE_VERSION, LearnerActor
+from actors.sampler import SamplerActor
+from configs.schema import Config
+
+
+class ColocatedActor(LearnerActor, SamplerActor):
+    """Answers as a learner and as a sampler; adapters stay where they are."""
+
+    def __init__(self, config: Config) -> None:
+        SamplerActor.__init__(self, config)
+        LearnerActor.__init__(self, config)
+
+    def start(self) -> float:
+        """Starts the learner, then an engine on the learner's base."""
+        from pathlib import Path
+
+        from pipeline.decode.engine import Engine
+        from pipeline.model.vocabulary import Vocabulary
+        from pipeline.tokenizer import Tokenizer
+
+        load_s = LearnerActor.start(self)
+        self.policy = self.learner.policy
+        vocabulary = Vocabulary.of(
+            Tokenizer(Path(self.config.model.path)), self.config.rollout
+        )
+        self.engine = Engine(self.policy, self.learner.base, self.config, vocabulary)
+        return load_s
+
+    def publish(self, *, probe: bool) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+        """Version and hash; the adapter itself does not move."""
+        label, _ = LearnerActor.publish(self, probe=probe)
+        return label, {}
+
+    def load(self, version: int, sha256: str, payload: Mapping[str, Any]) -> str:
+        """Points the engine to the learner's adapter; returns its hash."""
+        from pipeline.model import lora
+
+        del sha256, payload
+        self.adapter = self._adapter(probe=version == PROBE_VERSION)
+        self.version, self.sha256 = version, lora.sha256(self.adapter)
+        return self.sha256

@@ -1,0 +1,53 @@
+"""What a process does before and right after JAX starts: see exactly the devices it was given.
+
+Runs inside actors only. Nothing is substituted: another kind or number of devices is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+JAX_PLATFORM = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
+_SUBHOST = 4
+
+
+def open_mesh(*, platform: str, count: int) -> Mesh:
+    """Starts JAX and makes a mesh of this process's devices.
+
+    Raises:
+        ValueError: if JAX finds other devices than `count` of kind `platform`.
+    """
+    if platform == "tpu" and count == _SUBHOST:
+        # Half of a v5e-8. Ray sets the bounds for one and for two chips only.
+        os.environ["TPU_CHIPS_PER_HOST_BOUNDS"] = "2,2,1"
+        os.environ["TPU_HOST_BOUNDS"] = "1,1,1"
+    import jax
+
+    from pipeline.model.sharding import make_mesh
+
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise ValueError(
+            f"plan.platform = {platform!r} needs {count} {platform} device(s), and JAX finds none: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    found = devices[0].platform
+    if found != platform or len(devices) != count:
+        raise ValueError(
+            f"plan.platform = {platform!r} needs {count} {platform} device(s) in this process; "
+            f"JAX finds {len(devices)} {found} device(s)"
+        )
+    return make_mesh(devices)
+
+
+def environment(*, platform: str, count: int) -> dict[str, str]:
+    """Environment variables for the process, to be set before it imports JAX."""
+    variables = {"JAX_PLATFORMS": JAX_PLATFORM[platform]}
+    if platform == "cpu":
+        variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+    return variables

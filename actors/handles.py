@@ -1,0 +1,209 @@
+"""Ray actors as the coordinator sees them: the one place that applies `ray.remote`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.colocated import ColocatedActor
+from actors.learner import LearnerActor
+from actors.placement import Lease, lease, light
+from actors.rewards import RewardActor, RewardPool, WorkerDied
+from actors.sampler import SamplerActor
+from configs.schema import Config
+from pipeline.datatypes import (
+    Completion,
+    ExportReport,
+    Published,
+    Restored,
+    Rollout,
+    RolloutRequest,
+)
+from rewards.base import Outcome, RewardInput
+
+# Two threads: one works, the other can be told to abort.
+_THREADS = 2
+
+
+def spawn(cls: type, *args: Any, lease: Lease, threads: int = 1) -> Any:
+    """A Ray actor of a plain class, with the lease's resources; never restarted by Ray."""
+    resources = dict(lease.resources)
+    options = {
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "resources": resources,
+        "runtime_env": {"env_vars": dict(lease.variables)},
+        "max_concurrency": threads,
+        "max_restarts": 0,
+    }
+    return ray.remote(cls).options(**options).remote(*args)
+
+
+async def _call(ref: Awaitable[Any]) -> Any:
+    """Awaits a Ray call; what the actor raised comes out as itself, without Ray's wrapping.
+
+    Raises:
+        RuntimeError: if the actor's process died.
+    """
+    try:
+        return await ref
+    except RayTaskError as error:
+        raise (error.cause or error) from None
+    except RayActorError as error:
+        raise RuntimeError(f"an actor's process ended unexpectedly: {error}") from None
+
+
+class RaySampler:
+    """A sampler in another process."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    async def start(self) -> None:
+        """Returns when it is compiled."""
+        await _call(self.actor.start.remote())
+
+    async def load(self, published: Published) -> str:
+        """The payload goes from actor to actor; the driver never holds it."""
+        sha: str = await _call(
+            self.actor.load.remote(published.version, published.sha256, published.payload)
+        )
+        return sha
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float
+    ) -> list[Completion]:
+        """See `pipeline.interfaces.Sampler`."""
+        drawn: list[Completion] = await _call(
+            self.actor.generate.remote(list(requests), temperature=temperature)
+        )
+        return drawn
+
+    async def abort(self) -> None:
+        """See `pipeline.interfaces.Sampler`."""
+        await _call(self.actor.abort.remote())
+
+
+class RayLearner:
+    """A learner in another process."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    async def start(self) -> float:
+        """Returns when it is compiled: the seconds that loading the base took."""
+        seconds: float = await _call(self.actor.start.remote())
+        return seconds
+
+    async def restore(self) -> Restored:
+        """Goes on from the newest usable checkpoint."""
+        restored: Restored = await _call(self.actor.restore.remote())
+        return restored
+
+    async def publish(self, *, probe: bool = False) -> Published:
+        """See `pipeline.interfaces.Learner`; the payload stays in Ray's object store."""
+        label, payload = self.actor.publish.options(num_returns=2).remote(probe=probe)
+        version, sha = await _call(label)
+        return Published(version, sha, payload)
+
+    async def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
+        """See `pipeline.interfaces.Learner`."""
+        rows: list[np.ndarray] = await _call(
+            self.actor.score.remote(list(completions), probe=probe)
+        )
+        return rows
+
+    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """See `pipeline.interfaces.Learner`."""
+        metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts)))
+        return metrics
+
+    async def save(self, meta: Mapping[str, Any]) -> None:
+        """See `pipeline.interfaces.Learner`."""
+        await _call(self.actor.save.remote(dict(meta)))
+
+    async def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+        """See `pipeline.interfaces.Learner`."""
+        report: ExportReport = await _call(self.actor.export.remote(folder, list(examples)))
+        return report
+
+
+class RayRewardWorker:
+    """A reward process."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    async def start(self) -> None:
+        """Returns when the functions are imported."""
+        await _call(self.actor.start.remote())
+
+    async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
+        """See `actors.rewards.Worker`."""
+        try:
+            outcomes: list[Outcome] = await self.actor.score.remote(name, list(inputs))
+        except RayActorError:
+            raise WorkerDied from None
+        return outcomes
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        ray.kill(self.actor)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """All processes of a run."""
+
+    samplers: list[RaySampler]
+    learner: RayLearner
+    scorer: RewardPool
+
+    @staticmethod
+    def spawn(config: Config) -> Crew:
+        """Asks Ray for the processes; they may have to wait for devices."""
+        plan = config.plan
+        learners = lease(plan, plan.learner_devices)
+        if plan.placement == "colocated":
+            both = spawn(ColocatedActor, config, lease=learners, threads=_THREADS)
+            learner, samplers = RayLearner(both), [RaySampler(both)]
+        else:
+            learner = RayLearner(spawn(LearnerActor, config, lease=learners, threads=_THREADS))
+            each = lease(plan, plan.devices_per_sampler)
+            samplers = [
+                RaySampler(spawn(SamplerActor, config, lease=each, threads=_THREADS))
+                for _ in range(plan.num_samplers)
+            ]
+        scorer = RewardPool(
+            config.rewards,
+            lambda: RayRewardWorker(spawn(RewardActor, config.rewards, lease=light())),
+        )
+        return Crew(samplers, learner, scorer)
+
+    @property
+    def actors(self) -> list[Any]:
+        """The Ray actors that hold devices, each once."""
+        handles = [self.learner.actor, *(sampler.actor for sampler in self.samplers)]
+        return list({id(handle): handle for handle in handles}.values())
+
+    async def start(self) -> float:
+        """Starts everything at once; returns the seconds that loading the base took."""
+        colocated = self.samplers[0].actor is self.learner.actor
+        load_s, *_ = await asyncio.gather(
+            self.learner.start(),
+            self.scorer.start(),
+            *(() if colocated else (sampler.start() for sampler in self.samplers)),
+        )
+        return float(load_s)
+
+    def kill(self) -> None:
+        """Ends all processes; their devices are free afterwards."""
+        self.scorer.close()
+        for actor in self.actors:
+            ray.kill(actor)

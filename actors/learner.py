@@ -1,0 +1,107 @@
+"""The learner's process: one base, the learner, its checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.devices import open_mesh
+from configs.schema import Config
+from pipeline.datatypes import Completion, ExportReport, Restored, Rollout
+from pipeline.run_dir import RunFolder
+
+if TYPE_CHECKING:
+    from pipeline.learner.checkpoint import Checkpoints
+    from pipeline.learner.learner import Learner
+    from pipeline.model.policy import Params
+
+PROBE_VERSION = -1
+
+
+class LearnerActor:
+    """A plain class; `actors.handles` makes a Ray actor of it.
+
+    JAX is imported in `start`, so that the driver can name this class without starting JAX.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.learner: Learner
+        self.checkpoints: Checkpoints
+        self.load_s = 0.0
+
+    def start(self) -> float:
+        """Opens the devices, loads the base, compiles; returns the seconds that loading took.
+
+        Raises:
+            ValueError: if devices, weights or tokenizer are not what the configuration says.
+            FileNotFoundError: if weights or tokenizer are not there.
+        """
+        from pipeline.learner.checkpoint import Checkpoints
+        from pipeline.learner.learner import Learner
+        from pipeline.model.policy import open_policy
+        from pipeline.model.vocabulary import Vocabulary
+        from pipeline.tokenizer import Tokenizer
+
+        config, folder = self.config, Path(self.config.model.path)
+        mesh = open_mesh(platform=config.plan.platform, count=config.plan.learner_devices)
+        vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
+        started = time.monotonic()
+        policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
+        load_s = time.monotonic() - started
+        self.learner = Learner(policy, base, config, vocabulary)
+        run = RunFolder.of(config)
+        self.checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
+        return load_s
+
+    def restore(self) -> Restored:
+        """Goes on from the newest usable checkpoint, if there is one.
+
+        Raises:
+            ValueError: if there are checkpoints and none of them can be used.
+        """
+        found = self.checkpoints.restore(self.learner.state)
+        if found is None:
+            return Restored(None)
+        self.learner.state, meta, damaged = found
+        return Restored(meta, tuple(damaged))
+
+    def publish(self, *, probe: bool) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+        """Version and hash of the current or the probe adapter, and the adapter."""
+        import jax
+
+        from pipeline.model import lora
+
+        adapter = jax.device_get(self._adapter(probe=probe))
+        return (self._version(probe=probe), lora.sha256(adapter)), adapter
+
+    def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
+        """Log-probs of the completions' tokens."""
+        return self.learner.score(completions, adapter=self._adapter(probe=probe))
+
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """See `pipeline.learner.learner.Learner.update`."""
+        return self.learner.update(rollouts)
+
+    def save(self, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint of the current version."""
+        self.checkpoints.save(self.learner.state, dict(meta))
+
+    def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+        """See `pipeline.learner.export.export`."""
+        from pipeline.learner.export import export
+
+        like = Path(self.config.model.path)
+        return export(self.learner, Path(folder), like=like, examples=examples)
+
+    def _adapter(self, *, probe: bool) -> Params:
+        if probe:
+            return self.learner.policy.probe_adapter(self.config.run.seed)
+        return self.learner.state.adapter
+
+    def _version(self, *, probe: bool) -> int:
+        return PROBE_VERSION if probe else self.learner.state.version

@@ -1,0 +1,140 @@
+"""Reward functions in processes of their own, so that one that hangs or dies can be replaced.
+
+An error is not a zero: whatever ends without a number is an outcome without a value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from configs.schema import Rewards
+from rewards.base import Outcome, RewardInput, score
+from rewards.resolve import resolve
+
+GIVE_UP_AFTER = 3
+"""Inputs of one batch that may fail alone, one after the other, before the rest is given up."""
+
+
+class RewardActor:
+    """A plain class; `actors.handles` makes a Ray actor of it."""
+
+    def __init__(self, config: Rewards) -> None:
+        self.config = config
+
+    def start(self) -> None:
+        """Imports the reward functions.
+
+        Raises:
+            ValueError: if one of them is not there.
+        """
+        self.functions = {part.name: resolve(part.function) for part in self.config.functions}
+
+    def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
+        """One outcome for each input; whatever the function does short of hanging."""
+        return score(self.functions[name], inputs)
+
+
+class Worker(Protocol):
+    """A reward process as the pool sees it."""
+
+    async def start(self) -> None:
+        """Returns when the process is ready."""
+
+    async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
+        """See `RewardActor.score`. Raises `WorkerDied` if the process is gone."""
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+
+
+class WorkerDied(Exception):  # noqa: N818  # says what happened
+    """The process ended while it was scoring."""
+
+
+class RewardPool:
+    """Scores a step's completions on several workers.
+
+    Args:
+        config: functions, number of workers, time limit of a call.
+        spawn: starts a worker process.
+    """
+
+    def __init__(self, config: Rewards, spawn: Callable[[], Worker]) -> None:
+        self._config = config
+        self._spawn = spawn
+        self._workers = [spawn() for _ in range(config.workers)]
+
+    async def start(self) -> None:
+        """Waits until all workers are ready.
+
+        Raises:
+            ValueError: if a reward function is not there.
+        """
+        await asyncio.gather(*(worker.start() for worker in self._workers))
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        """For each input the outcome of each function, by its name."""
+        share = -(-len(inputs) // len(self._workers))
+        scored = await asyncio.gather(
+            *(
+                self._score_share(number, inputs[number * share : (number + 1) * share])
+                for number in range(len(self._workers))
+            )
+        )
+        return [row for part in scored for row in part]
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for worker in self._workers:
+            worker.kill()
+
+    async def _score_share(
+        self, number: int, inputs: Sequence[RewardInput]
+    ) -> list[dict[str, Outcome]]:
+        if not inputs:
+            return []
+        by_part = {
+            part.name: await self._score_part(number, part.name, inputs)
+            for part in self._config.functions
+        }
+        return [
+            {name: outcomes[row] for name, outcomes in by_part.items()}
+            for row in range(len(inputs))
+        ]
+
+    async def _score_part(
+        self, number: int, name: str, inputs: Sequence[RewardInput]
+    ) -> list[Outcome]:
+        outcomes = await self._call(number, name, inputs)
+        if not isinstance(outcomes, str):
+            return outcomes
+        # Somebody in the batch is at fault; find out who, so that the others keep their scores.
+        alone: list[Outcome] = []
+        failures = 0
+        for one in inputs:
+            found = outcomes if failures >= GIVE_UP_AFTER else await self._call(number, name, [one])
+            if isinstance(found, str):
+                failures += 1
+                alone.append(Outcome(None, found))
+            else:
+                failures = 0
+                alone += found
+        return alone
+
+    async def _call(
+        self, number: int, name: str, inputs: Sequence[RewardInput]
+    ) -> list[Outcome] | str:
+        """The outcomes, or what happened to the process; it is replaced then."""
+        worker = self._workers[number]
+        try:
+            return await asyncio.wait_for(worker.score(name, inputs), self._config.timeout_s)
+        except TimeoutError:
+            problem = f"took longer than {self._config.timeout_s:g} s"
+        except WorkerDied:
+            problem = "its process died"
+        worker.kill()
+        self._workers[number] = self._spawn()
+        await self._workers[number].start()
+        return problem

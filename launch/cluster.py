@@ -1,0 +1,98 @@
+"""The Ray cluster a run works on: the one it was submitted to, or a private one of its own.
+
+Never joins or stops somebody else's cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+# `uv run` would make Ray's workers run a copy of the project in a fresh environment.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+
+from actors.placement import needed, shortage
+from configs.schema import Plan
+
+SAY_AFTER_S = 60.0
+"""How long a job waits for devices before it says so, and how often it says it again."""
+_OBJECT_STORE_BYTES = 512 * 2**20
+
+
+@contextmanager
+def cluster(plan: Plan) -> Iterator[None]:
+    """Joins the cluster that this process is a job of, or starts a private one; leaves it again.
+
+    Raises:
+        ValueError: if the cluster can never hold the plan's devices.
+    """
+    temporary = None
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(log_to_driver=False)
+    else:
+        # Short, because Ray puts Unix sockets there, whose paths are limited to 107 bytes.
+        temporary = tempfile.mkdtemp(prefix="grpo-")
+        cpus = max(os.cpu_count() or 1, int(needed(plan).get("CPU", 1)))
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
+            _temp_dir=temporary,
+        )
+    try:
+        lacking = shortage(plan, ray.cluster_resources())
+        if lacking:
+            raise ValueError(lacking)
+        yield
+    finally:
+        ray.shutdown()
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+async def wait_for_devices(actors: Sequence[Any], plan: Plan) -> None:
+    """Returns when all actors have their devices; says every minute what it still waits for."""
+    waiting = [actor.__ray_ready__.remote() for actor in actors]
+    while True:
+        _, waiting = await asyncio.to_thread(
+            ray.wait, waiting, num_returns=len(waiting), timeout=SAY_AFTER_S
+        )
+        if not waiting:
+            return
+        print(_waiting_line(len(waiting), plan), flush=True)
+
+
+def _waiting_line(processes: int, plan: Plan) -> str:
+    total, free = ray.cluster_resources(), ray.available_resources()
+    amounts = ", ".join(
+        f"{amount:g} {name} in all ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} free)"
+        for name, amount in needed(plan).items()
+    )
+    return f"waiting for devices: {processes} process(es), {amounts}; held by: {_holders()}"
+
+
+def _holders() -> str:
+    """Other jobs' actors that hold resources, as far as the cluster tells."""
+    own = ray.get_runtime_context().get_job_id()
+    try:
+        from ray.util.state import list_actors
+
+        states = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
+    except Exception as error:  # noqa: BLE001  # needs the dashboard, which may not run
+        return f"unknown ({type(error).__name__})"
+    held = [
+        f"{state.class_name} of job {state.job_id} (pid {state.pid}): {state.required_resources}"
+        for state in states
+        if state.job_id != own and state.required_resources
+    ]
+    return "; ".join(held) or "nobody that the cluster lists; devices may still be starting"

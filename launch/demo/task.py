@@ -1,0 +1,197 @@
+"""The demo's task: integer arithmetic in words, checked by its answer, from a seeded generator.
+
+Also the worked solutions that the tiny model is pretrained on, written by solvers as careless as
+asked for. Knows nothing about models, tokenizers or prompts; needs only the standard library.
+
+    python -m launch.demo.task --out DIR [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+LARGEST = 99
+EASY_DROPPED = 0.6
+"""Share of the problems without any carry that is drawn again; left alone they are over half."""
+
+PEOPLE = {"tom": "he", "ben": "he", "max": "he", "ann": "she", "sue": "she", "eva": "she"}
+THINGS = ("apples", "books", "cards", "coins", "cups", "eggs", "nuts", "pens")
+GAINS = ("buys {} more", "finds {} more", "gets {} more", "makes {} more", "wins {} more")
+LOSSES = ("drops {}", "gives {} away", "loses {}", "sells {}", "uses {}")
+OPENINGS = ("{name} has {n} {things}", "{name} starts with {n} {things}")
+QUESTIONS = ("how many {things} does {name} have now?", "how many {things} are left?")
+
+Terms = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question and its solution path.
+
+    Attributes:
+        question: the words.
+        terms: the number at the start and the signed changes to it, in order.
+        answer: their sum; like every partial sum it lies in 0..99.
+    """
+
+    question: str
+    terms: Terms
+    answer: int
+
+
+@dataclass(frozen=True)
+class Carelessness:
+    """How likely a solver slips in a step, by kind of slip; all zero is a careful solver.
+
+    Attributes:
+        carry: forgets the carry or the borrow, in steps that have one.
+        operator: subtracts instead of adding or the reverse.
+    """
+
+    carry: float = 0.0
+    operator: float = 0.0
+
+    def __post_init__(self) -> None:
+        for kind, chance in vars(self).items():
+            if not 0.0 <= chance <= 1.0:
+                raise ValueError(f"{kind} = {chance} is not a probability; nearest: {chance > 1:d}")
+
+
+CAREFUL = Carelessness()
+
+
+def make_problem(rng: Random) -> Problem:
+    """Draw a problem of two or three changes; two thirds of them need a carry or a borrow."""
+    terms = _make_terms(rng, changes=rng.randint(2, 3))
+    while not needs_carry(terms) and rng.random() < EASY_DROPPED:
+        terms = _make_terms(rng, changes=rng.randint(2, 3))
+    return Problem(question=_make_question(rng, terms=terms), terms=terms, answer=sum(terms))
+
+
+def make_problems(rng: Random, *, count: int, taken: set[Terms]) -> list[Problem]:
+    """Draw `count` problems whose terms are not in `taken`, and add their terms to it."""
+    problems: list[Problem] = []
+    while len(problems) < count:
+        problem = make_problem(rng)
+        if problem.terms not in taken:
+            taken.add(problem.terms)
+            problems.append(problem)
+    return problems
+
+
+def solution(problem: Problem, rng: Random, carelessness: Carelessness = CAREFUL) -> str:
+    """A worked solution: `<reasoning>14+27=41 41-8=33</reasoning><answer>33</answer>`.
+
+    After a slip the solver carries on with the wrong number. Where that leads out of 0..99 the
+    solver subtracts the smaller number from the larger and forgets the hundred, so every result
+    written has at most two digits and each step's chance of a slip is the one asked for.
+    """
+    total, steps = problem.terms[0], []
+    for term in problem.terms[1:]:
+        written, result = _attempt(total, term, rng, carelessness)
+        steps.append(f"{total}{written:+d}={result}")
+        total = result
+    return f"<reasoning>{' '.join(steps)}</reasoning><answer>{total}</answer>"
+
+
+def make_splits(
+    seed: int, *, train: int = 4000, validation: int = 500, test: int = 500
+) -> dict[str, list[Problem]]:
+    """The task's splits; no two problems anywhere in them have equal terms or questions."""
+    rng, taken = Random(seed), set[Terms]()
+    sizes = {"test": test, "validation": validation, "train": train}
+    return {name: make_problems(rng, count=size, taken=taken) for name, size in sizes.items()}
+
+
+def write_splits(
+    folder: Path, *, seed: int, train: int = 4000, validation: int = 500, test: int = 500
+) -> list[Path]:
+    """Write `train.jsonl`, `validation.jsonl` and `test.jsonl`: the same bytes for the same seed.
+
+    Each line has a `question` and an `answer`, both strings. Returns the files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = make_splits(seed, train=train, validation=validation, test=test)
+    files = []
+    for name, problems in splits.items():
+        rows = ({"question": p.question, "answer": str(p.answer)} for p in problems)
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        files.append(file)
+    return files
+
+
+def needs_carry(terms: Terms) -> bool:
+    """Whether some step has a carry or a borrow."""
+    totals = accumulate(terms[:-1])
+    steps = zip(totals, terms[1:], strict=True)
+    return any(_without_carry(total, change) != total + change for total, change in steps)
+
+
+def _make_terms(rng: Random, *, changes: int) -> Terms:
+    total = rng.randint(2, LARGEST)
+    terms = [total]
+    for _ in range(changes):
+        gains = total < LARGEST and (total == 0 or rng.random() < 0.5)
+        change = rng.randint(1, LARGEST - total) if gains else -rng.randint(1, total)
+        terms.append(change)
+        total += change
+    return tuple(terms)
+
+
+def _make_question(rng: Random, *, terms: Terms) -> str:
+    name, things = rng.choice(list(PEOPLE)), rng.choice(THINGS)
+    opening, question = rng.choice(OPENINGS), rng.choice(QUESTIONS)
+    changes = [rng.choice(GAINS if t > 0 else LOSSES).format(abs(t)) for t in terms[1:]]
+    sentences = [
+        opening.format(name=name, n=terms[0], things=things),
+        f"{PEOPLE[name]} {changes[0]} and {changes[1]}",
+        *(f"then {PEOPLE[name]} {change}" for change in changes[2:]),
+        question.format(name=name, things=things),
+    ]
+    return ". ".join(sentences)
+
+
+def _attempt(total: int, term: int, rng: Random, carelessness: Carelessness) -> tuple[int, int]:
+    """One step as a solver does it: the change as written and the result."""
+    # Both numbers are always drawn, so that a slip leaves the rest of the stream alone.
+    slips_operator = rng.random() < carelessness.operator
+    slips_carry = rng.random() < carelessness.carry
+    written = -term if slips_operator else term
+    result = _without_carry(total, written) if slips_carry else total + written
+    return written, abs(result) % (LARGEST + 1)
+
+
+def _without_carry(total: int, change: int) -> int:
+    """The sum of two numbers when the carry or the borrow, if there is one, is forgotten."""
+    sign = 1 if change > 0 else -1
+    tens, units = divmod(abs(change), 10)
+    return 10 * (total // 10 + sign * tens) + (total % 10 + sign * units) % 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the demo's dataset."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.demo.task",
+        description="Write the demo's dataset: train.jsonl, validation.jsonl and test.jsonl.",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to")
+    parser.add_argument("--seed", default=0, type=int, help="same seed, same bytes (default 0)")
+    options = parser.parse_args(arguments)
+    try:
+        files = write_splits(options.out, seed=options.seed)
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error.strerror}; give a folder that can be written")
+    for file in files:
+        print(file)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Prints the path of a CPython 3.11 or 3.12 that really runs and can make virtual environments.
+#
+# $PYTHON, if set, is taken or refused, never replaced. Otherwise the first that works among $names,
+# wherever on PATH it stands: a shim that exists and fails is passed over.
+set -euf
+
+names="python3.12 python3.11 python3 python"
+tried=""
+
+# Runs on any Python: what it says on failure is told to the user. An activated virtual environment
+# is seen through: it may be the very one that is about to be replaced.
+probe='
+import os, sys
+version = sys.version_info[:2]
+if not (3, 11) <= version <= (3, 12):
+    print("is Python %d.%d" % version)
+    sys.exit(1)
+try:
+    import ensurepip, venv
+except ImportError:
+    print("has no venv module (on Debian: apt install python%d.%d-venv)" % version)
+    sys.exit(1)
+print(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+'
+
+try() {
+    if answer=$("$1" -I -c "$probe" 2>/dev/null </dev/null) && [ -n "$answer" ]; then
+        printf '%s\n' "$answer"
+        exit 0
+    fi
+    tried="$tried
+  $1: ${answer:-does not run}"
+}
+
+search() {
+    found=""
+    saved_ifs=$IFS
+    IFS=:
+    for folder in $PATH; do
+        IFS=$saved_ifs
+        if [ -x "${folder:-.}/$1" ] && [ ! -d "${folder:-.}/$1" ]; then
+            found=yes
+            try "${folder:-.}/$1"
+        fi
+    done
+    IFS=$saved_ifs
+    [ -n "$found" ] || tried="$tried
+  $1: not on PATH"
+}
+
+case "${PYTHON:-}" in
+    "") for name in $names; do search "$name"; done ;;
+    */*) try "$PYTHON" ;;
+    *) search "$PYTHON" ;;
+esac
+
+printf '%s\n' >&2 \
+    "No Python 3.11 or 3.12 that runs and can make virtual environments. Tried:$tried" \
+    "Install one, or name it: make test PYTHON=/path/to/python3.12"
+exit 1

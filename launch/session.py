@@ -1,0 +1,170 @@
+"""One process's part of a run: cluster, actors, resume, coordinator, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import traceback
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.handles import Crew
+from launch.cluster import cluster, wait_for_devices
+from launch.preparation import Prepared
+from pipeline.budget import Budget
+from pipeline.coordinator import Coordinator, Progress, Workers
+from pipeline.deadline import Clock, Deadline
+from pipeline.records import Console, Records
+from pipeline.run_dir import RunFolder
+from pipeline.tracking import Tracker
+
+EXIT_FAILED = 1
+_EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
+"""An export merges, writes and reads again; until it is measured it is taken for three loads."""
+
+
+@dataclass
+class Stop:
+    """Ctrl-C and SIGTERM, turned into an event. A second Ctrl-C ends the process at once."""
+
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    signal: signal.Signals | None = None
+
+    def listen(self) -> None:
+        """Installs the handlers; to be called again after Ray has installed its own."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on, number)
+
+    def _on(self, number: signal.Signals) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            asyncio.get_running_loop().remove_signal_handler(number)
+        self.signal = number
+        print("stopping: a checkpoint is written first; Ctrl-C again does not wait", flush=True)
+        self.event.set()
+
+    @property
+    def exit_status(self) -> int:
+        """128 and the signal's number."""
+        return 128 + (self.signal or signal.SIGINT)
+
+
+class Stopped(Exception):  # noqa: N818  # not an error
+    """A signal arrived before the run began."""
+
+
+async def run_session(prepared: Prepared, *, started: float) -> int:
+    """Runs until the budget is used or a signal arrives; returns the exit status.
+
+    Raises:
+        ValueError: what the actors found wrong before the run began: devices, weights, rewards.
+        FileNotFoundError: likewise.
+    """
+    stop = Stop()
+    stop.listen()
+    with cluster(prepared.config.plan):
+        stop.listen()
+        crew = Crew.spawn(prepared.config)
+        try:
+            load_s = await _unless(stop, _start(crew, prepared))
+            return await _coordinate(prepared, crew, stop, started=started, load_s=load_s)
+        except Stopped:
+            return stop.exit_status
+        finally:
+            crew.kill()
+
+
+async def _start(crew: Crew, prepared: Prepared) -> float:
+    plan = prepared.config.plan
+    await wait_for_devices(crew.actors, plan)
+    print("devices are here; loading weights and compiling", flush=True)
+    return await crew.start()
+
+
+async def _coordinate(
+    prepared: Prepared, crew: Crew, stop: Stop, *, started: float, load_s: float
+) -> int:
+    config, folder = prepared.config, prepared.folder
+    folder.create(config)
+    if prepared.extend is not None:
+        more = prepared.extend
+        folder.journal("extended", steps=more.steps, time_s=more.time_s)
+    progress, resumed_from = await _resume(crew, folder)
+    tracker = _track(prepared)
+    budget = Budget.of(config, folder)
+    deadline = Deadline(
+        clock=Clock(started=started, used_before_s=progress.wall_s),
+        steps=budget.steps,
+        time_s=budget.time_s,
+        reserve_s=_EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s,
+    )
+    console = Console(total=budget.steps, done=progress.step)
+    coordinator = Coordinator(
+        config,
+        data=prepared.data,
+        tokenizer=prepared.tokenizer,
+        workers=Workers(crew.samplers, crew.learner, crew.scorer),
+        records=Records(folder, tracker, console),
+        deadline=deadline,
+        progress=progress,
+        resumed_from=resumed_from,
+        stop=stop.event,
+    )
+    try:
+        ended = await coordinator.run()
+    except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
+        folder.journal("failed", error=f"{type(error).__name__}: {error}")
+        traceback.print_exception(error)
+        print("the run failed; the same command goes on from its last checkpoint", flush=True)
+        return EXIT_FAILED
+    finally:
+        console.close()
+        tracker.finish()
+        folder.close()
+    folder_line = f"{ended}: {folder.path}"
+    print(folder_line, flush=True)
+    return 0 if ended == "finished" else stop.exit_status
+
+
+async def _resume(crew: Crew, folder: RunFolder) -> tuple[Progress, int | None]:
+    """Goes on from the newest usable checkpoint; what came after it is done again."""
+    restored = await crew.learner.restore()
+    for line in restored.damaged:
+        folder.journal("checkpoint_damaged", what=line)
+        print(line, flush=True)
+    if restored.meta is None:
+        folder.rewind(0)
+        return Progress(), None
+    progress = Progress(**restored.meta)
+    folder.rewind(progress.step)
+    folder.journal("resumed", step=progress.step)
+    print(f"resuming after step {progress.step}", flush=True)
+    return progress, progress.step
+
+
+def _track(prepared: Prepared) -> Tracker:
+    folder = prepared.folder
+    before = [entry["wandb_id"] for entry in folder.events("started")]
+    tracker = Tracker(
+        prepared.config,
+        mode=prepared.wandb_mode,
+        folder=folder.path,
+        run_id=before[-1] if before else None,
+    )
+    folder.journal("started", wandb_id=tracker.run_id, wandb_address=tracker.address)
+    if prepared.wandb_mode != "disabled":
+        print(f"W&B: {tracker.address}", flush=True)
+    return tracker
+
+
+async def _unless(stop: Stop, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`, unless a signal comes first."""
+    task = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.event.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    raise Stopped

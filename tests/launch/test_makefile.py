@@ -1,0 +1,109 @@
+"""The environment that `make` keeps: made once, completed once, renewed when it must be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Answers what find_python.sh asks, and makes an environment whose python notes what it is given
+# and fails to install while the file `broken` is there.
+FAKE_PYTHON = """#!/bin/sh
+if [ "$1" = -I ]; then
+    echo "$0"
+elif [ "$2" = venv ]; then
+    mkdir -p "$3/bin"
+    printf '#!/bin/sh\\necho "$@" >>log\\n[ "$2" = pip ] && [ -e broken ] && exit 1\\nexit 0\\n' \\
+        >"$3/bin/python"
+    chmod +x "$3/bin/python"
+    echo "made with ${0##*/}" >>log
+fi
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "launch").mkdir()
+    for name in ("Makefile", "launch/find_python.sh", "launch/make_venv.sh"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt"):
+        (tmp_path / name).touch()
+    for name in ("one", "two"):
+        path = tmp_path / name
+        path.write_text(FAKE_PYTHON, encoding="utf-8")
+        path.chmod(0o755)
+    return tmp_path
+
+
+def outer_environment() -> dict[str, str]:
+    """The environment without what a `make` that runs these tests has put there."""
+    ours = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "SEED"}
+    return {key: value for key, value in os.environ.items() if key not in ours}
+
+
+def make(project: Path, target: str, python: str | None) -> tuple[int, list[str]]:
+    """Runs make; returns its status and what was done: environments made, files installed."""
+    log = project / "log"
+    log.unlink(missing_ok=True)
+    environment = outer_environment()
+    if python is not None:
+        environment["PYTHON"] = str(project / python)
+    status = subprocess.run(
+        ["make", target], cwd=project, env=environment, capture_output=True, check=False
+    ).returncode
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return status, [line.split()[-1] for line in lines if line.startswith(("made", "-m pip"))]
+
+
+def test_an_environment_is_made_and_filled_once(project: Path) -> None:
+    assert make(project, ".venv/.runtime", "one") == (0, ["one", "requirements.txt"])
+    assert make(project, ".venv/.runtime", "one") == (0, [])
+    assert make(project, ".venv/.runtime", None) == (0, [])
+
+
+def test_another_python_means_another_environment(project: Path) -> None:
+    make(project, ".venv/.runtime", "one")
+    assert make(project, ".venv/.runtime", "two") == (0, ["two", "requirements.txt"])
+
+
+def test_an_interrupted_installation_is_taken_up_again(project: Path) -> None:
+    (project / "broken").touch()
+    assert make(project, ".venv/.runtime", "one") == (2, ["one", "requirements.txt"])
+    (project / "broken").unlink()
+    assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
+
+
+def test_an_environment_that_does_not_run_is_made_anew(project: Path) -> None:
+    make(project, ".venv/.runtime", "one")
+    (project / ".venv/bin/python").unlink()
+    assert make(project, ".venv/.runtime", "one") == (0, ["one", "requirements.txt"])
+
+
+def test_changed_requirements_are_installed(project: Path) -> None:
+    make(project, ".venv/.runtime", "one")
+    stamp = (project / ".venv/.runtime").stat().st_mtime
+    os.utime(project / "requirements.txt", (stamp + 5, stamp + 5))
+    assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
+
+
+def test_the_development_environment_holds_the_runtime(project: Path) -> None:
+    assert make(project, ".venv/.dev", "one") == (0, ["one", "requirements-dev.txt"])
+    assert make(project, ".venv/.runtime", "one") == (0, [])
+
+
+def test_accelerators_come_by_name(project: Path) -> None:
+    assert make(project, "install-tpu", "one") == (0, ["one", "requirements-tpu.txt"])
+    assert make(project, "install-tpu", "one") == (0, [])
+
+
+def test_make_alone_names_the_commands(project: Path) -> None:
+    result = subprocess.run(
+        ["make"], cwd=project, env=outer_environment(), capture_output=True, text=True, check=True
+    )
+    for command in ("demo", "demo-table", "test", "lint", "format", "lock", "clean", "help"):
+        assert f"\n  make {command} " in f"\n{result.stdout}"
