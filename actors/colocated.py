@@ -29,9 +29,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
 
         load_s = LearnerActor.start(self)
         self.policy = self.learner.policy
-        vocabulary = Vocabulary.of(
-            Tokenizer(Path(self.config.model.path)), self.config.rollout
-        )
+        vocabulary = Vocabulary.of(Tokenizer(Path(self.config.model.path)), self.config.rollout)
         self.engine = Engine(self.policy, self.learner.base, self.config, vocabulary)
         return load_s
 

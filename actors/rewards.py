@@ -110,6 +110,8 @@ class RewardPool:
         outcomes = await self._call(number, name, inputs)
         if not isinstance(outcomes, str):
             return outcomes
+        if len(inputs) == 1:
+            return [Outcome(None, outcomes)]
         # Somebody in the batch is at fault; find out who, so that the others keep their scores.
         alone: list[Outcome] = []
         failures = 0

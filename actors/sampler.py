@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +32,8 @@ class SamplerActor:
         self.version = -1
         self.sha256 = ""
 
-    def start(self) -> None:
-        """Opens the devices, loads the base, compiles.
+    def start(self) -> float:
+        """Opens the devices, loads the base, compiles; returns the seconds that loading took.
 
         Raises:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
@@ -44,14 +45,15 @@ class SamplerActor:
         from pipeline.tokenizer import Tokenizer
 
         config, folder = self.config, Path(self.config.model.path)
-        mesh = open_mesh(
-            platform=config.plan.platform, count=config.plan.devices_per_sampler
-        )
+        mesh = open_mesh(platform=config.plan.platform, count=config.plan.devices_per_sampler)
         vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
+        started = time.monotonic()
         self.policy, base = open_policy(
             folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh
         )
+        load_s = time.monotonic() - started
         self.engine = Engine(self.policy, base, config, vocabulary)
+        return load_s
 
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
         """Takes over an adapter; returns the hash of what arrived on the devices."""

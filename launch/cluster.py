@@ -35,21 +35,21 @@ def cluster(plan: Plan) -> Iterator[None]:
         ValueError: if the cluster can never hold the plan's devices.
     """
     temporary = None
-    if "RAY_ADDRESS" in os.environ:
-        ray.init(log_to_driver=False)
-    else:
-        # Short, because Ray puts Unix sockets there, whose paths are limited to 107 bytes.
-        temporary = tempfile.mkdtemp(prefix="grpo-")
-        cpus = max(os.cpu_count() or 1, int(needed(plan).get("CPU", 1)))
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
-            _temp_dir=temporary,
-        )
     try:
+        if "RAY_ADDRESS" in os.environ:
+            ray.init(log_to_driver=False)
+        else:
+            # Short, because Ray puts Unix sockets there, whose paths are limited to 107 bytes.
+            temporary = tempfile.mkdtemp(prefix="grpo-")
+            cpus = max(os.cpu_count() or 1, int(needed(plan).get("CPU", 1)))
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
+                _temp_dir=temporary,
+            )
         lacking = shortage(plan, ray.cluster_resources())
         if lacking:
             raise ValueError(lacking)
@@ -62,11 +62,12 @@ def cluster(plan: Plan) -> Iterator[None]:
 
 async def wait_for_devices(actors: Sequence[Any], plan: Plan) -> None:
     """Returns when all actors have their devices; says every minute what it still waits for."""
-    waiting = [actor.__ray_ready__.remote() for actor in actors]
+    # Awaited rather than `ray.wait` in a thread, which could not be cancelled.
+    waiting = {asyncio.ensure_future(actor.__ray_ready__.remote()) for actor in actors}
     while True:
-        _, waiting = await asyncio.to_thread(
-            ray.wait, waiting, num_returns=len(waiting), timeout=SAY_AFTER_S
-        )
+        done, waiting = await asyncio.wait(waiting, timeout=SAY_AFTER_S)
+        for ready in done:
+            ready.exception()  # of an actor that failed, who calls it next is told
         if not waiting:
             return
         print(_waiting_line(len(waiting), plan), flush=True)

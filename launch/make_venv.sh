@@ -1,7 +1,7 @@
 #!/bin/sh
 # make_venv.sh DIR: an empty virtual environment in DIR, from the Python that find_python.sh finds.
 #
-# One that is there and runs is kept, unless $PYTHON names another interpreter than it was made with.
+# One that is there and runs is kept, unless $PYTHON names another interpreter than made it.
 # DIR/.python is written last, so what an interruption leaves behind is made anew.
 set -eu
 

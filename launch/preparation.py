@@ -1,11 +1,14 @@
-"""All that can be checked before devices are taken: run folder, model folder, data, rewards, W&B."""
+"""What can be checked before devices are taken: run folder, model folder, data, rewards, W&B."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.schema import Config
+from configs.schema import Config, Rewards, Rollout
 from pipeline import hf_folder, tracking
 from pipeline.budget import Budget, extension
 from pipeline.dataset import load_data
@@ -46,8 +49,10 @@ def finished(config: Config, *, extend: str | None) -> str | None:
     summary = folder.summary
     if extend is not None or summary is None or summary["ended"] != "finished":
         return None
-    budget = Budget.of(config, folder)
+    budget, deadline_s = Budget.of(config, folder), summary["deadline_s"] or 0
     if budget.steps is not None and summary["steps"] < budget.steps:
+        return None
+    if budget.time_s is not None and deadline_s < budget.time_s:
         return None
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
@@ -70,9 +75,10 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     hf_folder.read_config(model)
     hf_folder.weight_files(model)
     tokenizer = Tokenizer(model)
-    for piece in (*config.rollout.stop_tokens, *config.rollout.forbidden_tokens):
-        tokenizer.piece_id(piece)
+    _check_pieces(config.rollout, tokenizer)
+    _check_rewards(config.rewards)
     data = load_data(config, tokenizer)
+    _check_same_data(data, folder)
     if config.rollout.prompts_per_step > len(data.train.prompts):
         raise ValueError(
             f"rollout.prompts_per_step = {config.rollout.prompts_per_step} is more than the "
@@ -81,3 +87,49 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     for line in data.report:
         print(line, flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode)
+
+
+def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
+    mistakes = []
+    for key in ("stop_tokens", "forbidden_tokens"):
+        for piece in getattr(rollout, key):
+            try:
+                tokenizer.piece_id(piece)
+            except ValueError as error:
+                mistakes.append(f"rollout.{key}: {error}")
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+
+
+def _check_rewards(rewards: Rewards) -> None:
+    """Imports the reward functions, in a process of its own: they may import anything, even JAX.
+
+    Raises:
+        ValueError: with a line for each function that is not there.
+    """
+    search = subprocess.run(
+        [sys.executable, "-m", "rewards.resolve", *(part.function for part in rewards.functions)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if search.returncode:
+        ended = f"importing them ended Python with status {search.returncode}"
+        mistakes = search.stdout.splitlines() or [ended]
+        raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
+
+
+def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
+    """Compares the prompts with those that the run began with; settings only say where they are.
+
+    Raises:
+        ValueError: naming the splits that have changed.
+    """
+    began = next((entry["data"] for entry in folder.events("started")), data.fingerprints)
+    changed = [name for name, found in data.fingerprints.items() if began.get(name) != found]
+    if changed:
+        raise ValueError(
+            f"data.{' and data.'.join(changed)}: not the prompts that {folder.path} began with; "
+            "restore them, or start another run with --run.name"
+        )

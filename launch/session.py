@@ -26,10 +26,10 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 
 @dataclass
 class Stop:
-    """Ctrl-C and SIGTERM, turned into an event. A second Ctrl-C ends the process at once."""
+    """Ctrl-C and SIGTERM, turned into an event. Another Ctrl-C ends it all, without checkpoint."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
-    signal: signal.Signals | None = None
+    received: signal.Signals | None = None
 
     def listen(self) -> None:
         """Installs the handlers; to be called again after Ray has installed its own."""
@@ -38,16 +38,17 @@ class Stop:
             loop.add_signal_handler(number, self._on, number)
 
     def _on(self, number: signal.Signals) -> None:
-        if self.signal is not None and number == signal.SIGINT:
-            asyncio.get_running_loop().remove_signal_handler(number)
-        self.signal = number
-        print("stopping: a checkpoint is written first; Ctrl-C again does not wait", flush=True)
-        self.event.set()
+        if self.received is None:
+            self.received = number
+            print("stopping: a checkpoint is written first; Ctrl-C again does not wait", flush=True)
+            self.event.set()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt  # through the event loop, which cancels everything
 
     @property
     def exit_status(self) -> int:
         """128 and the signal's number."""
-        return 128 + (self.signal or signal.SIGINT)
+        return 128 + (self.received or signal.SIGINT)
 
 
 class Stopped(Exception):  # noqa: N818  # not an error
@@ -94,11 +95,13 @@ async def _coordinate(
     tracker = _track(prepared)
     budget = Budget.of(config, folder)
     deadline = Deadline(
-        clock=Clock(started=started, used_before_s=progress.wall_s),
+        clock=Clock(started=started, used_before_s=_used_before_s(folder)),
         steps=budget.steps,
         time_s=budget.time_s,
         reserve_s=_EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s,
     )
+    for row in folder.metrics:
+        deadline.observe_step(row["time/step_s"])
     console = Console(total=budget.steps, done=progress.step)
     coordinator = Coordinator(
         config,
@@ -111,20 +114,22 @@ async def _coordinate(
         resumed_from=resumed_from,
         stop=stop.event,
     )
+    status = EXIT_FAILED
     try:
         ended = await coordinator.run()
+        status = 0 if ended == "finished" else stop.exit_status
     except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
         traceback.print_exception(error)
         print("the run failed; the same command goes on from its last checkpoint", flush=True)
-        return EXIT_FAILED
+        return status
     finally:
         console.close()
-        tracker.finish()
+        tracker.finish(exit_status=status)
         folder.close()
     folder_line = f"{ended}: {folder.path}"
     print(folder_line, flush=True)
-    return 0 if ended == "finished" else stop.exit_status
+    return status
 
 
 async def _resume(crew: Crew, folder: RunFolder) -> tuple[Progress, int | None]:
@@ -143,16 +148,26 @@ async def _resume(crew: Crew, folder: RunFolder) -> tuple[Progress, int | None]:
     return progress, progress.step
 
 
+def _used_before_s(folder: RunFolder) -> float:
+    """Seconds that earlier processes used, also those that ended without a new checkpoint."""
+    return max((entry["wall_s"] for entry in folder.events("checkpoint")), default=0.0)
+
+
 def _track(prepared: Prepared) -> Tracker:
     folder = prepared.folder
-    before = [entry["wandb_id"] for entry in folder.events("started")]
+    before = [entry["wandb_id"] for entry in folder.events("started") if entry["wandb_id"]]
     tracker = Tracker(
         prepared.config,
         mode=prepared.wandb_mode,
         folder=folder.path,
         run_id=before[-1] if before else None,
     )
-    folder.journal("started", wandb_id=tracker.run_id, wandb_address=tracker.address)
+    folder.journal(
+        "started",
+        wandb_id=tracker.run_id,
+        wandb_address=tracker.address,
+        data=prepared.data.fingerprints,
+    )
     if prepared.wandb_mode != "disabled":
         print(f"W&B: {tracker.address}", flush=True)
     return tracker
@@ -167,4 +182,5 @@ async def _unless(stop: Stop, work: Coroutine[Any, Any, Any]) -> Any:
     if task.done():
         return task.result()
     task.cancel()
+    await asyncio.wait({task})
     raise Stopped

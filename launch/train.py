@@ -21,6 +21,7 @@ from configs.load import config_to_json, load_config
 from configs.schema import Config
 
 EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run; a finished run says so.
 Exit status: 0 done, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM (checkpointed)."""
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Only what is refused before a run starts; `session` keeps later errors as they are.
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        # Before `session` listens, or a second time.
+        return EXIT_INTERRUPTED
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -61,7 +65,6 @@ def _flags() -> argparse.ArgumentParser:
 def _run(config: Config, *, dry: bool, extend: str | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import finished, prepare
-    from launch.session import run_session
 
     done = finished(config, extend=extend)
     if done:
@@ -71,6 +74,8 @@ def _run(config: Config, *, dry: bool, extend: str | None) -> int:
     if dry:
         print(config_to_json(config))
         return 0
+    from launch.session import run_session
+
     return asyncio.run(run_session(prepared, started=STARTED))
 
 

@@ -34,18 +34,25 @@ def extension(text: str, config: Config, folder: RunFolder) -> Budget:
     """The budget that `--extend TEXT` adds.
 
     Raises:
-        ValueError: if there is no run to extend, or the amount is not of the budget's kind, or the
-            learning rate has decayed to zero, so that nothing would be learned.
+        ValueError: if there is no finished run to extend, or the amount is not of the budget's
+            kind, or the learning rate has decayed to zero, so that nothing would be learned.
     """
-    if folder.summary is None:
-        raise ValueError(f"--extend: there is no ended run in {folder.path}")
+    if folder.summary is None or folder.summary["ended"] != "finished":
+        # Else the same command again, which resumes, would extend a second time.
+        raise ValueError(
+            f"--extend: there is no finished run in {folder.path}; without --extend the same "
+            "command starts it or goes on with it"
+        )
     if config.learner.schedule != "constant":
         raise ValueError(
             f"--extend: learner.schedule = {config.learner.schedule!r} ends with a learning rate "
             "of zero; only runs with schedule = 'constant' can be extended"
         )
     if config.budget.steps is None:
-        return Budget(None, parse_duration_s(text))
-    if not text.isdigit() or int(text) == 0:
+        try:
+            return Budget(None, parse_duration_s(text))
+        except ValueError as error:
+            raise ValueError(f"--extend: this run has budget.time; {error}") from None
+    if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"--extend {text}: this run has budget.steps; give a number of steps")
     return Budget(int(text), None)

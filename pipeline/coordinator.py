@@ -15,8 +15,8 @@ scoring are abandoned, an update is finished, then a checkpoint is written.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -28,7 +28,7 @@ from pipeline.evaluation import Evaluation
 from pipeline.interfaces import Learner, Sampler, Scorer
 from pipeline.order import prompts_for_step
 from pipeline.records import Records, step_metrics
-from pipeline.scoring import reward_inputs, score_rollouts
+from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
 from pipeline.splits import LoadedData
 from pipeline.tokenizer import Tokenizer
 from rewards.base import Tags
@@ -123,9 +123,13 @@ class Coordinator:
         try:
             await self._check_parity()
             before = await self._evaluate_before()
+            await self._validate()  # a signal may have come between a step and its validation
             while self.deadline.allows(self.progress.step):
+                watch = self._stopwatch()
                 await self._step()
+                await self._validate()
                 await self._housekeeping()
+                self.deadline.observe_step(watch.total_s)
             await self._save()
             await self._finish(before)
         except Interrupted:
@@ -136,7 +140,7 @@ class Coordinator:
 
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
-        config, step, watch = self.config, self.progress.step, Stopwatch()
+        config, step, watch = self.config, self.progress.step, self._stopwatch()
         prompts = prompts_for_step(
             self.data.train.prompts,
             seed=config.run.seed,
@@ -149,6 +153,7 @@ class Coordinator:
             completions, {p.id: p for p in prompts}, tokenizer=self.tokenizer, tags=self.tags
         )
         outcomes = await self._unless_stopped(self.workers.scorer.score(inputs))
+        errors = reward_errors(outcomes)
         rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
         watch.lap("reward")
         learned = await self.workers.learner.update(rollouts)
@@ -156,7 +161,6 @@ class Coordinator:
         self._watch_parity(learned)
         await self._publish()
         watch.lap("sync")
-        errors = sum(outcome.error is not None for row in outcomes for outcome in row.values())
         self.progress = replace(
             self.progress,
             step=step + 1,
@@ -164,25 +168,30 @@ class Coordinator:
             tokens_generated=self.progress.tokens_generated
             + sum(len(completion.tokens) for completion in completions),
             tokens_trained=self.progress.tokens_trained + int(learned["tokens_trained"]),
-            reward_errors=self.progress.reward_errors + errors,
+            reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
         )
         metrics = step_metrics(rollouts, stats) | {
             f"learner/{name}": value for name, value in learned.items()
         }
-        self.deadline.observe_step(watch.total_s)
+        self.records.reward_errors(step + 1, errors)
         self.records.step(
             step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
         )
 
+    async def _validate(self) -> None:
+        """The validation split every `eval.every_steps` steps, once each, whatever interrupts."""
+        step, every, folder = self.progress.step, self.config.eval.every_steps, self.records.folder
+        name = f"validation_{step:06d}"
+        if not every or not step or step % every or folder.read_rollouts(name) is not None:
+            return
+        assert self.data.validation is not None
+        watched, _ = await self._evaluate("validation", self.data.validation.prompts)
+        self.records.evaluation("validation", step, watched.summary())
+        folder.write_rollouts(name, watched.rows)
+
     async def _housekeeping(self) -> None:
         """What happens between two steps."""
-        step = self.progress.step
-        if self.config.eval.every_steps and step % self.config.eval.every_steps == 0:
-            assert self.data.validation is not None
-            watched, _ = await self._evaluate("validation", self.data.validation.prompts)
-            self.records.folder.write_rollouts(f"validation_{step:06d}", watched.rows)
-            self.records.evaluation("validation", step, watched.summary())
-        if step % self.config.checkpoint.every_steps == 0:
+        if self.progress.step % self.config.checkpoint.every_steps == 0:
             await self._save()
         if self.stop.is_set():
             raise Interrupted
@@ -195,7 +204,8 @@ class Coordinator:
                 self.data.train.prompts,
                 bound=self.bounds.probe,
                 temperature=self.config.rollout.temperature,
-            )
+            ),
+            aborts=self.workers.samplers,
         )
         self.records.event(
             "parity",
@@ -228,7 +238,8 @@ class Coordinator:
                 requests,
                 rows=self.config.plan.rollout_rows,
                 temperature=temperature,
-            )
+            ),
+            aborts=self.workers.samplers,
         )
         assert self.published is not None
         parity.check_labels(completions, self.published)
@@ -249,19 +260,28 @@ class Coordinator:
         return judged, completions
 
     async def _evaluate_before(self) -> Evaluation:
-        """The untrained policy on the test split; read from the run folder if it is there."""
+        """The untrained policy on the test split; read from the run folder if it is there.
+
+        Raises:
+            RuntimeError: if it is not there and the policy is no longer untrained.
+        """
         folder = self.records.folder
         rows = folder.read_rollouts("test_before")
-        if rows is None:
-            watch = Stopwatch()
-            before, _ = await self._evaluate("test", self.data.test.prompts)
-            watch.lap("evaluate")
-            folder.write_rollouts("test_before", before.rows)
-            self.records.evaluation("test_before", 0, before.summary())
-            folder.journal("reserved", reason="test evaluation", seconds=watch.total_s)
-        else:
+        if rows is not None:
             before = Evaluation.of(rows)
-        self.deadline.reserve_s += sum(entry["seconds"] for entry in folder.events("reserved"))
+        elif self.progress.step:
+            raise RuntimeError(
+                f"{folder.rollouts / 'test_before.jsonl'} is gone, and what the policy answered "
+                f"before its {self.progress.step} steps cannot be measured any more"
+            )
+        else:
+            watch = self._stopwatch()
+            before, _ = await self._evaluate("test", self.data.test.prompts)
+            folder.journal("reserved", reason="test evaluation", seconds=watch.total_s)
+            self.records.evaluation("test_before", 0, before.summary())
+            folder.write_rollouts("test_before", before.rows)  # last: it says that all is recorded
+        seconds = [entry["seconds"] for entry in folder.events("reserved")]
+        self.deadline.reserve_s += max(seconds, default=0.0)
         return before
 
     async def _finish(self, before: Evaluation) -> None:
@@ -277,12 +297,16 @@ class Coordinator:
             f"export: {report.folder}, log-probs equal to {report.max_difference:.1e}",
             **asdict(report),
         )
-        self._summarize(ended="finished", eval=evaluation.compare(before, after))
+        compared = evaluation.compare(before, after)
+        self.records.comparison(compared)
+        self._summarize(ended="finished", eval=compared)
 
     async def _save(self) -> None:
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
         await self.workers.learner.save(asdict(self.progress))
-        self.records.folder.journal("checkpoint", step=self.progress.step)
+        self.records.folder.journal(
+            "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
+        )
 
     def _summarize(self, *, ended: str, **more: Any) -> None:
         progress = self.progress
@@ -302,44 +326,62 @@ class Coordinator:
         self.records.folder.write_summary(summary)
         self.records.tracker.summarize(summary)
 
-    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+    async def _unless_stopped(
+        self, work: Coroutine[Any, Any, T], *, aborts: Sequence[Sampler] = ()
+    ) -> T:
         """The result of `work`, abandoned if `stop` is set first.
+
+        Args:
+            work: what to do; not begun if `stop` is set already.
+            aborts: samplers that are told, and get a while to end what they do.
 
         Raises:
             Interrupted: if it was abandoned.
         """
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self.stop.wait())
+        if self.stop.is_set():
+            work.close()
+            raise Interrupted
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if task.done():
             return task.result()
-        for sampler in self.workers.samplers:
-            await sampler.abort()
-        await asyncio.wait({task}, timeout=ABORT_PATIENCE_S)
-        task.cancel()
+        # What goes wrong while ending is of no interest: a sampler that is gone has ended.
+        ending = asyncio.gather(
+            task, *(sampler.abort() for sampler in aborts), return_exceptions=True
+        )
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ending, ABORT_PATIENCE_S if aborts else 0)
         raise Interrupted
+
+    def _stopwatch(self) -> Stopwatch:
+        return Stopwatch(self.deadline.clock.now)
 
 
 class Stopwatch:
-    """Seconds by part of a step."""
+    """Seconds by part of a step.
 
-    def __init__(self) -> None:
-        self._started = self._last = time.monotonic()
+    Args:
+        now: reads the clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._started = self._last = now()
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
         """Ends the part that began at the last lap."""
-        now = time.monotonic()
+        now = self._now()
         self._laps[name] = now - self._last
         self._last = now
 
     @property
     def total_s(self) -> float:
-        """Seconds over all parts."""
-        return self._last - self._started
+        """Seconds so far."""
+        return self._now() - self._started
 
     def metrics(self) -> dict[str, float]:
-        """`time/PART_s` and `time/step_s`."""
+        """`time/PART_s` and, from the start to the last lap, `time/step_s`."""
         laps = {f"time/{name}_s": seconds for name, seconds in self._laps.items()}
-        return {**laps, "time/step_s": self.total_s}
+        return {**laps, "time/step_s": self._last - self._started}

@@ -1,4 +1,4 @@
-"""Which sampler draws which rollouts: a pure function of names and sizes, never of arrival order."""
+"""Which sampler draws which rollouts: a function of names and sizes, never of arrival order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy on a split: the same prompts, tags and judges as in training, one completion a prompt."""
+"""Accuracy on a split: prompts, tags and judges as in training, one completion a prompt."""
 
 from __future__ import annotations
 

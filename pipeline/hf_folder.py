@@ -28,7 +28,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"model.path: {path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"model.path: {path} is not a JSON object")  # noqa: TRY004  # the file's
+        raise ValueError(f"model.path: {path} is not a JSON object")
     return found
 
 

@@ -57,7 +57,8 @@ class Bounds:
         if not mean <= self.mean_stop:
             raise ParityError(
                 f"log-probs of sampler and learner differ by {mean:.3g} on average, allowed "
-                f"{self.mean_stop:.3g} (parity.mean_stop): the sampled policy is not the learned one"
+                f"{self.mean_stop:.3g} (parity.mean_stop): the policy that is sampled is not the "
+                "one that is learned"
             )
         if not p999 <= self.p999_alarm:
             return f"99.9th percentile of log-prob difference {p999:.3g} > {self.p999_alarm:.3g}"
@@ -88,16 +89,19 @@ async def check_probe(
         drawn += await sampler.generate(requests, temperature=temperature)
     check_labels(drawn, published)
     scored = await learner.score(drawn, probe=True)
-    difference = max(
-        float(np.abs(completion.logprobs - row).max())
-        for completion, row in zip(drawn, scored, strict=True)
+    # NumPy's maximum, not Python's, which may pass over a NaN.
+    difference = np.max(
+        [
+            np.abs(completion.logprobs - row).max()
+            for completion, row in zip(drawn, scored, strict=True)
+        ]
     )
     if not difference <= bound:
         raise ParityError(
             f"under a random adapter sampler and learner differ by {difference:.3g} in log-prob, "
             f"allowed {bound:.3g} (parity.probe)"
         )
-    return difference
+    return float(difference)
 
 
 async def sync(samplers: Sequence[Sampler], published: Published) -> None:

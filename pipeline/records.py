@@ -126,6 +126,18 @@ class Records:
         self.tracker.log(metrics, step=step)
         self.console.step(step, metrics)
 
+    def reward_errors(self, step: int, errors: Mapping[str, Sequence[str]]) -> None:
+        """Journals and says which reward functions failed, how often, and why the first time."""
+        for name, reasons in errors.items():
+            self.event(
+                "reward_errors",
+                f"step {step}: {len(reasons)} rollout(s) without reward {name!r}: {reasons[0]}",
+                step=step,
+                name=name,
+                count=len(reasons),
+                first=reasons[0],
+            )
+
     def evaluation(self, name: str, step: int, summary: Mapping[str, Any]) -> None:
         """Records an evaluation's result."""
         low, high = summary["ci95"]
@@ -140,6 +152,16 @@ class Records:
         }
         self.folder.journal("evaluated", name=name, step=step, **summary)
         self.tracker.log(numbers, step=step)
+
+    def comparison(self, compared: Mapping[str, Any]) -> None:
+        """Says what `evaluation.compare` found."""
+        before, after = compared["before"]["accuracy"], compared["after"]["accuracy"]
+        points = 100 * compared["paired_difference"]
+        low, high = (100 * bound for bound in compared["paired_ci95"])
+        self.console.say(
+            f"test accuracy {before:.1%} -> {after:.1%}: {points:+.1f} points "
+            f"[{low:+.1f}, {high:+.1f}], paired p = {compared['paired_p']:.1e}"
+        )
 
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Journals an event and says it."""

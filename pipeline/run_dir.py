@@ -16,6 +16,9 @@ from typing import Any, TextIO
 from configs.load import config_to_json
 from configs.resume import altering_changes
 from configs.schema import Config
+from configs.toml_text import show_value
+
+_LOCK = ".lock"
 
 
 class RunFolder:
@@ -42,19 +45,24 @@ class RunFolder:
         return RunFolder(Path(config.run.dir) / config.run.name)
 
     def check(self, config: Config) -> None:
-        """Refuses to go on with a run under another configuration.
+        """Refuses to go on with a run under another configuration, or that is going on.
 
         Raises:
             ValueError: naming each changed key with its old and its new value.
         """
+        if self._is_busy():
+            raise ValueError(f"another process is at work in {self.path}")
         if not self._config.is_file():
-            if self.path.exists() and any(self.path.iterdir()):
+            if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
         old = json.loads(self._config.read_text(encoding="utf-8"))
         changes = altering_changes(old, json.loads(config_to_json(config)))
         if changes:
-            lines = [f"  {key}: was {before!r}, is {after!r}" for key, before, after in changes]
+            lines = [
+                f"  {key}: was {show_value(before)}, is {show_value(after)}"
+                for key, before, after in changes
+            ]
             raise ValueError(
                 f"{self.path} holds a run with other settings; --run.name starts another run, "
                 "the old values resume this one:\n" + "\n".join(lines)
@@ -67,7 +75,7 @@ class RunFolder:
             ValueError: if another process is at work in it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / ".lock").open("w")
+        lock = (self.path / _LOCK).open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -81,6 +89,18 @@ class RunFolder:
         """Lets other processes at the folder."""
         if self._lock is not None:
             self._lock.close()
+
+    def _is_busy(self) -> bool:
+        try:
+            lock = (self.path / _LOCK).open()
+        except FileNotFoundError:
+            return False
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -103,6 +123,11 @@ class RunFolder:
         """The journal's entries of one kind, oldest first."""
         return (entry for entry in _read_jsonl(self._journal) if entry["event"] == event)
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What `write_metrics` has written, oldest first."""
+        return list(_read_jsonl(self._metrics))
+
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""
         _append(self._metrics, [metrics])
@@ -118,11 +143,12 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Forgets metrics and rollouts of steps after the first `step`, which are done again."""
-        kept = [row for row in _read_jsonl(self._metrics) if row["step"] <= step]
+        kept = [row for row in self.metrics if row["step"] <= step]
         write_atomically(self._metrics, _jsonl(kept))
-        for path in self.rollouts.glob("step_*.jsonl"):
-            if int(path.stem.removeprefix("step_")) > step:
-                path.unlink()
+        for kind in ("step", "validation"):
+            for path in self.rollouts.glob(f"{kind}_*.jsonl"):
+                if int(path.stem.removeprefix(f"{kind}_")) > step:
+                    path.unlink()
         self._summary.unlink(missing_ok=True)
 
 
@@ -137,8 +163,14 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_jsonl(rows))
+    text = _jsonl(rows).encode()
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                # A killed process left half a line; ours must not become its end.
+                text = b"\n" + text
+        file.write(text)
 
 
 def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -146,10 +178,11 @@ def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's objects; a last line that a killed process left unfinished is passed over."""
+    """The file's objects; a line that a killed process left unfinished is passed over."""
     if not path.is_file():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # Not `splitlines`: a completion may hold U+2028 and other characters that end lines for it.
+    for line in path.read_bytes().split(b"\n"):
         try:
             yield json.loads(line)
         except ValueError:

@@ -36,6 +36,16 @@ def reward_inputs(
     return inputs
 
 
+def reward_errors(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, list[str]]:
+    """For each reward function that failed what went wrong, rollout by rollout."""
+    errors: dict[str, list[str]] = {}
+    for row in outcomes:
+        for name, outcome in row.items():
+            if outcome.error is not None:
+                errors.setdefault(name, []).append(outcome.error)
+    return errors
+
+
 def score_rollouts(
     completions: Sequence[Completion],
     inputs: Sequence[RewardInput],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,11 @@ class LoadedData:
         return sum(split.overlaps for _, split in self._splits())
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """For each split a hash of its prompts: ids, tokens and reference answers."""
+        return {name: _fingerprint(split) for name, split in self._splits()}
+
+    @property
     def report(self) -> tuple[str, ...]:
         """A line for each split and for each malformed row, at most 10 rows a split."""
         return tuple(line for name, split in self._splits() for line in _report_lines(name, split))
@@ -53,6 +59,13 @@ class LoadedData:
         if self.validation is not None:
             yield "validation", self.validation
         yield "test", self.test
+
+
+def _fingerprint(split: LoadedSplit) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in split.prompts:
+        digest.update(repr((prompt.id, prompt.tokens.tolist(), prompt.answer)).encode())
+    return digest.hexdigest()
 
 
 def without_overlaps(split: LoadedSplit, later: Sequence[LoadedSplit], *, name: str) -> LoadedSplit:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import netrc
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from configs.schema import Config
 
@@ -43,11 +46,12 @@ def _logged_in() -> bool:
     # Not wandb's own check, which asks on a terminal.
     if os.environ.get("WANDB_API_KEY"):
         return True
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
     try:
-        return "wandb" in netrc.read_text(encoding="utf-8")
-    except OSError:
+        logins = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser())
+    except (OSError, RuntimeError, netrc.NetrcParseError):  # Runtime: there is no home
         return False
+    return logins.authenticators(server) is not None
 
 
 class Tracker:
@@ -64,7 +68,11 @@ class Tracker:
         self.run_id = run_id
         self.address = "no address"
         self._run: Any = None
-        attempts = {"online": ("online", "offline"), "offline": ("offline",), "disabled": ()}
+        attempts: dict[Mode, tuple[Mode, ...]] = {
+            "online": ("online", "offline"),
+            "offline": ("offline",),
+            "disabled": (),
+        }
         for attempt in attempts[mode]:
             try:
                 self._start(config, attempt, folder)
@@ -73,7 +81,7 @@ class Tracker:
             else:
                 break
 
-    def _start(self, config: Config, mode: str, folder: Path) -> None:
+    def _start(self, config: Config, mode: Mode, folder: Path) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -88,7 +96,7 @@ class Tracker:
             settings=wandb.Settings(console="off", silent=True, init_timeout=60),
         )
         self.run_id = self._run.id
-        self.address = self._run.url or str(Path(self._run.dir).parent)
+        self.address = self._run.url if mode == "online" else str(Path(self._run.dir).parent)
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
         """Sends one step's metrics."""
@@ -98,9 +106,18 @@ class Tracker:
         """Sends what the run ends with."""
         self._attempt(lambda run: run.summary.update(dict(summary)))
 
-    def finish(self) -> None:
-        """Waits until everything is written."""
-        self._attempt(lambda run: run.finish())
+    def finish(self, *, exit_status: int) -> None:
+        """Waits until everything is written; W&B shows a run as failed unless the status is 0."""
+
+        def finish(run: Any) -> None:
+            import wandb
+
+            run.finish(exit_code=exit_status)
+            # Offline, `run.finish` returns before the run is on disk.
+            wandb.teardown(exit_status)
+
+        self._attempt(finish)
+        self._run = None
 
     def _attempt(self, action: Any) -> None:
         if self._run is None:
@@ -111,8 +128,13 @@ class Tracker:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        # Not rare: `ray job stop` signals every process of a job, wandb's service included.
+        import wandb
+
         _LOG.warning("W&B: gave up (%s); metrics.jsonl has everything", _short(error))
         self._run = None
+        with contextlib.suppress(Exception):
+            wandb.teardown()  # else it fails, loudly, when Python exits
 
 
 def _short(error: Exception) -> str:

@@ -1,9 +1,17 @@
-"""Finds the reward function that a configuration names as `module:function`."""
+"""Finds the reward function that a configuration names as `module:function`.
+
+    python -m rewards.resolve MODULE:FUNCTION ...
+
+writes a line for each function that cannot be found, and then ends with status 1.
+"""
 
 from __future__ import annotations
 
 import difflib
 import pkgutil
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from types import ModuleType
 
@@ -58,3 +66,19 @@ def _is_public_function(name: str, value: object) -> bool:
 def _nearest(name: str, known: list[str], where: str) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
     return f"; nearest in {where}: {nearest[0]!r}" if nearest else ""
+
+
+def _main(functions: Sequence[str]) -> int:
+    mistakes = []
+    with redirect_stdout(sys.stderr):  # what a module prints while it is imported is no mistake
+        for function in functions:
+            try:
+                resolve(function)
+            except ValueError as error:
+                mistakes.append(" ".join(str(error).split()))
+    sys.stdout.writelines(f"{mistake}\n" for mistake in mistakes)
+    return 1 if mistakes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

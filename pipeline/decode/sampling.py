@@ -35,9 +35,11 @@ def truncate(
     ranked = jnp.sort(logits, axis=-1, descending=True)
     if 0 < top_k < logits.shape[-1]:
         ranked = jnp.where(jnp.arange(logits.shape[-1]) < top_k, ranked, FORBIDDEN)
-    mass = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1)
-    before = jnp.pad(mass[:, :-1], ((0, 0), (1, 0)))
-    kept = (before < top_p) & (ranked > FORBIDDEN)
+    kept = ranked > FORBIDDEN
+    if top_p < 1.0:  # else rounding to a mass of 1 would drop the last of the top k
+        mass = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1)
+        before = jnp.pad(mass[:, :-1], ((0, 0), (1, 0)))
+        kept &= before < top_p
     threshold = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits >= threshold, logits, FORBIDDEN)
 

@@ -122,7 +122,7 @@ class LearnerPrograms:
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """One optimizer update; also returns the gradient's norm before clipping."""
         updates, state = self.optimizer.update(grads, state, adapter)
-        return optax.apply_updates(adapter, updates), state, optax.global_norm(grads)
+        return optax.apply_updates(adapter, updates), state, optax.tree.norm(grads)
 
     def _logprobs(
         self, base: Params, adapter: Params, tokens: Array, targets: Array, *, remat: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ LayerCache = Any
 """What an `Attend` keeps for one layer; the model passes it through without looking inside."""
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Attention of one layer over whatever the caller keeps.
 
@@ -221,8 +222,8 @@ def architecture(hf: dict[str, Any], *, dtype: jnp.dtype) -> Architecture:
         sliding_window_size=hf["sliding_window"],
         local_base_frequency=rope_local["rope_theta"],
         global_base_frequency=rope_global["rope_theta"],
-        local_scale_factor=rope_local.get("factor", 1.0),
-        global_scale_factor=rope_global.get("factor", 1.0),
+        local_scale_factor=_rope_factor(rope_local),
+        global_scale_factor=_rope_factor(rope_global),
         param_dtype=dtype,
     )
     return Architecture(config=config, query_scale=hf["query_pre_attn_scalar"] ** -0.5)
@@ -236,19 +237,39 @@ _REQUIRED = (
 
 def _rope(hf: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """RoPE settings of global and of local layers; transformers 5 and 4 write them differently."""
-    if "rope_parameters" in hf:
-        return hf["rope_parameters"]["full_attention"], hf["rope_parameters"]["sliding_attention"]
-    scaling = hf.get("rope_scaling") or {}
+    given = hf.get("rope_parameters") or {}
+    whole = {"rope_theta": hf.get("rope_theta", 1_000_000.0)}
+    local = {"rope_theta": hf.get("rope_local_base_freq", 10_000.0)}
     return (
-        {"rope_theta": hf.get("rope_theta", 1_000_000), **scaling},
-        {"rope_theta": hf.get("rope_local_base_freq", 10_000)},
+        whole | (hf.get("rope_scaling") or {}) | (given.get("full_attention") or {}),
+        local | (given.get("sliding_attention") or {}),
     )
+
+
+def _rope_type(rope: dict[str, Any]) -> str:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _rope_factor(rope: dict[str, Any]) -> float:
+    return rope["factor"] if _rope_type(rope) == "linear" else 1.0
+
+
+def _rope_problems(rope: dict[str, Any]) -> list[str]:
+    kind = _rope_type(rope)
+    if kind not in {"default", "linear"}:
+        return [f"rope_type is {kind!r}, only 'default' and 'linear' are computed"]
+    if kind == "linear" and "factor" not in rope:
+        return ["rope_type 'linear' without a factor"]
+    return [
+        f"rope setting {key} is not computed"
+        for key in sorted(rope.keys() - {"rope_theta", "rope_type", "type", "factor"})
+    ]
 
 
 def _unsupported(hf: dict[str, Any]) -> list[str]:
     if hf.get("model_type") != "gemma3_text":
         return [f"model_type is {hf.get('model_type')!r}; this version reads 'gemma3_text'"]
-    wrong = [f"{key} is missing" for key in _REQUIRED if key not in hf]
+    wrong = [f"{key} is missing" for key in _REQUIRED if hf.get(key) is None]
     if wrong:
         return wrong
     if hf["num_attention_heads"] % hf["num_key_value_heads"]:
@@ -271,6 +292,6 @@ def _unsupported(hf: dict[str, Any]) -> list[str]:
     expected = [pattern[i % len(pattern)] for i in range(hf["num_hidden_layers"])]
     if hf.get("layer_types", expected) != expected or hf.get("sliding_window_pattern", 6) != 6:  # noqa: PLR2004
         wrong.append("layer_types is not Gemma 3's five local layers to one global layer")
-    if any(rope.get("rope_type", "default") not in {"default", "linear"} for rope in _rope(hf)):
-        wrong.append("a rope_type other than 'default' and 'linear'")
+    for rope in _rope(hf):
+        wrong += _rope_problems(rope)
     return wrong

@@ -1,0 +1,109 @@
+"""How able and how reliable the demo's base is: greedy accuracy, pass@1 and pass@8 on its test split.
+
+    python -m launch.demo.ability [--model DIR] [--prompts 500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.load import load_config
+from configs.schema import Config
+
+SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Shares over the prompts of the test split.
+
+    Attributes:
+        greedy: right at temperature 0.
+        pass_1: right in one draw at temperature 1, the mean over eight draws.
+        pass_8: right in at least one of eight draws.
+        well_formed: greedy answers of the asked-for form.
+    """
+
+    greedy: float
+    pass_1: float
+    pass_8: float
+    well_formed: float
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"greedy {self.greedy:.1%}, pass@1 {self.pass_1:.1%}, pass@8 {self.pass_8:.1%}, "
+            f"well formed {self.well_formed:.1%}"
+        )
+
+
+def measure(config: Config, *, prompts: int) -> Ability:
+    """Measures the base that the configuration names, on the first `prompts` test prompts."""
+    import jax
+    import numpy as np
+
+    from pipeline.dataset import load_data
+    from pipeline.datatypes import RolloutName, RolloutRequest
+    from pipeline.decode.engine import Engine
+    from pipeline.evaluation import judge
+    from pipeline.model.policy import open_policy
+    from pipeline.model.sharding import make_mesh
+    from pipeline.model.vocabulary import Vocabulary
+    from pipeline.tokenizer import Tokenizer
+    from rewards.base import Tags
+
+    folder = Path(config.model.path)
+    tokenizer, mesh = Tokenizer(folder), make_mesh(jax.devices()[:1])
+    policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
+    engine = Engine(policy, base, config, Vocabulary.of(tokenizer, config.rollout))
+    asked = load_data(config, tokenizer).test.prompts[:prompts]
+
+    def draws(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+        """Right and well-formed answers, bool `prompts samples` each."""
+        repeated = [prompt for prompt in asked for _ in range(samples)]
+        requests = [
+            RolloutRequest(RolloutName("test", 0, prompt.id, number % samples), prompt.tokens)
+            for number, prompt in enumerate(repeated)
+        ]
+        completions = engine.generate(
+            requests,
+            adapter=policy.no_adapter(),
+            version=0,
+            adapter_sha256="",
+            temperature=temperature,
+        )
+        judged = judge(repeated, completions, tokenizer=tokenizer, tags=Tags.of(config.prompt))
+        return judged.correct.reshape(-1, samples), judged.well_formed.reshape(-1, samples)
+
+    greedy, formed = draws(1, 0.0)
+    sampled, _ = draws(SAMPLES, 1.0)
+    return Ability(
+        greedy=float(greedy.mean()),
+        pass_1=float(sampled.mean()),
+        pass_8=float(sampled.any(axis=1).mean()),
+        well_formed=float(formed.mean()),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints what was measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.demo.ability",
+        description="Measure the demo's base: greedy accuracy, pass@1 and pass@8.",
+    )
+    parser.add_argument("--model", help="model folder (default: the demo's)")
+    parser.add_argument("--prompts", type=int, default=500, help="test prompts (default: 500)")
+    options = parser.parse_args(argv)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    overrides = [("model.path", options.model)] if options.model else []
+    print(measure(load_config("configs/demo.toml", overrides), prompts=options.prompts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The demo with several seeds and its control, as a table: what README states is made by this.
+
+    python -m launch.demo.table [--seeds 0 1 2] [--steps N] [--dir runs]
+
+The control is the same run with rewards shuffled within each step: as many updates, as large, that
+say nothing about the rollouts. If it rose too, the gain would not come from the rewards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CONFIG = "configs/demo.toml"
+_HEADER = (
+    "| run | accuracy before | after | difference [95%] | paired p | well formed before "
+    "| accuracy among well formed | minutes | GiB at peak |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of the table.
+
+    Attributes:
+        name: of the run.
+        summary: its `summary.json`.
+        minutes: from start to exit.
+        peak_gib: proportional set size of all its processes together, at peak.
+    """
+
+    name: str
+    summary: dict[str, Any]
+    minutes: float
+    peak_gib: float
+
+    def __str__(self) -> str:
+        """A Markdown row."""
+        found = self.summary["eval"]
+        before, after = found["before"], found["after"]
+        low, high = found["paired_ci95"]
+        return (
+            f"| {self.name} | {_share(before)} | {_share(after)} "
+            f"| {100 * found['paired_difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
+            f"| {found['paired_p']:.1e} | {100 * before['well_formed']:.1f}% "
+            f"| {100 * before['accuracy_among_well_formed']:.1f}% -> "
+            f"{100 * after['accuracy_among_well_formed']:.1f}% "
+            f"| {self.minutes:.1f} | {self.peak_gib:.1f} |"
+        )
+
+
+def _share(found: dict[str, Any]) -> str:
+    return f"{100 * found['accuracy']:.1f}%"
+
+
+def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
+    """Runs the demo once in a process of its own and measures it.
+
+    Raises:
+        RuntimeError: if the run fails.
+    """
+    command = [sys.executable, "-m", "launch.train", CONFIG]
+    command += ["--run.seed", str(seed), "--run.name", name, "--run.dir", str(folder), *settings]
+    started = time.monotonic()
+    process = subprocess.Popen(command)  # noqa: S603  # our own command
+    peak = _Peak(process.pid)
+    status = process.wait()
+    peak.stop()
+    if status != 0:
+        raise RuntimeError(f"{name}: exit status {status} of {' '.join(command)}")
+    summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+    return Row(name, summary, (time.monotonic() - started) / 60, peak.gib)
+
+
+class _Peak:
+    """Watches the memory of a process and its descendants, twice a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._bytes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def gib(self) -> float:
+        return self._bytes / 2**30
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.5):
+            self._bytes = max(self._bytes, _pss(self._pid))
+
+
+def _pss(pid: int) -> int:
+    """Summed proportional set size: memory that processes share is counted once."""
+    total = 0
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    for process in family:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return total
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs everything and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.demo.table",
+        description="Run the demo with several seeds and its control, and print a table.",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--steps", type=int, help="default: what the preset says")
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="of the run folders")
+    options = parser.parse_args(argv)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    settings = [] if options.steps is None else ["--budget.steps", str(options.steps)]
+    plans: list[tuple[str, int, list[str]]] = [
+        (f"demo-seed{seed}-{stamp}", seed, settings) for seed in options.seeds
+    ]
+    control = [*settings, "--rewards.shuffle", "true"]
+    plans.append((f"demo-control-{stamp}", options.seeds[0], control))
+    rows = [run(name, seed=seed, folder=options.dir, settings=more) for name, seed, more in plans]
+    print(_HEADER)
+    for row in rows:
+        print(row)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

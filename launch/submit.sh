@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Submits a run to a running Ray cluster as a job: launch.train with the same arguments.
+#
+#   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
+#
+# Uploads the project's source and nothing else: no runs, no weights, no data. Relative paths in the
+# configuration are relative to the folder you are in, which the cluster's host must have. Keys
+# (WANDB_API_KEY, HF_TOKEN) are never put into the job, whose metadata everybody at the cluster can
+# read: set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on
+# this machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
+set -euo pipefail
+
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+
+case "${1:-}" in
+    -h | --help) usage; exit 0 ;;
+    "") usage >&2; exit 2 ;;
+esac
+
+wait_flag=()
+if [ "$1" = --no-wait ]; then
+    wait_flag=(--no-wait)
+    shift
+fi
+
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=${GEMMA_GRPO_PYTHON:-$project/.venv/bin/python}
+[ -x "$python" ] || python=$(command -v python3)
+
+# Mistakes are told here rather than in a job's log.
+PYTHONPATH=$project "$python" -m launch.train "$@" --dry-run >/dev/null
+config=$1
+shift
+if ! [ -f "$config" ]; then
+    echo "$config is not a file; CONFIG.toml comes first" >&2
+    exit 2
+fi
+
+upload=$(mktemp -d)
+trap 'rm -rf "$upload"' EXIT
+(cd "$project" && find configs rewards pipeline actors launch \
+    \( -name '*.py' -o -name '*.toml' \) -print0 | tar --null -T - -cf -) | tar -xf - -C "$upload"
+cp -- "$config" "$upload/submitted.toml"
+
+# Token authentication is on in clusters that `ray start` made, and `ray job submit` sends the token
+# only if told so.
+if [ -z "${RAY_AUTH_MODE:-}" ]; then
+    token_file=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
+    if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -f "$token_file" ]; then
+        export RAY_AUTH_MODE=token
+    fi
+fi
+export RAY_API_SERVER_ADDRESS=${RAY_API_SERVER_ADDRESS:-http://127.0.0.1:8265}
+if ! "$python" - <<'EOF'
+import os, sys, urllib.error, urllib.request
+
+try:
+    urllib.request.urlopen(os.environ["RAY_API_SERVER_ADDRESS"] + "/api/version", timeout=10)
+except urllib.error.HTTPError:
+    pass  # somebody answers; whether we may talk to them is told by the submission
+except (OSError, ValueError):
+    sys.exit(1)
+EOF
+then
+    echo "no Ray cluster answers at $RAY_API_SERVER_ADDRESS; start one with: ray start --head" \
+        "(or set RAY_API_SERVER_ADDRESS)" >&2
+    exit 2
+fi
+
+# Ray stops a job with SIGTERM to all its processes and kills them 3 seconds later, too early for a
+# checkpoint, unless told otherwise.
+runtime_env=$("$python" - "$PWD" <<'EOF'
+import json
+import sys
+
+variables = {
+    "GEMMA_GRPO_HOME": sys.argv[1],
+    "RAY_JOB_STOP_WAIT_TIME_S": "600",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+print(json.dumps({"env_vars": variables}))
+EOF
+)
+
+# `exec`: the job's first process is the run itself, so that signals reach it.
+command="exec $(printf '%q ' "$python" -m launch.train submitted.toml "$@")"
+"$python" -m ray.scripts.scripts job submit ${wait_flag[@]+"${wait_flag[@]}"} \
+    --working-dir "$upload" --runtime-env-json "$runtime_env" -- bash -c "$command"

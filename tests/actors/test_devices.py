@@ -1,0 +1,115 @@
+"""Each process sees its own devices, and only actors see any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.devices import environment, open_mesh
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "qwix", "tunix", "torch")
+
+
+def heavy_after(*modules: str) -> list[str]:
+    """Which of the heavy packages a fresh process holds after importing the modules."""
+    code = (
+        f"import sys, json; import {', '.join(modules)}; "
+        f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found: list[str] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_driver_and_the_control_plane_never_import_jax():
+    modules = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for pattern in ("actors/*.py", "launch/*.py", "pipeline/*.py", "rewards/*.py")
+        for path in ROOT.glob(pattern)
+        if path.name != "__init__.py"
+    )
+    driver = {"actors.handles", "launch.train", "launch.session", "pipeline.coordinator"}
+    assert driver <= set(modules)
+    assert heavy_after(*modules) == []
+
+
+def test_the_check_above_would_see_it():
+    assert "jax" in heavy_after("pipeline.model.sharding")
+
+
+def in_a_process(platform: str, *, count: int, asked: int) -> subprocess.CompletedProcess[str]:
+    """Opens a mesh of `asked` devices in a process that was given `count` CPU devices."""
+    code = (
+        "from actors.devices import open_mesh\n"
+        "try:\n"
+        f"    mesh = open_mesh(platform={platform!r}, count={asked})\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+        "else:\n"
+        "    print(mesh.devices.size, {device.platform for device in mesh.devices.flat})\n"
+    )
+    given = environment(platform="cpu", count=count)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_a_process_gets_the_virtual_devices_it_was_given():
+    assert in_a_process("cpu", count=3, asked=3).stdout == "3 {'cpu'}\n"
+
+
+def test_another_number_of_devices_is_refused(monkeypatch: pytest.MonkeyPatch):
+    # This process has 8 virtual CPU devices.
+    message = r"plan\.platform = 'cpu' needs 3 cpu device\(s\) in this process; JAX finds 8 cpu"
+    with pytest.raises(ValueError, match=message):
+        open_mesh(platform="cpu", count=3)
+    assert open_mesh(platform="cpu", count=8).devices.size == 8
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_another_kind_of_device_is_refused(platform: str):
+    with pytest.raises(ValueError, match=rf"needs 8 {platform} device.*JAX finds 8 cpu device"):
+        open_mesh(platform=platform, count=8)
+
+
+def test_jax_without_any_such_device_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    import jax
+
+    def none() -> list[object]:
+        raise RuntimeError("Unable to initialize backend 'tpu': no chips\nlong story")
+
+    monkeypatch.setattr(jax, "devices", none)
+    with pytest.raises(ValueError, match=r"finds none: Unable to initialize .* no chips$"):
+        open_mesh(platform="tpu", count=1)
+
+
+def test_half_a_host_gets_its_bounds(monkeypatch: pytest.MonkeyPatch):
+    for variable in ("TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS"):
+        monkeypatch.setenv(variable, "unset")
+    for count, bounds in ((8, "unset"), (4, "2,2,1")):
+        with pytest.raises(ValueError, match="needs"):
+            open_mesh(platform="tpu", count=count)
+        assert os.environ["TPU_CHIPS_PER_HOST_BOUNDS"] == bounds
+    assert os.environ["TPU_HOST_BOUNDS"] == "1,1,1"
+
+
+def test_environments_name_the_platform_and_the_number():
+    assert environment(platform="tpu", count=4) == {"JAX_PLATFORMS": "tpu"}
+    assert environment(platform="gpu", count=1) == {"JAX_PLATFORMS": "cuda"}
+    assert environment(platform="cpu", count=2) == {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }

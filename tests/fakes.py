@@ -1,0 +1,383 @@
+"""Samplers, learner and scorer as the coordinator sees them, without Ray or JAX.
+
+Everything is a function of names, adapter and seed, and an adapter is the hash of all that was
+learned: two runs end with equal adapters only if they learned from equal rollouts in equal order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from configs.schema import Config
+from pipeline.coordinator import Coordinator, Progress, Workers
+from pipeline.datatypes import (
+    Completion,
+    ExportReport,
+    Prompt,
+    Published,
+    Restored,
+    Rollout,
+    RolloutRequest,
+)
+from pipeline.deadline import Clock, Deadline
+from pipeline.records import Console, Records
+from pipeline.run_dir import RunFolder
+from pipeline.splits import LoadedData, LoadedSplit
+from pipeline.tokenizer import Tokenizer
+from pipeline.tracking import Tracker
+from rewards.base import Outcome, RewardInput, score
+from rewards.resolve import resolve
+
+EOS = 1
+FRESH = hashlib.sha256(b"fresh").hexdigest()
+PROBE = hashlib.sha256(b"probe").hexdigest()
+
+_CONFIG: dict[str, dict[str, Any]] = {
+    "run": {"name": "run", "seed": 3},
+    "model": {"path": "nowhere", "dtype": "float32"},
+    "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
+    "rewards": {
+        "functions": [
+            {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 1.0},
+            {"name": "format", "function": "rewards.format:well_formed", "weight": 0.1},
+        ]
+    },
+    "rollout": {
+        "group_size": 2,
+        "prompts_per_step": 2,
+        "max_prompt_tokens": 8,
+        "max_new_tokens": 80,
+    },
+    "plan": {
+        "platform": "cpu",
+        "placement": "split",
+        "rollout_rows": 2,
+        "micro_batch_rows": 2,
+    },
+    "budget": {"steps": 3},
+    "checkpoint": {"every_steps": 2},
+    "wandb": {"mode": "disabled"},
+}
+
+
+def make_config(folder: Path, **tables: Mapping[str, Any]) -> Config:
+    """A small configuration; `tables` are laid over its tables."""
+    given = {name: {**_CONFIG.get(name, {}), **table} for name, table in tables.items()}
+    run = {**_CONFIG["run"], "dir": str(folder), **tables.get("run", {})}
+    return Config.model_validate({**_CONFIG, **given, "run": run})
+
+
+def make_prompts(count: int) -> tuple[Prompt, ...]:
+    """Prompts whose answer is twice their id."""
+    return tuple(
+        Prompt(n, f"twice {n}?", np.array([2, 50 + n], np.int32), str(2 * n), {})
+        for n in range(1, count + 1)
+    )
+
+
+def make_data(*, train: int = 5, validation: int = 0, test: int = 4) -> LoadedData:
+    """Splits of so many prompts; none: no such split."""
+
+    def split(count: int) -> LoadedSplit:
+        return LoadedSplit(make_prompts(count), malformed=(), too_long=(), duplicates=0)
+
+    return LoadedData(split(train), split(validation) if validation else None, split(test))
+
+
+class CharTokenizer(Tokenizer):
+    """One token for each character: its code point."""
+
+    def __init__(self) -> None:
+        self.pad_id, self.eos_id, self.bos_id = 0, EOS, 2
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([ord(character) for character in text], np.int32)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        return "".join(chr(int(token)) for token in tokens if token != EOS)
+
+
+class FakeClock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Killed(BaseException):
+    """`kill -9`: nothing that would come after this happens."""
+
+
+@dataclass
+class Script:
+    """What the workers are asked to do, in order, and what is to happen when they are.
+
+    Attributes:
+        clock: moved on by each call.
+        durations: seconds of a call, by the first word of its name.
+        calls: their names.
+        on: what to do at a call, by its name or its number; done once.
+        stop: the coordinator's.
+    """
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    durations: Mapping[str, float] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    on: dict[str | int, Callable[[], None]] = field(default_factory=dict)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, name: str) -> None:
+        """Writes a call down, lets its time pass and does what is to be done."""
+        self.clock.seconds += self.durations.get(name.split(maxsplit=1)[0], 0.0)
+        self.calls.append(name)
+        for key in (name, len(self.calls) - 1):
+            if key in self.on:
+                self.on.pop(key)()
+
+
+def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
+    """Log-probs of tokens under an adapter: float32 `seq`."""
+    return -((tokens % 7 + int(adapter[:4], 16) % 11) / 10).astype(np.float32)
+
+
+class FakeSampler:
+    """Draws well-formed right answers, well-formed wrong ones, and such without an end."""
+
+    def __init__(self, script: Script, *, seed: int, number: int) -> None:
+        self.script = script
+        self.name = f"sampler{number}"
+        self.adapter, self.version = "", -2
+        self.seed = seed
+        self.aborted = asyncio.Event()
+
+    async def load(self, published: Published) -> str:
+        self.script.note(f"{self.name}.load {published.version}")
+        self.adapter, self.version = str(published.payload), published.version
+        return self.adapter
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float
+    ) -> list[Completion]:
+        first = requests[0].name
+        self.script.note(f"{self.name}.generate:{first.phase} {first.step}")
+        if self.script.stop.is_set():
+            await self.aborted.wait()
+            raise RuntimeError("aborted")
+        return [self.draw(request, temperature) for request in requests]
+
+    def draw(self, request: RolloutRequest, temperature: float) -> Completion:
+        key = request.name.key(self.seed)
+        rng = np.random.default_rng([*key, int(self.adapter[:8], 16), int(1000 * temperature)])
+        answer = 2 * request.name.prompt_id + int(rng.integers(2))
+        text = f"<reasoning>{rng.integers(10**6)}</reasoning><answer>{answer}</answer>"
+        ended = rng.random() < 0.8
+        tokens = np.array([ord(c) for c in text] + [EOS] * ended, np.int32)
+        return Completion(
+            name=request.name,
+            prompt_tokens=request.prompt_tokens,
+            tokens=tokens,
+            logprobs=logprobs(tokens, self.adapter),
+            stop_reason="eos" if ended else "length",
+            version=self.version,
+            adapter_sha256=self.adapter,
+        )
+
+    async def abort(self) -> None:
+        self.script.note(f"{self.name}.abort")
+        self.aborted.set()
+
+
+Disk = dict[int, tuple[str, dict[str, Any]]]
+"""Checkpoints: the adapter and the coordinator's part, by version."""
+
+
+class FakeLearner:
+    """Goes on from the newest checkpoint on `disk`.
+
+    Attributes:
+        metrics: laid over those of each update.
+        score_error: added to the log-probs that it scores.
+    """
+
+    def __init__(self, script: Script, *, disk: Disk) -> None:
+        self.script = script
+        self.disk = disk
+        self.version = max(disk, default=0)
+        self.adapter = disk[self.version][0] if disk else FRESH
+        self.metrics: dict[str, float] = {}
+        self.score_error = 0.0
+        self.seen: list[Rollout] = []
+        self.exported: list[Completion] = []
+
+    async def restore(self) -> Restored:
+        return Restored(self.disk[self.version][1] if self.disk else None)
+
+    async def publish(self, *, probe: bool = False) -> Published:
+        self.script.note("learner.publish probe" if probe else f"learner.publish {self.version}")
+        if probe:
+            return Published(-1, PROBE, PROBE)
+        return Published(self.version, self.adapter, self.adapter)
+
+    async def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
+        self.script.note("learner.score probe" if probe else "learner.score")
+        adapter = PROBE if probe else self.adapter
+        return [logprobs(drawn.tokens, adapter) + self.score_error for drawn in completions]
+
+    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        self.script.note(f"learner.update {self.version}")
+        assert {rollout.completion.adapter_sha256 for rollout in rollouts} == {self.adapter}
+        self.seen = list(rollouts)
+        digest = hashlib.sha256(self.adapter.encode())
+        for rollout in rollouts:
+            drawn = rollout.completion
+            digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
+        self.adapter, self.version = digest.hexdigest(), self.version + 1
+        learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
+        metrics = {"loss": int(self.adapter[:4], 16) / 2**16, "tokens_trained": float(learned)}
+        return {**metrics, "parity_mean": 0.0, "parity_p999": 0.0, **self.metrics}
+
+    async def save(self, meta: Mapping[str, Any]) -> None:
+        self.script.note(f"learner.save {self.version}")
+        self.disk.setdefault(self.version, (self.adapter, dict(meta)))
+
+    async def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+        self.script.note(f"learner.export {self.version}")
+        self.exported = list(examples)
+        return ExportReport(folder, 0.0, sum(len(drawn.tokens) for drawn in examples))
+
+
+class FakeScorer:
+    """The configured reward functions, called on the spot."""
+
+    def __init__(self, script: Script, config: Config) -> None:
+        self.script = script
+        self.functions = {f.name: resolve(f.function) for f in config.rewards.functions}
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        self.script.note("scorer.score")
+        if self.script.stop.is_set():
+            await asyncio.Event().wait()
+        parts = {name: score(function, inputs) for name, function in self.functions.items()}
+        return [{name: parts[name][row] for name in parts} for row in range(len(inputs))]
+
+
+class FakeTracker(Tracker):
+    """W&B that keeps what it is told."""
+
+    def __init__(self, run_id: str | None = None) -> None:
+        self.run_id, self.address = run_id, "nowhere"
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.summary: dict[str, Any] = {}
+        self.exit_status: int | None = None
+
+    def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
+        self.logged.append((step, dict(metrics)))
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        self.summary = dict(summary)
+
+    def finish(self, *, exit_status: int) -> None:
+        self.exit_status = exit_status
+
+
+class Process:
+    """One process of a run: restores, rewinds and coordinates as `launch.session` does.
+
+    Args:
+        config: of the run.
+        disk: its checkpoints.
+        data: its prompts.
+        script: what happens in this process.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        disk: Disk,
+        data: LoadedData | None = None,
+        script: Script | None = None,
+    ) -> None:
+        self.script = script or Script()
+        self.folder = RunFolder.of(config)
+        self.tracker = FakeTracker()
+        self.learner = FakeLearner(self.script, disk=disk)
+        self.samplers = [
+            FakeSampler(self.script, seed=config.run.seed, number=number)
+            for number in range(config.plan.num_samplers)
+        ]
+        self.scorer = FakeScorer(self.script, config)
+        restored = disk[self.learner.version][1] if disk else None
+        progress = Progress(**restored) if restored else Progress()
+        self.folder.create(config)
+        self.folder.rewind(progress.step)
+        clock = Clock(
+            started=self.script.clock(), used_before_s=progress.wall_s, now=self.script.clock
+        )
+        self.coordinator = Coordinator(
+            config,
+            data=data or make_data(),
+            tokenizer=CharTokenizer(),
+            workers=Workers(self.samplers, self.learner, self.scorer),
+            records=Records(self.folder, self.tracker, Console(total=None, done=0)),
+            deadline=Deadline(clock, config.budget.steps, config.budget.time_s),
+            progress=progress,
+            resumed_from=progress.step if restored else None,
+            stop=self.script.stop,
+        )
+
+    def run(self) -> Literal["finished", "interrupted"]:
+        """Runs until it ends or is killed."""
+        try:
+            return asyncio.run(self.coordinator.run())
+        finally:
+            self.folder.close()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Journal entries of one kind, without their time."""
+        return [
+            {key: value for key, value in entry.items() if key not in {"time", "event"}}
+            for entry in self.folder.events(kind)
+        ]
+
+
+def left_behind(folder: RunFolder) -> dict[str, Any]:
+    """All that a run leaves in its folder and that a resume must not change."""
+    summary = {
+        key: value
+        for key, value in (folder.summary or {}).items()
+        if key not in {"wall_s", "resumed_from"}
+    }
+    metrics = [
+        {key: value for key, value in row.items() if not key.startswith("time/")}
+        for row in folder.metrics
+    ]
+    rollouts = {path.name: path.read_bytes() for path in folder.rollouts.iterdir()}
+    return {"summary": summary, "metrics": metrics, "rollouts": rollouts}
+
+
+def completion(
+    request: RolloutRequest, text: str = "", *, ended: bool = True, **changes: Any
+) -> Completion:
+    """A completion with the given text, drawn by version 0."""
+    tokens = np.array([ord(character) for character in text] + [EOS] * ended, np.int32)
+    values: dict[str, Any] = {
+        "name": request.name,
+        "prompt_tokens": request.prompt_tokens,
+        "tokens": tokens,
+        "logprobs": logprobs(tokens, FRESH),
+        "stop_reason": "eos" if ended else "length",
+        "version": 0,
+        "adapter_sha256": FRESH,
+    }
+    return Completion(**{**values, **changes})

@@ -1,0 +1,169 @@
+"""A real Ray cluster of one node for the tests, and runs of the product against it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+PATIENCE_S = 240
+"""Generous, because the machine may be busy; nothing here is a measurement."""
+
+CONFIG = """
+[run]
+name = "{name}"
+dir = "{runs}"
+
+[model]
+path = "launch/demo/tiny_gemma3"
+dtype = "float32"
+
+[lora]
+rank = 4
+
+[data]
+train = {{ path = "launch/demo/data/train.jsonl", limit = 64 }}
+test = {{ path = "launch/demo/data/test.jsonl", limit = 8 }}
+
+[rewards]
+functions = [{{ name = "exact", function = "rewards.correctness:exact_answer" }}]
+
+[rollout]
+group_size = 4
+prompts_per_step = 4
+max_prompt_tokens = 64
+max_new_tokens = 40
+
+[learner]
+lr = 1e-3
+
+[plan]
+platform = "cpu"
+placement = "split"
+rollout_rows = 16
+micro_batch_rows = 8
+
+[budget]
+steps = 2
+
+[checkpoint]
+every_steps = 2
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running cluster.
+
+    Attributes:
+        gcs: address that `ray.init` takes.
+        dashboard: address that `ray job` takes.
+        environment: for processes that talk to it.
+    """
+
+    gcs: str
+    dashboard: str
+    environment: dict[str, str]
+
+    def ray(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs `ray ARGUMENTS`."""
+        return subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+
+@contextlib.contextmanager
+def running_head() -> Iterator[Head]:
+    """Starts a cluster with four pretended TPU chips, on ports of its own, and stops it."""
+    folder = Path(tempfile.mkdtemp(prefix="gg-"))
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    gcs, dashboard, agent, grpc = _free_ports(4)
+    environment = os.environ | {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
+    command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
+    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", "4"]
+    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
+    command += ["--resources", '{"TPU": 4}', "--object-store-memory", str(256 * 2**20)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    head = Head(f"127.0.0.1:{gcs}", environment["RAY_API_SERVER_ADDRESS"], environment)
+    try:
+        _wait_until_up(head, process, folder / "log")
+        yield head
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_up(head: Head, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        if head.ray("job", "list").returncode == 0:
+            return
+    raise AssertionError(log.read_text())
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def write_config(folder: Path, *, name: str) -> Path:
+    """A small real run of the demo's model, in `folder`."""
+    path = folder / f"{name}.toml"
+    path.write_text(CONFIG.format(name=name, runs=folder / "runs"))
+    return path
+
+
+def train_command(config: Path, *settings: str) -> list[str]:
+    """`launch.train` on a configuration."""
+    return [sys.executable, "-m", "launch.train", str(config), *settings]
+
+
+def private_environment() -> dict[str, str]:
+    """An environment in which a run starts a cluster of its own."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Returns when a file has `count` lines; fails if the process ends before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if path.is_file() and len(path.read_text().splitlines()) >= count:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never had {count} lines")

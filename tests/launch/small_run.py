@@ -1,0 +1,76 @@
+"""A small request that nothing is wrong with: configuration, data and a model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CONFIG = """
+[run]
+name = "small"
+dir = "runs"
+
+[model]
+path = "model"
+dtype = "float32"
+
+[data]
+train = { path = "train.jsonl" }
+test = { path = "test.jsonl" }
+
+[rewards]
+functions = [{ name = "correct", function = "rewards.correctness:exact_answer" }]
+
+[rollout]
+group_size = 2
+prompts_per_step = 3
+max_prompt_tokens = 60
+max_new_tokens = 8
+
+[plan]
+platform = "cpu"
+placement = "split"
+rollout_rows = 6
+micro_batch_rows = 2
+
+[budget]
+steps = 3
+
+[wandb]
+mode = "disabled"
+"""
+
+
+def rows(first: int, count: int) -> list[dict[str, Any]]:
+    """Rows of a dataset, no two alike."""
+    return [
+        {"question": f"tom has {n} apples.", "answer": str(n)} for n in range(first, first + count)
+    ]
+
+
+def write_rows(path: Path, lines: Sequence[Any]) -> None:
+    """A JSONL file; strings are written as they are."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+
+
+def write_request(folder: Path, *, tokenizer: Path) -> Path:
+    """Everything that a small run needs before devices; the path of the configuration."""
+    model = folder / "model"
+    model.mkdir()
+    shutil.copy(tokenizer / "tokenizer.model", model)
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    (model / "model.safetensors").touch()
+    write_rows(folder / "train.jsonl", rows(0, 6))
+    write_rows(folder / "test.jsonl", rows(100, 4))
+    path = folder / "small.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+def everything_below(folder: Path) -> set[str]:
+    """Names of all files and folders."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}

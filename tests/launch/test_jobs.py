@@ -1,0 +1,168 @@
+"""Runs as `ray job submit` jobs on a real cluster: complete, stopped, refused, cleaned up after."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launch.cluster_fixtures import (
+    PATIENCE_S,
+    PROJECT,
+    Head,
+    running_head,
+    train_command,
+    wait_for_lines,
+    write_config,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(2 * PATIENCE_S)]
+
+
+@pytest.fixture(scope="module")
+def head():
+    with running_head() as found:
+        yield found
+
+
+def submit(head: Head, *arguments: object, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", "launch/submit.sh", *map(str, arguments)],
+        cwd=PROJECT,
+        env=head.environment | {"GEMMA_GRPO_PYTHON": sys.executable} | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def jobs(head: Head) -> str:
+    return head.ray("job", "list", "--log-style", "record").stdout
+
+
+def test_a_submitted_job_leaves_a_complete_run_folder(head, tmp_path):
+    config = write_config(tmp_path, name="whole")
+    job = submit(head, config, WANDB_API_KEY="k" * 40, WANDB_MODE="offline")
+    output, _ = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 0, output
+    assert "step 2/2" in output
+    run = tmp_path / "runs" / "whole"
+    for name in ("config.json", "journal.jsonl", "metrics.jsonl", "checkpoints/2", "wandb"):
+        assert (run / name).exists(), name
+    assert (run / "export" / "model.safetensors").is_file()
+    assert len((run / "rollouts" / "step_000002.jsonl").read_text().splitlines()) == 16
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["ended"], summary["steps"], summary["samples"]) == ("finished", 2, 32)
+    assert "kkkk" not in jobs(head)
+
+
+def test_ray_job_stop_leaves_a_checkpoint(head, tmp_path):
+    config = write_config(tmp_path, name="stopped")
+    settings = ["--budget.steps", "500", "--checkpoint.every_steps", "400"]
+    job = submit(head, "--no-wait", config, *settings)
+    output, _ = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 0, output
+    name = next(word.strip("'") for word in output.split() if word.startswith("'raysubmit_"))
+    run = tmp_path / "runs" / "stopped"
+    deadline = time.monotonic() + PATIENCE_S
+    while not (run / "metrics.jsonl").is_file():
+        assert time.monotonic() < deadline, head.ray("job", "logs", name).stdout
+    stopped = head.ray("job", "stop", name)
+    assert "was stopped" in stopped.stdout + stopped.stderr
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["ended"] == "interrupted"
+    assert summary["steps"] >= 1
+    assert (run / "checkpoints" / str(summary["steps"])).is_dir()
+
+
+def test_a_mistake_is_told_before_anything_is_submitted(head, tmp_path):
+    before = jobs(head)
+    config = write_config(tmp_path, name="wrong")
+    job = submit(head, config, "--learner.lr", "-1")
+    output, _ = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 2
+    assert "learner.lr" in output
+    assert jobs(head) == before
+
+
+def test_leased_tpus_without_a_tpu_are_refused_and_free_again(head, tmp_path):
+    """The cluster claims four chips; JAX finds none; nothing is taken instead."""
+    config = write_config(tmp_path, name="pretended")
+    settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
+    settings += ["--plan.learner_devices", "4"]
+    done = subprocess.run(
+        train_command(config, *settings),
+        cwd=PROJECT,
+        env=head.environment | {"RAY_ADDRESS": head.gcs},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "needs 4 tpu device(s)" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    assert free_chips(head) == 4
+
+
+KILLER = """
+import ray
+from actors.handles import spawn
+from actors.placement import Lease
+
+class Holder:
+    def pid(self):
+        import os
+        return os.getpid()
+
+ray.init(log_to_driver=False)
+holder = spawn(Holder, lease=Lease({"TPU": 4}, {}))
+pid = ray.get(holder.pid.remote())
+assert ray.available_resources().get("TPU", 0) == 0
+import os, signal
+os.kill(pid, signal.SIGKILL)
+try:
+    ray.get(holder.pid.remote())
+except ray.exceptions.RayActorError:
+    print("gone")
+"""
+
+
+def test_an_actor_that_dies_gives_its_chips_back(head):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER],
+        cwd=PROJECT,
+        env=head.environment | {"RAY_ADDRESS": head.gcs},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.strip() == "gone", done.stderr
+    assert free_chips(head) == 4
+
+
+FREE = """
+import ray, time
+ray.init(log_to_driver=False)
+until = time.monotonic() + 60
+while ray.available_resources().get("TPU", 0) < 4 and time.monotonic() < until:
+    time.sleep(0.2)
+print(ray.available_resources().get("TPU", 0))
+"""
+
+
+def free_chips(head: Head) -> float:
+    """Free chips, once the cluster has noticed; it is told of a death with a delay."""
+    done = subprocess.run(
+        [sys.executable, "-c", FREE],
+        env=head.environment | {"RAY_ADDRESS": head.gcs},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return float(done.stdout)

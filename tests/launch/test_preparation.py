@@ -1,0 +1,116 @@
+"""What is known before devices are taken, and that a resumed run has the data it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config
+from configs.schema import Config
+from launch import preparation
+from launch.preparation import Prepared, finished, prepare
+from pipeline.budget import Budget
+from tests.demo_texts import write_tokenizer
+from tests.launch.small_run import rows, write_request, write_rows
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def config(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+    monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
+    return load_config(write_request(tmp_path, tokenizer=tokenizer))
+
+
+def begin(config: Config) -> Prepared:
+    """A run that began with the data as they are."""
+    prepared = prepare(config, extend=None)
+    prepared.folder.create(config)
+    prepared.folder.journal("started", wandb_id=None, data=prepared.data.fingerprints)
+    prepared.folder.close()
+    return prepared
+
+
+def test_everything_that_a_run_needs(tmp_path: Path, config: Config):
+    prepared = prepare(config, extend=None)
+    assert prepared.config is config
+    assert [prompt.id for prompt in prepared.data.train.prompts] == [1, 2, 3, 4, 5, 6]
+    assert len(prepared.data.test.prompts) == 4
+    assert prepared.tokenizer.path == tmp_path / "model" / "tokenizer.model"
+    assert prepared.folder.path == tmp_path / "runs" / "small"
+    assert not prepared.folder.path.exists()
+    assert (prepared.extend, prepared.wandb_mode) == (None, "disabled")
+
+
+def test_the_first_lines_say_how_wandb_runs_and_what_the_data_are(
+    tmp_path: Path,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    prepare(load_config(tmp_path / "small.toml", [("wandb.mode", "auto")]), extend=None)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("W&B: offline, because nobody is logged in; `wandb login` mends it")
+    assert first.endswith(f"files in {tmp_path}/runs/small/wandb")
+    assert others == ["train: 6 prompts", "test: 4 prompts"]
+
+
+def test_the_same_data_are_recognized(config: Config):
+    began = begin(config)
+    again = prepare(config, extend=None)
+    assert again.data.fingerprints == began.data.fingerprints
+    assert again.data.fingerprints.keys() == {"train", "test"}
+    assert len(set(again.data.fingerprints.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["train"], "data.train: not the prompts that"),
+        (["test"], "data.test: not the prompts that"),
+        (["train", "test"], "data.train and data.test: not the prompts that"),
+    ],
+)
+def test_invariant_7_a_run_does_not_go_on_with_other_data(
+    tmp_path: Path, config: Config, changed: list[str], told: str
+):
+    begin(config)
+    for name in changed:
+        path = tmp_path / f"{name}.jsonl"
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace('"answer": "', '"answer": "1', 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=told) as caught:
+        prepare(config, extend=None)
+    assert f"that {tmp_path}/runs/small began with; restore them, or start" in str(caught.value)
+
+
+def test_data_that_only_moved_are_the_same(tmp_path: Path, config: Config):
+    began = begin(config)
+    write_rows(tmp_path / "train.jsonl", [{**row, "note": "x"} for row in rows(0, 6)])
+    assert prepare(config, extend=None).data.fingerprints == began.data.fingerprints
+
+
+def test_the_order_of_the_data_matters(tmp_path: Path, config: Config):
+    begin(config)
+    write_rows(tmp_path / "train.jsonl", list(reversed(rows(0, 6))))
+    with pytest.raises(ValueError, match=r"^data\.train: "):
+        prepare(config, extend=None)
+
+
+def test_a_new_run_is_not_finished(config: Config):
+    assert finished(config, extend=None) is None
+
+
+def test_an_extension_is_handed_on(config: Config):
+    folder = begin(config).folder
+    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
+    assert finished(config, extend="4") is None
+    assert prepare(config, extend="4").extend == Budget(4, None)

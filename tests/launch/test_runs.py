@@ -1,0 +1,149 @@
+"""Runs on clusters of their own, as `make demo` starts them: killed, interrupted, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from tests.launch.cluster_fixtures import (
+    PATIENCE_S,
+    PROJECT,
+    private_environment,
+    train_command,
+    wait_for_lines,
+    write_config,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
+TIMINGS = ("time/",)
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=PROJECT,
+        env=private_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, output
+
+
+def metrics(run) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(TIMINGS)} for row in rows]
+
+
+def summary(run) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
+    settings = ["--budget.steps", "4", "--learner.updates_per_batch", "2"]
+    whole = write_config(tmp_path, name="whole")
+    status, output = finish(start(*train_command(whole, *settings)))
+    assert status == 0, output
+
+    killed = write_config(tmp_path, name="killed")
+    process = start(*train_command(killed, *settings))
+    run = tmp_path / "runs" / "killed"
+    wait_for_lines(run / "metrics.jsonl", 3, process)
+    for one in family(process):
+        one.kill()
+    process.wait(PATIENCE_S)
+    assert not (run / "summary.json").exists()
+
+    status, output = finish(start(*train_command(killed, *settings)))
+    assert status == 0, output
+    assert "resuming after step 2" in output
+    assert summary(run)["resumed_from"] == 2
+    expected = tmp_path / "runs" / "whole"
+    assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
+    assert metrics(run) == metrics(expected)
+    for name in ("step_000001", "step_000004", "test_after"):
+        path = f"rollouts/{name}.jsonl"
+        assert (run / path).read_bytes() == (expected / path).read_bytes(), name
+
+    status, output = finish(start(*train_command(killed, *settings)))
+    assert status == 0
+    assert "is finished after 4 steps" in output
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path, number, status):
+    config = write_config(tmp_path, name="interrupted")
+    process = start(*train_command(config, "--budget.steps", "500", "--checkpoint.every_steps=400"))
+    run = tmp_path / "runs" / "interrupted"
+    wait_for_lines(run / "metrics.jsonl", 1, process)
+    everybody = family(process)
+    process.send_signal(number)
+    found, output = finish(process)
+    assert found == status, output
+    assert summary(run)["ended"] == "interrupted"
+    assert (run / "checkpoints" / str(summary(run)["steps"])).is_dir()
+    _, alive = psutil.wait_procs(everybody, timeout=60)
+    assert not alive
+
+
+def test_colocated_on_two_devices_draws_what_two_samplers_draw(tmp_path):
+    """Placement is not policy: equal rollouts up to ties, whichever processes drew them."""
+    split = write_config(tmp_path, name="split")
+    status, output = finish(
+        start(*train_command(split, "--budget.steps=1", "--plan.samplers=2"))
+    )
+    assert status == 0, output
+    colocated = write_config(tmp_path, name="colocated")
+    settings = ["--budget.steps=1", "--plan.placement=colocated", "--plan.learner_devices=2"]
+    status, output = finish(start(*train_command(colocated, *settings)))
+    assert status == 0, output
+    texts = [
+        [json.loads(line)["text"] for line in path.read_text().splitlines()]
+        for path in sorted(tmp_path.glob("runs/*/rollouts/step_000001.jsonl"))
+    ]
+    assert len(texts) == 2
+    same = sum(one == other for one, other in zip(*texts, strict=True))
+    assert same >= len(texts[0]) - 1
+
+
+def test_a_machine_without_the_asked_for_chips_is_told_so(tmp_path):
+    config = write_config(tmp_path, name="chips")
+    settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
+    settings += ["--plan.learner_devices", "8"]
+    process = start(*train_command(config, *settings))
+    status, output = finish(process)
+    assert status == 2
+    assert "needs 8 TPU in the cluster, which has 0" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dead_sampler_ends_the_run_clearly_and_the_same_command_goes_on(tmp_path):
+    config = write_config(tmp_path, name="dead")
+    settings = ["--budget.steps=4", "--checkpoint.every_steps=1"]
+    process = start(*train_command(config, *settings))
+    run = tmp_path / "runs" / "dead"
+    wait_for_lines(run / "metrics.jsonl", 2, process)
+    samplers = [one for one in family(process) if "SamplerActor" in " ".join(one.cmdline())]
+    assert samplers
+    os.kill(samplers[0].pid, signal.SIGKILL)
+    status, output = finish(process)
+    assert status == 1, output
+    assert "the same command goes on" in output
+    status, output = finish(start(*train_command(config, *settings)))
+    assert status == 0, output
+    assert summary(run)["steps"] == 4

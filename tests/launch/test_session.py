@@ -1,0 +1,313 @@
+"""One process's part of a run, with fakes for its actors: resume, records, signals, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from actors.handles import Crew
+from configs.schema import Config
+from launch.preparation import Prepared
+from launch.session import Stop, Stopped, _coordinate, _unless
+from pipeline import tracking
+from pipeline.budget import Budget
+from pipeline.datatypes import Restored
+from pipeline.deadline import Clock
+from pipeline.run_dir import RunFolder
+from tests.fakes import (
+    CharTokenizer,
+    Disk,
+    FakeClock,
+    FakeLearner,
+    FakeSampler,
+    FakeScorer,
+    FakeTracker,
+    Script,
+    left_behind,
+    make_config,
+    make_data,
+)
+
+
+class Session:
+    """A process that has its actors; `change` may alter them before the run begins."""
+
+    def __init__(self, config: Config, disk: Disk, *, extend: Budget | None = None) -> None:
+        self.stop = Stop()
+        self.script = Script(stop=self.stop.event)
+        self.folder = RunFolder.of(config)
+        self.learner = FakeLearner(self.script, disk=disk)
+        self.samplers = [FakeSampler(self.script, seed=config.run.seed, number=0)]
+        self.scorer = FakeScorer(self.script, config)
+        self.prepared = Prepared(
+            config,
+            make_data(),
+            CharTokenizer(),
+            self.folder,
+            extend,
+            tracking.choose_mode(config)[0],
+        )
+
+    def run(self, *, started: float = 0.0, load_s: float = 0.0) -> int:
+        return asyncio.run(
+            _coordinate(
+                self.prepared,
+                cast("Crew", self),
+                self.stop,
+                started=started,
+                load_s=load_s,
+            )
+        )
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return list(self.folder.events(kind))
+
+
+def signalled(session: Session, number: signal.Signals) -> Callable[[], None]:
+    def arrive() -> None:
+        session.stop._on(number)
+
+    return arrive
+
+
+def test_a_finished_run_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    session = Session(make_config(tmp_path), {})
+    assert session.run() == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"finished: {tmp_path}/run"
+    assert [line.split("  ")[0] for line in said if line.startswith("step")] == [
+        "step 1/3",
+        "step 2/3",
+        "step 3/3",
+    ]
+    # Another process may work in the folder.
+    session.folder.create(session.prepared.config)
+    session.folder.close()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_gives_its_exit_status_and_the_run_goes_on_later(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    status: int,
+):
+    whole = Session(make_config(tmp_path / "whole"), {})
+    whole.run()
+    config, disk = make_config(tmp_path / "cut"), Disk()
+    first = Session(config, disk)
+    first.script.on["learner.update 0"] = signalled(first, number)
+    assert first.run() == status
+    assert first.folder.summary is not None
+    assert (first.folder.summary["ended"], first.folder.summary["steps"]) == ("interrupted", 1)
+    assert f"interrupted: {tmp_path}/cut/run" in capsys.readouterr().out
+    second = Session(config, disk)
+    assert second.run() == 0
+    assert "resuming after step 1" in capsys.readouterr().out
+    assert [entry["step"] for entry in second.events("resumed")] == [1]
+    assert left_behind(second.folder) == left_behind(whole.folder)
+
+
+def test_a_run_that_fails_says_why_and_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    session = Session(make_config(tmp_path), {})
+    session.learner.score_error = 1.0
+    assert session.run() == 1
+    (entry,) = session.events("failed")
+    assert entry["error"].startswith("ParityError: under a random adapter sampler and learner")
+    shown = capsys.readouterr()
+    assert "ParityError" in shown.err
+    assert "the same command goes on from its last checkpoint" in shown.out
+    assert session.folder.summary is None
+    session.folder.create(session.prepared.config)
+    session.folder.close()
+
+
+def test_a_damaged_checkpoint_is_journaled_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    session = Session(make_config(tmp_path, budget={"steps": 1}), {})
+
+    async def restore() -> Restored:
+        return Restored(None, ("checkpoint 4 is damaged: bad hash",))
+
+    session.learner.restore = restore  # type: ignore[method-assign]
+    session.run()
+    (entry,) = session.events("checkpoint_damaged")
+    assert entry["what"] == "checkpoint 4 is damaged: bad hash"
+    assert "checkpoint 4 is damaged: bad hash" in capsys.readouterr().out
+
+
+def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
+    Session(config, disk).run()
+    first = Session(config, disk, extend=Budget(3, None))
+    first.script.on["learner.update 2"] = signalled(first, signal.SIGINT)
+    assert first.run() == 130
+    second = Session(config, disk)
+    assert second.run() == 0
+    assert second.learner.version == 5
+    assert [(entry["steps"], entry["time_s"]) for entry in second.events("extended")] == [(3, None)]
+    assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4, 5]
+
+
+# --- W&B
+
+
+class Trackers:
+    """Makes the session's trackers: fakes, which get an id of their own where W&B works."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[str | None] = []
+        self.made: list[FakeTracker] = []
+        self.works = True
+        monkeypatch.setattr("launch.session.Tracker", self.start)
+
+    def start(self, config: Config, *, run_id: str | None, **settings: Any) -> FakeTracker:
+        assert settings == {"mode": config.wandb.mode, "folder": RunFolder.of(config).path}
+        self.given.append(run_id)
+        self.made.append(FakeTracker(run_id or (f"id{len(self.given)}" if self.works else None)))
+        return self.made[-1]
+
+
+def test_the_wandb_id_is_kept_also_over_a_process_without_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trackers = Trackers(monkeypatch)
+    config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
+    for works in (False, True, False, True):
+        trackers.works = works
+        session = Session(config, disk)
+        at = f"learner.update {session.learner.version}"
+        session.script.on[at] = signalled(session, signal.SIGTERM)
+        session.run()
+    assert trackers.given == [None, None, "id2", "id2"]
+
+
+@pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
+def test_wandb_is_told_how_the_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+):
+    trackers = Trackers(monkeypatch)
+    session = Session(make_config(tmp_path), {})
+    if ending == "interrupted":
+        session.script.on["learner.update 0"] = signalled(session, signal.SIGINT)
+    session.learner.score_error = 1.0 if ending == "failed" else 0.0
+    status = session.run()
+    assert status == {"finished": 0, "interrupted": 130, "failed": 1}[ending]
+    assert [tracker.exit_status for tracker in trackers.made] == [status]
+
+
+def test_the_mode_and_the_address_are_said_and_journaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    Trackers(monkeypatch)
+    session = Session(make_config(tmp_path, wandb={"mode": "offline"}), {})
+    session.run()
+    assert "W&B: nowhere\n" in capsys.readouterr().out
+    (entry,) = session.events("started")
+    assert (entry["wandb_id"], entry["wandb_address"]) == ("id1", "nowhere")
+    assert entry["data"] == make_data().fingerprints
+
+
+# --- time
+
+
+def used(session: Session) -> float:
+    assert session.folder.summary is not None
+    return float(session.folder.summary["wall_s"])
+
+
+def test_time_is_counted_over_all_processes_also_those_without_a_new_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
+    for process in (1, 2, 3):
+        session = Session(config, disk)
+        session.script.clock, session.script.durations = now, {"sampler0.generate:test": 100.0}
+        session.script.on["sampler0.generate:test 0"] = signalled(session, signal.SIGINT)
+        assert session.run(started=now.seconds) == 130
+        assert used(session) == 100.0 * process
+    assert disk.keys() == {0}
+
+
+def test_a_resumed_run_knows_how_long_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
+
+    first = Session(config, disk)
+    first.script.clock, first.script.durations = now, {"learner.update": 400.0}
+    first.script.on["sampler0.generate:train 1"] = signalled(first, signal.SIGTERM)
+    assert first.run() == 143
+    # 600 s are left: enough for a step of 400 s and an export of 5 s with a quarter of slack; then
+    # 100 s pass before the first step of the second process, and it is not.
+    second = Session(config, disk)
+    second.script.clock, second.script.durations = now, {"learner.score": 100.0}
+    assert second.run(started=now.seconds) == 0
+    assert second.learner.version == 1
+
+
+# --- signals before and beside the run
+
+
+def test_a_second_ctrl_c_does_not_wait(capsys: pytest.CaptureFixture[str]):
+    stop = Stop()
+    stop._on(signal.SIGTERM)
+    stop._on(signal.SIGTERM)
+    assert stop.event.is_set()
+    with pytest.raises(KeyboardInterrupt):
+        stop._on(signal.SIGINT)
+    assert stop.exit_status == 143
+    assert capsys.readouterr().out.count("stopping: a checkpoint is written first") == 1
+
+
+def test_real_signals_arrive():
+    async def run() -> Stop:
+        stop = Stop()
+        stop.listen()
+        signal.raise_signal(signal.SIGTERM)
+        await stop.event.wait()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        return stop
+
+    assert asyncio.run(run()).exit_status == 143
+
+
+def test_what_comes_before_the_run_is_abandoned_at_a_signal():
+    ended: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cleaned up")
+
+    async def run() -> None:
+        stop = Stop()
+        asyncio.get_running_loop().call_soon(stop.event.set)
+        with pytest.raises(Stopped):
+            await _unless(stop, forever())
+        assert ended == ["cleaned up"]
+
+    asyncio.run(run())
+
+
+def test_what_comes_before_the_run_is_not_disturbed_without_one():
+    async def answer() -> int:
+        return 7
+
+    async def run() -> int:
+        return cast("int", await _unless(Stop(), answer()))
+
+    assert asyncio.run(run()) == 7

@@ -1,0 +1,436 @@
+"""The command that starts everything: what it refuses, in which words, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load_config
+from launch import preparation, train
+from launch.preparation import Prepared
+from pipeline.run_dir import RunFolder
+from tests.demo_texts import write_tokenizer
+from tests.launch.small_run import CONFIG, everything_below, rows, write_request, write_rows
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return write_request(tmp_path, tokenizer=tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tests of reward functions start the process that looks for them."""
+    if "reward_functions" not in request.node.name:
+        monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Prepared]:
+    """What would have been started; nothing is."""
+    from launch import session
+
+    runs: list[Prepared] = []
+
+    async def run_session(prepared: Prepared, *, started: float) -> int:
+        runs.append(prepared)
+        return 0
+
+    monkeypatch.setattr(session, "run_session", run_session)
+    return runs
+
+
+Refused = Callable[..., list[str]]
+
+
+@pytest.fixture
+def refused(
+    request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
+) -> Refused:
+    """Runs the command, which must refuse and leave nothing behind; the lines on stderr."""
+
+    def run(*arguments: str) -> list[str]:
+        before = everything_below(request_path.parent)
+        for dry in ([], ["--dry-run"]):
+            assert train.main([str(request_path), *arguments, *dry]) == 2
+            shown = capsys.readouterr().err.splitlines()
+        assert everything_below(request_path.parent) == before
+        assert started == []
+        return shown
+
+    return run
+
+
+@pytest.fixture
+def ended(request_path: Path) -> Callable[..., RunFolder]:
+    """Makes the run folder of a run that ended."""
+
+    def make(*, ended: str = "finished", steps: int = 3, **summary: Any) -> RunFolder:
+        config = load_config(request_path)
+        folder = RunFolder.of(config)
+        folder.create(config)
+        folder.write_summary({"ended": ended, "steps": steps, "deadline_s": None, **summary})
+        folder.close()
+        return folder
+
+    return make
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+HEAVY = ("jax", "numpy", "ray", "datasets", "sentencepiece", "wandb", "scipy", "tqdm")
+
+
+def test_help_ends_with_0_and_loads_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from launch.train import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "finally:\n"
+        f"    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
+    )
+    shown = python("-c", code)
+    assert (shown.returncode, shown.stderr) == (0, "[]\n")
+    assert "python -m launch.train CONFIG.toml" in shown.stdout
+    for word in ("--dry-run", "--extend AMOUNT", "--learner.lr", "Exit status: 0 done, 2"):
+        assert word in shown.stdout
+
+
+def test_mistakes_in_the_configuration_load_nothing_heavy_either():
+    code = (
+        "import sys\n"
+        "from launch.train import main\n"
+        "status = main(['configs/demo.toml', '--learner.lrr', '1'])\n"
+        f"print(status, [name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    shown = python("-c", code)
+    assert shown.stdout == "2 []\n"
+    assert shown.stderr == "command line: --learner.lrr: unknown; did you mean --learner.lr?\n"
+
+
+def test_five_mistakes_are_five_lines_and_status_2(tmp_path: Path):
+    path = tmp_path / "wrong.toml"
+    text = CONFIG.replace('dtype = "float32"', 'dtype = "float16"')
+    text = text.replace("group_size = 2", "group_size = 1")
+    text = text.replace("micro_batch_rows = 2", "micro_batch_rows = 2\nsampler = 2")
+    text = text.replace("steps = 3", 'steps = 3\ntime = "9 hours"')
+    path.write_text(text, encoding="utf-8")
+    shown = python("-m", "launch.train", str(path), "--learner.lr", "fast")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    lines = shown.stderr.splitlines()
+    assert len(lines) == 6  # the table `budget` is wrong twice
+    for line, begin, more in zip(
+        lines,
+        (
+            f'{path}: model.dtype = "float16": must be one of "float32", "bfloat16"',
+            f"{path}: rollout.group_size = 1: must be an integer, at least 2",
+            'command line: --learner.lr = "fast": must be a number, above 0',
+            f"{path}: plan.sampler: unknown",
+            f'{path}: budget.time = "9 hours": excludes budget.steps',
+            f"{path}: budget.time = \"9 hours\": '9 hours' is not a duration",
+        ),
+        ("nearest valid", "nearest valid: 2", "default", "plan.samplers", "remove", "'9h'"),
+        strict=True,
+    ):
+        assert line.startswith(begin)
+        assert more in line
+
+
+def test_a_good_request_is_started(request_path: Path, started: list[Prepared]):
+    assert train.main([str(request_path), "--learner.lr", "1e-4"]) == 0
+    (prepared,) = started
+    assert prepared.config.learner.lr == 1e-4
+    assert len(prepared.data.train.prompts) == 6
+    assert (prepared.extend, prepared.wandb_mode) == (None, "disabled")
+
+
+def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
+    request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
+):
+    before = everything_below(request_path.parent)
+    assert train.main([str(request_path), "--dry-run"]) == 0
+    assert everything_below(request_path.parent) == before
+    assert started == []
+    shown = capsys.readouterr().out
+    said, _, printed = shown.partition("{")
+    assert said.splitlines() == [
+        "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only",
+        "train: 6 prompts",
+        "test: 4 prompts",
+    ]
+    resolved = json.loads("{" + printed)
+    assert resolved["run"]["dir"] == str(request_path.parent / "runs")
+    assert resolved["learner"]["lr"] == 1e-5
+
+
+def test_a_missing_model_folder(request_path: Path, refused: Refused):
+    gone = request_path.parent / "gone"
+    assert refused("--model.path", "gone") == [f"model.path: no folder {gone}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("config.json", "model.path: {} has no config.json"),
+        ("model.safetensors", "model.path: {} lacks model.safetensors"),
+        ("tokenizer.model", "no tokenizer at {}/tokenizer.model; model.path needs one"),
+    ],
+)
+def test_an_incomplete_model_folder(request_path: Path, refused: Refused, name: str, told: str):
+    model = request_path.parent / "model"
+    (model / name).unlink()
+    (line,) = refused()
+    assert line.startswith(told.format(model))
+
+
+def test_a_dataset_with_broken_rows(request_path: Path, refused: Refused):
+    path = request_path.parent / "train.jsonl"
+    write_rows(path, [*rows(0, 3), '{"question": ', {"question": "why?"}, *rows(3, 3)])
+    assert refused() == [
+        f"data.train: 2 rows are malformed in {path}:",
+        "  row 4: not JSON: Expecting value: line 1 column 14 (char 13)",
+        "  row 5: column 'answer' is missing",
+        'mend them, or leave them out with data.malformed = "skip"',
+    ]
+
+
+def test_broken_rows_that_may_be_left_out_are_said(
+    request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
+):
+    write_rows(request_path.parent / "train.jsonl", [*rows(0, 6), {"question": "why?"}])
+    assert train.main([str(request_path), "--data.malformed", "skip"]) == 0
+    assert len(started) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1:3] == [
+        "train: 6 prompts, left out: 1 malformed",
+        "  row 7: column 'answer' is missing",
+    ]
+
+
+def test_a_missing_dataset(request_path: Path, refused: Refused):
+    (line,) = refused("--data.train.path", "trian.jsonl")
+    folder = request_path.parent
+    assert line == (f"data.train.path: no file {folder}/trian.jsonl; nearest: {folder}/train.jsonl")
+
+
+def test_a_step_of_more_prompts_than_there_are(refused: Refused):
+    assert refused("--rollout.prompts_per_step", "7") == [
+        "rollout.prompts_per_step = 7 is more than the 6 prompts of data.train"
+    ]
+
+
+def test_tokens_that_the_model_does_not_have(refused: Refused):
+    lines = refused("--rollout.stop_tokens", '["<eot>"]', "--rollout.forbidden_tokens", '["<pda>"]')
+    assert [line.partition(": ")[0] for line in lines] == [
+        "rollout.stop_tokens",
+        "rollout.forbidden_tokens",
+    ]
+    assert lines[1].endswith("has no piece '<pda>'; nearest: '<pad>'")
+
+
+def test_reward_functions_that_are_not_there(refused: Refused):
+    lines = refused(
+        "--rewards.functions.0.function",
+        "rewards.correctness:exact_anwser",
+        "--rewards.functions.1.function",
+        "my_rewards:length",
+        "--rewards.functions.1.name",
+        "mine",
+    )
+    assert lines == [
+        (
+            "rewards.functions: 'rewards.correctness:exact_anwser': rewards.correctness has no "
+            "'exact_anwser'; nearest in rewards.correctness: 'exact_answer'"
+        ),
+        (
+            "rewards.functions: 'my_rewards:length': no module 'my_rewards'; nearest in Python's "
+            "path: 'rewards'"
+        ),
+    ]
+
+
+def test_reward_functions_are_not_imported_into_the_driver(
+    request_path: Path, started: list[Prepared], monkeypatch: pytest.MonkeyPatch
+):
+    (request_path.parent / "loud_rewards.py").write_text(
+        "import sys\nprint('loud')\ndef length(inputs): return [0.0 for _ in inputs]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(request_path.parent)]))
+    function = ["--rewards.functions.0.function", "loud_rewards:length"]
+    assert train.main([str(request_path), *function]) == 0
+    assert len(started) == 1
+    assert "loud_rewards" not in sys.modules
+
+
+def test_reward_functions_whose_import_ends_python(
+    request_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+):
+    (request_path.parent / "fatal_rewards.py").write_text("import os\nos._exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(request_path.parent)]))
+    assert refused("--rewards.functions.0.function", "fatal_rewards:f") == [
+        "rewards.functions: importing them ended Python with status 7"
+    ]
+
+
+def test_wandb_online_on_demand(refused: Refused, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    (line,) = refused("--wandb.mode", "online")
+    assert line.startswith("wandb.mode = 'online' but nobody is logged in")
+
+
+def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):
+    folder = ended()
+    assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
+        (
+            f"{folder.path} holds a run with other settings; --run.name starts another run, "
+            "the old values resume this one:"
+        ),
+        "  run.seed: was 0, is 1",
+        "  learner.lr: was 1e-05, is 0.0001",
+    ]
+
+
+def test_a_run_that_is_going_on(ended: Callable[..., RunFolder], refused: Refused):
+    folder = ended()
+    folder.create(load_config(folder.path.parents[1] / "small.toml"))
+    assert refused() == [f"another process is at work in {folder.path}"]
+    folder.close()
+
+
+def test_a_finished_run_says_so(
+    request_path: Path,
+    ended: Callable[..., RunFolder],
+    started: list[Prepared],
+    capsys: pytest.CaptureFixture[str],
+):
+    folder = ended()
+    before = everything_below(request_path.parent)
+    assert train.main([str(request_path)]) == 0
+    assert capsys.readouterr().out == (
+        f"{folder.path} is finished after 3 steps; its results are in summary.json. "
+        "--run.name starts another run, --extend goes on with this one\n"
+    )
+    assert started == []
+    assert everything_below(request_path.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("summary", "arguments", "goes_on"),
+    [
+        ({}, [], False),
+        ({}, ["--budget.steps", "2"], False),
+        ({}, ["--budget.steps", "4"], True),
+        ({"ended": "interrupted", "steps": 2}, [], True),
+        ({}, ["--budget.steps", "none", "--budget.time", "1h"], True),
+        ({"deadline_s": 3600}, ["--budget.steps", "none", "--budget.time", "1h"], False),
+        ({"deadline_s": 3600}, ["--budget.steps", "none", "--budget.time", "2h"], True),
+    ],
+)
+def test_a_run_goes_on_while_its_budget_is_not_used(
+    request_path: Path,
+    ended: Callable[..., RunFolder],
+    started: list[Prepared],
+    summary: dict[str, Any],
+    arguments: list[str],
+    goes_on: bool,
+):
+    ended(**summary)
+    assert train.main([str(request_path), *arguments]) == 0
+    assert len(started) == goes_on
+
+
+def test_an_extended_budget_is_the_journals(
+    request_path: Path, ended: Callable[..., RunFolder], started: list[Prepared]
+):
+    folder = ended()
+    folder.journal("extended", steps=5, time_s=None)
+    assert train.main([str(request_path)]) == 0
+    assert len(started) == 1
+    ended(steps=8)
+    assert train.main([str(request_path)]) == 0
+    assert len(started) == 1
+
+
+def test_extend_adds_to_a_finished_run(
+    request_path: Path, ended: Callable[..., RunFolder], started: list[Prepared]
+):
+    folder = ended()
+    assert train.main([str(request_path), "--extend", "50"]) == 0
+    assert started[0].extend is not None
+    assert (started[0].extend.steps, started[0].extend.time_s) == (50, None)
+    # It is journaled by whoever has the folder's lock.
+    assert list(folder.events("extended")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1h", "--extend 1h: this run has budget.steps; give a number of steps"),
+        ("0", "--extend 0: this run has budget.steps; give a number of steps"),
+    ],
+)
+def test_extend_by_the_wrong_amount(
+    ended: Callable[..., RunFolder], refused: Refused, text: str, told: str
+):
+    ended()
+    assert refused("--extend", text) == [told]
+
+
+def test_extend_needs_a_finished_run(
+    request_path: Path, ended: Callable[..., RunFolder], refused: Refused
+):
+    told = (
+        f"--extend: there is no finished run in {request_path.parent}/runs/small; without --extend "
+        "the same command starts it or goes on with it"
+    )
+    assert refused("--extend", "5") == [told]
+    ended(ended="interrupted")
+    assert refused("--extend", "5") == [told]
+
+
+def test_ctrl_c_before_the_run_begins_is_no_traceback(
+    request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preparation, "load_data", interrupted)
+    assert train.main([str(request_path)]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_mistake_that_only_an_actor_can_see_is_told_the_same_way(
+    request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from launch import session
+
+    async def run_session(prepared: Prepared, *, started: float) -> int:
+        raise ValueError("plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0")
+
+    monkeypatch.setattr(session, "run_session", run_session)
+    assert train.main([str(request_path)]) == 2
+    told = "plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0\n"
+    assert capsys.readouterr().err == told

@@ -1,0 +1,107 @@
+"""Ring caches against rings that are filled one position at a time."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decode.cache import (
+    PromptAttention,
+    TokenAttention,
+    bytes_per_row,
+    capacity,
+    held_positions,
+    seen,
+)
+from pipeline.model.gemma import attend_causally
+from tests import tiny
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
+
+
+def ring(positions: int, slots: int) -> list[int]:
+    """What a ring holds after so many positions were written to it, -1 for nothing."""
+    held = [-1] * slots
+    for position in range(positions):
+        held[position % slots] = position
+    return held
+
+
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(1, 20))
+def test_held_positions_are_those_of_a_ring(lengths: list[int], slots: int):
+    found = np.asarray(held_positions(jnp.asarray(lengths), slots))
+    expected = np.array([ring(length, slots) for length in lengths])
+    np.testing.assert_array_equal(np.maximum(found, -1), expected)
+    following = np.asarray(seen(jnp.asarray(lengths), slots=slots))
+    after = np.array([ring(length + 1, slots) for length in lengths])
+    np.testing.assert_array_equal(following, after >= 0)
+
+
+def test_held_positions_by_hand():
+    found = held_positions(jnp.array([0, 2, 4, 9]), 4)
+    np.testing.assert_array_equal(np.asarray(found)[1:].tolist(), [
+        [0, 1, -2, -1],
+        [0, 1, 2, 3],
+        [8, 5, 6, 7],
+    ])
+    assert (np.asarray(found)[0] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("window", "longest", "slots"), [(None, 40, 40), (8, 40, 8), (8, 5, 5), (8, 8, 8)]
+)
+def test_a_ring_is_as_long_as_will_be_seen(window: int | None, longest: int, slots: int):
+    assert capacity(window=window, max_tokens=longest) == slots
+
+
+def test_bytes_are_counted_by_hand():
+    # Keys and values, 2 kv heads of 8, 4 bytes; 6 local layers of 8 slots, a global one of 40.
+    found = bytes_per_row(tiny.policy().architecture, max_tokens=40)
+    assert found == 2 * 2 * 8 * 4 * (6 * 8 + 40)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize("prompts", [(1, 3, 7), (12, 5, 11)])
+def test_attention_over_rings_is_attention_over_everything(
+    window: int | None, prompts: tuple[int, ...]
+):
+    total, bucket = 20, 12
+    rng = np.random.default_rng(0)
+
+    def draw(heads: int) -> jnp.ndarray:
+        shape = (len(prompts), total, heads, HEAD_DIM)
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    query, key, value = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
+    expected, _ = attend_causally(query, key, value, window=window, cache=None)
+
+    lengths = jnp.asarray(prompts)
+    # Nothing of the padding may get into the rings.
+    real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
+    padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
+    prefill = PromptAttention(lengths, total)
+    _, cache = prefill(query[:, :bucket], *padded, window=window, cache=None)
+    assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
+    assert cache[0].shape[1] == capacity(window=window, max_tokens=total)
+    cache = tuple(jnp.nan_to_num(x, nan=1e6) for x in cache)
+
+    rows = jnp.arange(len(prompts))
+    for step in range(total - max(prompts)):
+        at = lengths + step
+        new = (x[rows, at][:, None] for x in (query, key, value))
+        found, cache = TokenAttention(at)(*new, window=window, cache=cache)
+        np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_writes_to_its_own_slot_only():
+    cache = (jnp.zeros((2, 4, KV_HEADS, HEAD_DIM)),) * 2
+    one = jnp.ones((2, 1, KV_HEADS, HEAD_DIM))
+    query = jnp.ones((2, 1, HEADS, HEAD_DIM))
+    attend = TokenAttention(jnp.array([1, 6]))
+    _, (keys, values) = attend(query, one, 2 * one, window=4, cache=cache)
+    written = np.array([[0, 1, 0, 0], [0, 0, 1, 0]])
+    np.testing.assert_array_equal(keys[..., 0, 0], written)
+    np.testing.assert_array_equal(values[..., 0, 0], 2 * written)

@@ -1,0 +1,280 @@
+"""The engine: what is drawn, by whom it is influenced, when it ends, and that it compiles once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from pipeline.datatypes import Completion, RolloutRequest
+from pipeline.decode.engine import Aborted, Engine
+from pipeline.decode.programs import Heat
+from pipeline.decode.sampling import gumbel_noise
+from pipeline.model.head import scaled_logits
+from pipeline.model.policy import Params
+from tests import tiny
+from tests.compilations import compilations
+
+CONFIG = tiny.make_config()
+LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
+LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
+REQUESTS = tiny.make_requests(LENGTHS)
+STOPS = tiny.VOCABULARY.stops
+EIGHT = {"learner_devices": 8, "rollout_rows": 8, "micro_batch_rows": 8}
+
+
+def generate(
+    engine: Engine,
+    requests: Sequence[RolloutRequest] = REQUESTS,
+    *,
+    temperature: float = CONFIG.rollout.temperature,
+    adapter: Params | None = None,
+) -> list[Completion]:
+    adapter = tiny.probe() if adapter is None else adapter
+    return engine.generate(
+        requests, adapter=adapter, version=3, adapter_sha256="abc", temperature=temperature
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Completion]:
+    """Six batches of four; rows of any length, from one bucket."""
+    return generate(tiny.engine())
+
+
+@pytest.fixture(scope="module")
+def naive() -> Any:
+    """Scores of every position of whole sequences, without any cache."""
+
+    @jax.jit
+    def scores(
+        base: Params, adapter: Params, tokens: jax.Array, keys: jax.Array, at: jax.Array, heat: Heat
+    ) -> tuple[jax.Array, jax.Array]:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = tiny.policy().bind(base, adapter)(tokens, positions)
+        embedding = tiny.policy().embedding(base)
+        forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
+        logits = scaled_logits(
+            hidden, embedding, temperature=heat.temperature, forbidden=forbidden
+        )
+        noise = jax.vmap(gumbel_noise, (None, 1, None), 1)(keys, at, tiny.VOCAB)
+        return jax.nn.log_softmax(logits), logits + (1 - heat.greedy) * noise
+
+    return scores
+
+
+def recompute(
+    naive: Any, completions: Sequence[Completion], temperature: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each completion the log-probs and the noisy scores, `new vocab`, of each of its places.
+
+    Fed with the completion's own tokens: if every token is the best at its place, then drawing one
+    token after the other with a forward over everything before would have given the same.
+    """
+    rows, total = len(completions), LONGEST + NEW
+    tokens = np.zeros((rows, total), np.int32)
+    at = np.zeros((rows, total), np.int32)
+    keys = np.stack([c.name.key(CONFIG.run.seed) for c in completions])
+    for row, c in enumerate(completions):
+        whole = np.concatenate([c.prompt_tokens, c.tokens])
+        tokens[row, : len(whole)] = whole
+        at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
+    found = naive(tiny.base(), tiny.probe(), tokens, keys, at, Heat.of(temperature))
+    logprobs, scores = map(np.asarray, found)
+    places = [slice(len(c.prompt_tokens) - 1, len(c.prompt_tokens) - 1 + len(c.tokens))
+              for c in completions]
+    return [(logprobs[row, at], scores[row, at]) for row, at in enumerate(places)]
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_the_cache_changes_nothing(naive: Any, drawn: list[Completion], temperature: float):
+    completions = drawn if temperature else generate(tiny.engine(), temperature=0.0)
+    assert max(len(c.tokens) for c in completions) > 3 * tiny.WINDOW
+    expected = recompute(naive, completions, temperature)
+    for completion, (logprobs, scores) in zip(completions, expected, strict=True):
+        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
+        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, picked, rtol=0, atol=1e-5)
+
+
+def test_completions_answer_their_requests(drawn: list[Completion]):
+    assert [c.name for c in drawn] == [request.name for request in REQUESTS]
+    for completion, request in zip(drawn, REQUESTS, strict=True):
+        np.testing.assert_array_equal(completion.prompt_tokens, request.prompt_tokens)
+        assert (completion.version, completion.adapter_sha256) == (3, "abc")
+        assert completion.tokens.dtype == np.int32
+        assert completion.logprobs.dtype == np.float32
+        assert completion.tokens.shape == completion.logprobs.shape
+    assert len({c.tokens.tobytes() for c in drawn}) == len(drawn)
+
+
+def test_forbidden_tokens_are_never_drawn(drawn: list[Completion]):
+    tokens = np.concatenate([c.tokens for c in drawn])
+    assert len(tokens) > 300
+    assert not np.isin(tokens, tiny.VOCABULARY.forbidden).any()
+
+
+def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(drawn: list[Completion]):
+    ended = [c for c in drawn if c.stop_reason == "eos"]
+    assert {int(c.tokens[-1]) for c in ended} == set(STOPS)
+    for completion in ended:
+        assert completion.logprobs[-1] < 0
+        assert not np.isin(completion.tokens[:-1], STOPS).any()
+        assert len(completion.tokens) <= NEW
+
+
+def test_invariant_5_an_ending_by_length_gets_no_invented_token(drawn: list[Completion]):
+    cut = [c for c in drawn if c.stop_reason == "length"]
+    assert cut
+    for completion in cut:
+        assert len(completion.tokens) == NEW
+        assert not np.isin(completion.tokens, STOPS).any()
+        assert (completion.logprobs < 0).all()
+
+
+def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
+    for one, two in zip(first, second, strict=True):
+        assert one.name == two.name
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+        assert one.stop_reason == two.stop_reason
+
+
+def test_invariant_2_a_rollout_is_the_same_bits_in_any_row_among_any_neighbours(
+    drawn: list[Completion],
+):
+    order = np.random.default_rng(0).permutation(len(REQUESTS))
+    assert not (order % 4 == np.arange(len(order)) % 4).all()
+    mixed = generate(tiny.engine(), [REQUESTS[n] for n in order])
+    same_bits(mixed, [drawn[n] for n in order])
+    # Three rows of four empty.
+    same_bits(generate(tiny.engine(), REQUESTS[1:2]), drawn[1:2])
+    same_bits(generate(tiny.engine(), REQUESTS[7:9]), drawn[7:9])
+
+
+def test_invariant_2_another_name_is_another_noise(drawn: list[Completion]):
+    name = REQUESTS[0].name
+    changed = [
+        dataclasses.replace(name, phase="test"),
+        dataclasses.replace(name, step=1),
+        dataclasses.replace(name, prompt_id=99),
+        dataclasses.replace(name, sample=1),
+    ]
+    requests = [RolloutRequest(n, REQUESTS[0].prompt_tokens) for n in changed]
+    others = generate(tiny.engine(), requests)
+    assert len({c.tokens.tobytes() for c in (*others, drawn[0])}) == 5
+
+
+def count_ties(
+    naive: Any, first: Sequence[Completion], second: Sequence[Completion], *, bound: float = 1e-5
+) -> int:
+    """Rollouts that go apart, each at a place where the two best scores lie within `bound`.
+
+    Before that, and in all others, tokens are equal and log-probs agree to `bound`.
+    """
+    ties = 0
+    scored = recompute(naive, first, CONFIG.rollout.temperature)
+    for one, two, (_, scores) in zip(first, second, scored, strict=True):
+        shorter = min(len(one.tokens), len(two.tokens))
+        differs = np.flatnonzero(one.tokens[:shorter] != two.tokens[:shorter])
+        same = differs[0] if len(differs) else shorter
+        if len(differs):
+            best, next_best = np.sort(scores[same])[:-3:-1]
+            assert best - next_best < bound, (one.name, same)
+            ties += 1
+        else:
+            assert len(one.tokens) == len(two.tokens)
+        np.testing.assert_allclose(one.logprobs[:same], two.logprobs[:same], rtol=0, atol=bound)
+    return ties
+
+
+def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(
+    naive: Any, drawn: list[Completion]
+):
+    # Other rows, other prompt buckets, other lengths between two looks.
+    other = tiny.engine(plan={"rollout_rows": 8, "prompt_buckets": (6,), "segment_steps": 7})
+    found = generate(other)
+    assert count_ties(naive, drawn, found) == 0
+    assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
+
+
+def test_eight_devices_draw_what_one_draws(naive: Any, drawn: list[Completion]):
+    engine = tiny.engine(plan=EIGHT)
+    found = generate(engine, adapter=tiny.probe(devices=8))
+    assert count_ties(naive, drawn, found) == 0
+
+
+def test_caches_are_made_sharded_and_of_the_rings_size():
+    engine = tiny.engine(plan=EIGHT)
+    inputs = jax.device_put(
+        (np.full((8, LONGEST), 9, np.int32), np.full(8, 5, np.int32), np.zeros((8, 2), np.uint32)),
+        engine._place,
+    )
+    state = engine._prefills[LONGEST](
+        tiny.base(devices=8), tiny.probe(devices=8), *inputs, Heat.of(1.0)
+    )
+    assert len(state.caches) == 7
+    for layer, ring in enumerate(state.caches):
+        slots = LONGEST + NEW if layer == 5 else tiny.WINDOW
+        for array in ring:
+            assert array.shape == (8, slots, 2, 8)
+            assert array.sharding.spec == PartitionSpec("data")
+            assert [shard.data.shape[0] for shard in array.addressable_shards] == [1] * 8
+
+
+def test_segments_take_the_state_and_borrow_the_weights():
+    for program, donated in ((tiny.engine()._segment, 2), (tiny.engine()._prefills[LONGEST], None)):
+        arguments, _ = program.args_info
+        for number, argument in enumerate(arguments):
+            given = {leaf.donated for leaf in jax.tree.leaves(argument)}
+            assert given == {number == donated}, number
+
+
+def test_invariant_4_nothing_is_compiled_after_construction():
+    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
+    with compilations() as seen:
+        engine = Engine(policy, base, CONFIG, tiny.VOCABULARY)
+    assert len(seen) >= 2
+    with compilations() as seen:
+        for count in (1, 4, 7):
+            for temperature in (0.8, 0.0, 1.3):
+                generate(engine, REQUESTS[:count], temperature=temperature, adapter=adapter)
+    assert seen == []
+
+
+def test_abort_ends_a_running_generation(monkeypatch: pytest.MonkeyPatch, drawn: list[Completion]):
+    engine = tiny.engine()
+    run, calls = engine._segment, []
+
+    def segment(*args: Any) -> Any:
+        calls.append(args)
+        engine.abort()
+        return run(*args)
+
+    monkeypatch.setattr(engine, "_segment", segment)
+    with pytest.raises(Aborted):
+        generate(engine)
+    assert len(calls) == 1
+    monkeypatch.undo()
+    same_bits(generate(engine, REQUESTS[:3]), drawn[:3])
+
+
+def test_no_requests_no_completions():
+    assert generate(tiny.engine(), []) == []
+
+
+def test_top_k_is_used_and_log_probs_stay_those_of_the_full_distribution(naive: Any):
+    # The likeliest of one is the greedy choice, whatever the noise.
+    sampled = generate(tiny.engine(rollout={"top_k": 1}), REQUESTS[:4])
+    greedy = generate(tiny.engine(), REQUESTS[:4], temperature=0.0)
+    expected = recompute(naive, sampled, CONFIG.rollout.temperature)
+    for one, two, (logprobs, _) in zip(sampled, greedy, expected, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        picked = logprobs[np.arange(len(one.tokens)), one.tokens]
+        np.testing.assert_allclose(one.logprobs, picked, rtol=0, atol=1e-5)

@@ -1,0 +1,65 @@
+"""Hugging Face's own numbers, from files that tests/golden/make_golden.py wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.schema import Lora
+from pipeline.datatypes import RolloutName, RolloutRequest
+from pipeline.decode.engine import Engine
+from pipeline.model.policy import Params, Policy, open_policy
+from pipeline.model.sharding import make_mesh
+from pipeline.model.vocabulary import Vocabulary
+from tests import tiny
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+NOTHING_SPECIAL = Vocabulary(pad=0, stops=(), forbidden=())
+
+Golden = tuple[dict[str, np.ndarray], Policy, Params]
+
+
+@pytest.fixture(scope="module", params=["gemma3", "gemma3_scaled"])
+def golden(request: pytest.FixtureRequest) -> Golden:
+    folder = GOLDEN / request.param
+    mesh = make_mesh(jax.devices()[:1])
+    policy, base = open_policy(folder, dtype="float32", lora=Lora(rank=2), mesh=mesh)
+    return dict(np.load(folder / "golden.npz")), policy, base
+
+
+def test_logits_are_hugging_faces(golden: Golden):
+    stored, policy, base = golden
+    tokens = stored["tokens"]
+    assert tokens.shape[1] >= 4 * policy.architecture.config.sliding_window_size
+
+    @jax.jit
+    def logits(base: Params, adapter: Params) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(tokens), positions)
+        return hidden @ policy.embedding(base).T
+
+    found = logits(base, policy.no_adapter())
+    np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
+
+
+def test_greedy_continuations_are_hugging_faces(golden: Golden):
+    stored, policy, base = golden
+    names = [RolloutName("test", 0, prompt_id=number, sample=0) for number in range(3)]
+    new = stored["greedy_0"].size
+    config = tiny.make_config(
+        rollout={"max_prompt_tokens": 20, "max_new_tokens": new}, plan={"segment_steps": 10}
+    )
+    completions = Engine(policy, base, config, NOTHING_SPECIAL).generate(
+        [RolloutRequest(name, stored[f"prompt_{name.prompt_id}"]) for name in names],
+        adapter=policy.no_adapter(),
+        version=0,
+        adapter_sha256="",
+        temperature=0.0,
+    )
+    for name, completion in zip(names, completions, strict=True):
+        np.testing.assert_array_equal(completion.tokens, stored[f"greedy_{name.prompt_id}"])
+        assert completion.stop_reason == "length"

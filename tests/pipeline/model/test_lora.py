@@ -1,0 +1,221 @@
+"""The adapter reaches every forward that is used, starts as nothing, and copies nothing.
+
+qwix attaches LoRA to the outermost `__call__` only; a forward that goes round it silently computes
+the base. So each one that is used is asked whether it feels the adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.schema import Lora
+from pipeline.decode.programs import DecodeState, Heat
+from pipeline.learner.export import merged
+from pipeline.learner.programs import LearnerPrograms
+from pipeline.model import lora
+from pipeline.model.policy import Params
+from tests import tiny
+
+TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, 14)).astype(np.int32)
+
+
+def forward(base: Params, adapter: Params) -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    return tiny.policy().bind(base, adapter)(jnp.asarray(TOKENS), positions)[0]
+
+
+@pytest.fixture(scope="module")
+def hidden() -> Any:
+    return jax.jit(forward)
+
+
+def test_a_fresh_adapter_is_the_identity_bit_for_bit(hidden: Any):
+    policy, base = tiny.policy(), tiny.base()
+    fresh = policy.fresh_adapter(3)
+    assert all(np.any(value) == name.endswith("_lora_a") for name, value in fresh.items())
+    zeros = {name: jnp.zeros_like(value) for name, value in fresh.items()}
+    np.testing.assert_array_equal(hidden(base, fresh), hidden(base, zeros))
+
+
+def test_the_full_forward_feels_the_adapter(hidden: Any):
+    base = tiny.base()
+    plain, probed = hidden(base, tiny.policy().no_adapter()), hidden(base, tiny.probe())
+    assert float(jnp.abs(plain - probed).min(axis=-1).max()) > 0
+    assert float(jnp.abs(plain - probed).mean()) > 0.1
+
+
+def test_prefill_and_segment_feel_the_adapter():
+    policy, base, engine, heat = tiny.policy(), tiny.base(), tiny.engine(), Heat.of(1.0)
+    inputs = (
+        np.concatenate([TOKENS, TOKENS + 1]),
+        np.full(4, TOKENS.shape[1], np.int32),
+        np.zeros((4, 2), np.uint32),
+        heat,
+    )
+
+    def start(adapter: Params) -> DecodeState:
+        return engine._prefills[TOKENS.shape[1]](base, adapter, *inputs)
+
+    plain, probed = start(policy.no_adapter()), start(tiny.probe())
+    assert (plain.logprobs[:, 0] != probed.logprobs[:, 0]).all()
+    # From the same caches, so that it is the segment's own forward that differs.
+    first = engine._segment(base, policy.no_adapter(), plain, heat)
+    second = engine._segment(base, tiny.probe(), start(policy.no_adapter()), heat)
+    assert (first.logprobs[:, 1] != second.logprobs[:, 1]).all()
+
+
+def test_score_and_gradient_feel_every_part_of_the_adapter():
+    policy, base = tiny.policy(), tiny.base()
+    programs = LearnerPrograms(policy, tiny.make_config(), tiny.VOCABULARY)
+    tokens = jnp.asarray(TOKENS)
+    targets = jnp.roll(tokens, -1, axis=1)
+
+    @jax.jit
+    def grads(base: Params, adapter: Params) -> tuple[jax.Array, Params]:
+        def total(adapter: Params) -> jax.Array:
+            return jnp.sum(programs.score(base, adapter, tokens, targets))
+
+        return jax.value_and_grad(total)(adapter)
+
+    plain, fresh_grads = grads(base, policy.fresh_adapter(0))
+    probed, probe_grads = grads(base, tiny.probe())
+    assert abs(plain - probed) > 1.0
+    assert len(probe_grads) == 7 * 6 * 2
+    for name, grad in probe_grads.items():
+        assert float(jnp.abs(grad).max()) > 1e-4, name
+    # While B is zero nothing flows to A.
+    for name, grad in fresh_grads.items():
+        assert bool(np.any(grad)) == name.endswith("_lora_b"), name
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_merging_equals_the_adapter(kv_heads: int):
+    # With as many kv heads as query heads Gemma's matrix for the three is one.
+    policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
+    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
+    assert ("layers.0.attn.qkv_einsum.w" in base) == (kv_heads == 4)
+
+    @jax.jit
+    def run(base: Params, adapter: Params) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+        return policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0]
+
+    expected = run(base, adapter)
+    found = run(merged(policy, base, adapter), policy.no_adapter())
+    scale = float(jnp.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+    assert float(jnp.abs(run(base, policy.no_adapter()) - expected).max()) > 0.1 * scale
+
+
+def test_the_delta_is_alpha_over_rank_times_a_times_b():
+    adapter = {"x.gate_proj.kernel_lora_a": jnp.array([[1.0], [2.0]])}
+    adapter["x.gate_proj.kernel_lora_b"] = jnp.array([[3.0, 5.0, 7.0]])
+    found = lora.delta("x.gate_proj.kernel", adapter, lora=Lora(rank=1, alpha=2.0))
+    np.testing.assert_array_equal(found, [[6.0, 10.0, 14.0], [12.0, 20.0, 28.0]])
+    assert lora.delta("x.up_proj.kernel", adapter, lora=Lora(rank=1, alpha=2.0)) is None
+
+
+ATTENTION = {"attn.q_einsum.w", "attn.kv_einsum.w", "attn.attn_vec_einsum.w"}
+MLP = {"mlp.gate_proj.kernel", "mlp.up_proj.kernel", "mlp.down_proj.kernel"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "matrices"), [("attention", ATTENTION), ("mlp", MLP), ("all", ATTENTION | MLP)]
+)
+def test_targets_are_exactly_what_they_say(targets: Any, matrices: set[str]):
+    policy = tiny.make_policy(lora=tiny.LORA.model_copy(update={"targets": targets}))
+    assert set(policy.adapter_shapes) == {
+        f"layers.{layer}.{matrix}_lora_{part}"
+        for layer in range(7)
+        for matrix in matrices
+        for part in "ab"
+    }
+    for name, shape in policy.adapter_shapes.items():
+        rank = shape.shape[-1] if name.endswith("_a") else shape.shape[0]
+        assert rank == tiny.LORA.rank, name
+
+
+def test_no_adapter_parameter_is_also_a_base_parameter():
+    policy = tiny.policy()
+    assert not policy.adapter_shapes.keys() & policy.base_shapes.keys()
+    assert not [name for name in policy.base_shapes if "lora" in name]
+    assert len(policy.base_shapes) == 2 + 7 * (6 + 6)
+
+
+def test_the_adapter_of_a_bfloat16_base_is_float32():
+    policy = tiny.make_policy(dtype="bfloat16", num_hidden_layers=1)
+    base = tiny.make_base(policy)
+    assert {value.dtype for value in base.values()} == {jnp.dtype("bfloat16")}
+    for adapter in (policy.fresh_adapter(0), policy.no_adapter(), policy.probe_adapter(0)):
+        assert {value.dtype for value in adapter.values()} == {jnp.dtype("float32")}
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+
+    def total(adapter: Params) -> jax.Array:
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)
+        assert hidden.dtype == jnp.bfloat16
+        return hidden.astype(jnp.float32).sum()
+
+    grads = jax.eval_shape(jax.grad(total), tiny.make_probe(policy))
+    assert {grad.dtype for grad in grads.values()} == {jnp.dtype("float32")}
+
+
+def test_binding_copies_no_base():
+    policy, base = tiny.policy(), tiny.base()
+    bound = policy.bind(base, tiny.probe())
+    for path, variable in nnx.to_flat_state(nnx.state(bound)):
+        name = ".".join(map(str, path))
+        if name in base:
+            found = variable[...].unsafe_buffer_pointer()
+            assert found == base[name].unsafe_buffer_pointer(), name
+
+
+def test_an_adapter_of_another_shape_is_refused():
+    policy = tiny.policy(layers=2)
+    adapter = dict(tiny.probe(layers=2))
+    name = min(adapter)
+    with pytest.raises(ValueError, match=rf"1 entries differ, the first is {name}: \(1,\), wanted"):
+        policy.place_adapter(adapter | {name: jnp.zeros(1)})
+    del adapter[name]
+    with pytest.raises(ValueError, match=rf"the first is {name}: absent, wanted \("):
+        policy.place_adapter(adapter)
+
+
+def test_the_hash_is_of_names_shapes_and_values():
+    adapter = {"a": np.array([1.0, 2.0], np.float32), "b": np.zeros((1, 2), np.float32)}
+    same = lora.sha256({name: jnp.asarray(adapter[name]) for name in ("b", "a")})
+    assert lora.sha256(adapter) == same
+    others = [
+        {"a": adapter["a"]},
+        {"a": adapter["a"], "c": adapter["b"]},
+        {"a": adapter["a"], "b": adapter["b"].T},
+        {"a": adapter["a"] + np.float32(1e-6), "b": adapter["b"]},
+        {"a": adapter["a"], "b": -adapter["b"]},
+        {"a": adapter["a"][::-1], "b": adapter["b"]},
+    ]
+    assert len({same, *map(lora.sha256, others)}) == len(others) + 1
+
+
+def test_seeds_draw_different_adapters():
+    policy = tiny.policy(layers=2)
+    first, again, second = (lora.sha256(policy.fresh_adapter(seed)) for seed in (0, 0, 1))
+    assert first == again != second
+    assert lora.sha256(policy.probe_adapter(0)) != first
+
+
+def test_the_probe_adapter_changes_every_matrix():
+    probe = tiny.policy(layers=2).probe_adapter(0)
+    assert all(np.all(value) for value in probe.values())
+
+
+def test_the_two_policies_differ_in_nothing_but_devices():
+    one, eight = tiny.policy(layers=2), tiny.policy(devices=8, layers=2)
+    assert one.adapter_shapes == eight.adapter_shapes
+    assert one.base_shapes == eight.base_shapes
+    assert replace(eight, mesh=one.mesh).architecture == one.architecture

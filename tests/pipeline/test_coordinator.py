@@ -1,0 +1,569 @@
+"""The loop: what happens in which order, and that neither a signal nor a kill changes the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.schema import Config
+from pipeline import coordinator, run_dir
+from pipeline.datatypes import Completion, Published, RolloutRequest
+from pipeline.order import prompts_for_step
+from pipeline.parity import ParityError
+from rewards.base import Outcome, RewardInput
+from tests.fakes import (
+    FRESH,
+    Disk,
+    Killed,
+    Process,
+    Script,
+    left_behind,
+    make_config,
+    make_data,
+)
+
+VALIDATION = {"path": "validation.jsonl"}
+
+
+def watched(folder: Path, **tables: Mapping[str, Any]) -> Config:
+    """Four steps with a validation after every second one and a checkpoint after every third."""
+    return make_config(
+        folder,
+        data={"validation": VALIDATION},
+        eval={"every_steps": 2},
+        budget={"steps": 4},
+        **{"checkpoint": {"every_steps": 3}, **tables},
+    )
+
+
+def process(config: Config, disk: Disk, script: Script | None = None) -> Process:
+    return Process(config, disk=disk, script=script, data=make_data(validation=3))
+
+
+def test_the_loop_in_order(tmp_path: Path):
+    run = Process(make_config(tmp_path, budget={"steps": 2}), disk={})
+    assert run.run() == "finished"
+    assert run.script.calls == [
+        "learner.publish probe",
+        "sampler0.load -1",
+        "sampler0.generate:probe 0",
+        "learner.score probe",
+        "learner.publish 0",
+        "sampler0.load 0",
+        "sampler0.generate:test 0",
+        "sampler0.generate:train 0",
+        "scorer.score",
+        "learner.update 0",
+        "learner.publish 1",
+        "sampler0.load 1",
+        "sampler0.generate:train 1",
+        "scorer.score",
+        "learner.update 1",
+        "learner.publish 2",
+        "sampler0.load 2",
+        "learner.save 2",
+        "learner.save 2",
+        "sampler0.generate:test 0",
+        "learner.export 2",
+    ]
+
+
+def test_a_step_learns_from_a_group_for_each_of_its_prompts(tmp_path: Path):
+    config = make_config(
+        tmp_path, budget={"steps": 2}, rollout={"group_size": 3}, plan={"samplers": 2}
+    )
+    run = Process(config, disk={})
+    run.run()
+    prompts = prompts_for_step(make_data().train.prompts, seed=3, step=1, prompts_per_step=2)
+    assert [(r.completion.name.prompt_id, r.completion.name.sample) for r in run.learner.seen] == [
+        (prompt.id, sample) for prompt in prompts for sample in range(3)
+    ]
+    assert {rollout.completion.name.step for rollout in run.learner.seen} == {1}
+    # Six rollouts in batches of two: the first and third batch go to the first sampler.
+    assert "sampler1.generate:train 1" in run.script.calls
+
+
+def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path):
+    config = make_config(
+        tmp_path, rollout={"temperature": 0.7}, eval={"temperature": 0.2}, budget={"steps": 1}
+    )
+    run = Process(config, disk={})
+    heats: dict[str, float] = {}
+    draw = run.samplers[0].draw
+
+    def spy(request: RolloutRequest, temperature: float) -> Completion:
+        heats[request.name.phase] = temperature
+        return draw(request, temperature)
+
+    run.samplers[0].draw = spy  # type: ignore[method-assign]
+    run.run()
+    assert heats == {"probe": 0.7, "train": 0.7, "test": 0.2}
+
+
+def test_records_of_a_finished_run(tmp_path: Path):
+    run = process(watched(tmp_path), {})
+    run.run()
+    folder = run.folder
+    assert [row["step"] for row in folder.metrics] == [1, 2, 3, 4]
+    assert sorted(path.name for path in folder.rollouts.iterdir()) == [
+        "step_000001.jsonl",
+        "step_000002.jsonl",
+        "step_000003.jsonl",
+        "step_000004.jsonl",
+        "test_after.jsonl",
+        "test_before.jsonl",
+        "validation_000002.jsonl",
+        "validation_000004.jsonl",
+    ]
+    # What W&B is sent for a step is what metrics.jsonl has.
+    sent = {step: metrics for step, metrics in run.tracker.logged if "reward/mean" in metrics}
+    assert sent == {row.pop("step"): row for row in folder.metrics}
+    evaluated = [(entry["name"], entry["step"]) for entry in folder.events("evaluated")]
+    assert evaluated == [
+        ("test_before", 0),
+        ("validation", 2),
+        ("validation", 4),
+        ("test_after", 4),
+    ]
+    assert [entry["step"] for entry in folder.events("checkpoint")] == [3, 4]
+    assert run.learner.exported[0].name.phase == "test"
+    assert len(run.learner.exported) == 2
+
+
+def test_no_validation_without_eval_every_steps(tmp_path: Path):
+    run = Process(make_config(tmp_path), disk={})
+    run.run()
+    assert not any("validation" in call for call in run.script.calls)
+
+
+def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
+    script = Script(durations={"sampler0.generate:train": 2.0, "learner.update": 3.0})
+    run = Process(make_config(tmp_path), disk={}, script=script)
+    run.run()
+    summary = run.folder.summary
+    assert summary is not None
+    rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}") or ()]
+    evaluation = summary.pop("eval")
+    tokens = sum(row["num_tokens"] for row in rows)
+    assert summary == {
+        "ended": "finished",
+        "steps": 3,
+        "samples": 12,
+        "tokens_generated": tokens,
+        "tokens_trained": tokens,
+        "wall_s": 15.0,
+        "deadline_s": None,
+        "adapter_sha256": run.learner.adapter,
+        "resumed_from": None,
+        "faults": {"reward_errors": 0},
+    }
+    for name in ("before", "after"):
+        answers = run.folder.read_rollouts(f"test_{name}") or []
+        right = [answer["correct"] for answer in answers]
+        assert evaluation[name]["n"] == len(right) == 4
+        assert evaluation[name]["accuracy"] == np.mean(right)
+        low, high = evaluation[name]["ci95"]
+        assert 0 <= low <= evaluation[name]["accuracy"] <= high <= 1
+    assert {"paired_p", "paired_difference", "paired_ci95"} <= evaluation.keys()
+    assert run.tracker.summary == {**summary, "eval": run.tracker.summary["eval"]}
+
+
+# --- invariant 1: the policy that is sampled is the policy that is learned
+
+
+def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
+    run = Process(make_config(tmp_path), disk={})
+    run.learner.score_error = 2e-4
+    message = r"differ by 0\.0002 in log-prob, allowed 0\.0001 \(parity\.probe\)"
+    with pytest.raises(ParityError, match=message):
+        run.run()
+    assert not any("train" in call or "test" in call for call in run.script.calls)
+    assert (run.folder.summary, run.learner.disk) == (None, {})
+
+
+def test_invariant_1_the_probe_is_journaled_and_then_discarded(tmp_path: Path):
+    run = Process(make_config(tmp_path, parity={"probe": 0.5}, budget={"steps": 1}), disk={})
+    run.learner.score_error = 0.25
+    run.run()
+    ((entry),) = run.events("parity")
+    assert entry == {"largest": pytest.approx(0.25), "bound": 0.5}
+    assert run.script.calls.index("sampler0.load 0") < run.script.calls.index(
+        "sampler0.generate:test 0"
+    )
+
+
+def test_invariant_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(tmp_path: Path):
+    run = Process(make_config(tmp_path, plan={"samplers": 2}), disk={})
+    load = run.samplers[1].load
+
+    async def stale(published: Published) -> str:
+        return run.samplers[1].adapter if published.version == 1 else await load(published)
+
+    run.samplers[1].load = stale  # type: ignore[method-assign]
+    message = rf"a sampler holds adapter {FRESH[:12]}, version 1 is {'[0-9a-f]' * 12}$"
+    with pytest.raises(ParityError, match=message):
+        run.run()
+    assert run.learner.version == 1
+    assert run.folder.metrics == []
+
+
+@pytest.mark.parametrize("wrong", [{"version": 7}, {"adapter_sha256": "f" * 64}])
+def test_invariant_1_a_completion_with_a_wrong_label_is_caught(
+    tmp_path: Path, wrong: dict[str, Any]
+):
+    run = Process(make_config(tmp_path, budget={"steps": 2}), disk={})
+    draw = run.samplers[0].draw
+
+    def mislabelled(request: RolloutRequest, temperature: float) -> Completion:
+        drawn = draw(request, temperature)
+        last = request.name.step == 1 and request.name.sample == 1
+        return replace(drawn, **wrong) if last else drawn
+
+    run.samplers[0].draw = mislabelled  # type: ignore[method-assign]
+    with pytest.raises(ParityError, match=r"step=1.*sample=1.* was drawn by version .* in force"):
+        run.run()
+    assert run.learner.version == 1
+
+
+def test_invariant_1_every_recorded_rollout_carries_version_and_hash(tmp_path: Path):
+    run = Process(make_config(tmp_path), disk={})
+    run.run()
+    hashes = [FRESH]
+    for version, name in enumerate(["step_000001", "step_000002", "step_000003"]):
+        rows = run.folder.read_rollouts(name) or []
+        assert len(rows) == 4
+        assert {tuple(row["versions"]) for row in rows} == {(version,)}
+        (sha,) = {row["adapter_sha256"] for row in rows}
+        hashes.append(sha)
+    assert hashes[:2] == [FRESH, FRESH]
+    assert len({*hashes, run.learner.adapter}) == 4
+
+
+def test_invariant_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
+    run = Process(make_config(tmp_path, parity={"mean_stop": 0.01}), disk={})
+    run.learner.metrics = {"parity_mean": 0.02}
+    with pytest.raises(ParityError, match=r"by 0\.02 on average, allowed 0\.01"):
+        run.run()
+    assert (run.folder.metrics, run.folder.summary) == ([], None)
+
+
+def test_invariant_1_a_percentile_above_its_bound_is_journaled(tmp_path: Path):
+    run = Process(make_config(tmp_path, parity={"p999_alarm": 0.1}, budget={"steps": 1}), disk={})
+    run.learner.metrics = {"parity_p999": 0.2}
+    assert run.run() == "finished"
+    assert run.events("parity_alarm") == [{"step": 0}]
+
+
+# --- invariant 6: an error is not a zero
+
+
+def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
+    config = make_config(tmp_path, budget={"steps": 1}, rollout={"group_size": 4})
+    run = Process(config, disk={})
+    given: list[float | None] = [1.0, 0.0, None, 1.0, 1.0, 1.0, None, None]
+
+    async def score(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        assert len(inputs) == len(given)
+        return [
+            {
+                "correct": Outcome(value, f"raised {n}" if value is None else None),
+                "format": Outcome(0.0, None),
+            }
+            for n, value in enumerate(given, start=1)
+        ]
+
+    run.scorer.score = score  # type: ignore[method-assign]
+    run.run()
+    assert [rollout.reward for rollout in run.learner.seen] == given
+    # Mean 2/3 and deviation sqrt(1/3) over the three that have a reward.
+    high, low = 3**0.5 / 3, -2 * 3**0.5 / 3
+    advantages = [rollout.advantage for rollout in run.learner.seen]
+    assert advantages == pytest.approx([high, low, 0, high, 0, 0, 0, 0], abs=1e-5)
+    (metrics,) = run.folder.metrics
+    assert metrics["reward/mean"] == pytest.approx(4 / 5)
+    assert metrics["reward/correct_errors"] == 3
+    assert metrics["reward/format_errors"] == 0
+    assert metrics["groups/excluded_rollouts"] == 3
+    assert (metrics["groups/mixed"], metrics["groups/all_equal"]) == (1, 1)
+    assert run.folder.summary is not None
+    assert run.folder.summary["faults"] == {"reward_errors": 3}
+    assert run.events("reward_errors") == [
+        {"step": 1, "name": "correct", "count": 3, "first": "raised 3"}
+    ]
+    assert run.folder.summary["samples"] == 8
+
+
+# --- signals
+
+
+def interrupted(config: Config, disk: Disk, on: str | int) -> Process:
+    """A process that gets a signal during a call."""
+    script = Script()
+    script.on[on] = script.stop.set
+    return process(config, disk, script)
+
+
+@pytest.mark.parametrize(
+    ("call", "steps"),
+    [
+        ("sampler0.generate:probe 0", 0),
+        ("sampler0.generate:test 0", 0),
+        ("sampler0.generate:train 1", 1),
+        ("scorer.score", 0),
+        ("learner.update 1", 2),
+        ("sampler0.generate:validation 0", 2),
+        ("learner.save 3", 3),
+    ],
+)
+def test_a_signal_leaves_a_checkpoint_and_a_summary(tmp_path: Path, call: str, steps: int):
+    disk = Disk()
+    run = interrupted(watched(tmp_path), disk, call)
+    assert run.run() == "interrupted"
+    assert max(disk) == steps
+    adapter, meta = disk[steps]
+    assert (meta["step"], meta["samples"]) == (steps, 4 * steps)
+    assert [row["step"] for row in run.folder.metrics] == list(range(1, steps + 1))
+    assert run.folder.summary is not None
+    assert run.folder.summary["ended"] == "interrupted"
+    assert run.folder.summary["steps"] == steps
+    assert run.folder.summary["adapter_sha256"] in {adapter, None}
+    assert run.tracker.summary["ended"] == "interrupted"
+    after = run.script.calls[run.script.calls.index(call) + 1 :]
+    assert [name for name in after if "generate" in name or "export" in name] == []
+
+
+def test_a_signal_during_the_export_comes_too_late(tmp_path: Path):
+    run = interrupted(watched(tmp_path), {}, "learner.export 4")
+    assert run.run() == "finished"
+
+
+def test_what_samples_is_told_to_abort_and_what_scores_is_not_waited_for(tmp_path: Path):
+    sampling = interrupted(watched(tmp_path, run={"name": "a"}), {}, "sampler0.generate:train 0")
+    sampling.run()
+    assert sampling.script.calls[-2:] == ["sampler0.abort", "learner.save 0"]
+    scoring = interrupted(watched(tmp_path, run={"name": "b"}), {}, "scorer.score")
+    scoring.run()
+    assert scoring.script.calls[-2:] == ["scorer.score", "learner.save 0"]
+
+
+def test_a_sampler_that_does_not_notice_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(coordinator, "ABORT_PATIENCE_S", 0.0)
+    run = interrupted(watched(tmp_path), {}, "sampler0.generate:train 0")
+    monkeypatch.setattr(run.samplers[0].aborted, "set", lambda: None)
+    assert run.run() == "interrupted"
+
+
+def test_a_sampler_that_is_gone_does_not_keep_the_checkpoint_from_being_written(tmp_path: Path):
+    disk = Disk()
+    run = interrupted(watched(tmp_path), disk, "sampler0.generate:train 2")
+
+    async def gone() -> None:
+        run.samplers[0].aborted.set()
+        raise RuntimeError("an actor's process ended unexpectedly")
+
+    run.samplers[0].abort = gone  # type: ignore[method-assign]
+    assert run.run() == "interrupted"
+    assert max(disk) == 2
+
+
+# --- invariant 7: given the same decisions, a resumed run is the same run
+
+
+def undisturbed(folder: Path) -> tuple[Process, dict[str, Any]]:
+    run = process(watched(folder), {})
+    assert run.run() == "finished"
+    return run, left_behind(run.folder)
+
+
+def resumed(config: Config, disk: Disk) -> Process:
+    run = process(config, disk)
+    assert run.run() == "finished"
+    return run
+
+
+def test_invariant_7_a_run_interrupted_at_any_call_is_the_same_run(tmp_path: Path):
+    whole, expected = undisturbed(tmp_path / "whole")
+    for number, call in enumerate(whole.script.calls[:-1]):
+        config, disk = watched(tmp_path / str(number)), Disk()
+        first = interrupted(config, disk, number)
+        assert first.run() == "interrupted", call
+        saved = max(disk)
+        second = resumed(config, disk)
+        assert left_behind(second.folder) == expected, call
+        assert second.learner.adapter == whole.learner.adapter
+        assert second.folder.summary is not None
+        assert second.folder.summary["resumed_from"] == saved
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_invariant_7_a_run_killed_at_any_call_is_the_same_run(tmp_path: Path):
+    whole, expected = undisturbed(tmp_path / "whole")
+    for number, call in enumerate(whole.script.calls):
+        config, disk = watched(tmp_path / str(number)), Disk()
+        with pytest.raises(Killed):
+            process(config, disk, Script(on={number: kill})).run()
+        assert left_behind(resumed(config, disk).folder) == expected, call
+
+
+def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    writes: list[Callable[[], None] | None] = []
+
+    def counted(write: Callable[..., None]) -> Callable[..., None]:
+        def before(*args: Any) -> None:
+            if writes and (action := writes.pop(0)):
+                action()
+            write(*args)
+
+        return before
+
+    for name in ("write_atomically", "_append"):
+        monkeypatch.setattr(run_dir, name, counted(getattr(run_dir, name)))
+    _, expected = undisturbed(tmp_path / "whole")
+    for number in range(1000):
+        config, disk = watched(tmp_path / str(number)), Disk()
+        first = process(config, disk)
+        writes[:] = [None] * number + [kill]
+        try:
+            first.run()
+        except Killed:
+            assert left_behind(resumed(config, disk).folder) == expected, number
+        else:
+            break
+    assert number > 20
+
+
+def test_what_came_after_the_last_checkpoint_is_done_again(tmp_path: Path):
+    config, disk = watched(tmp_path, checkpoint={"every_steps": 1}), Disk()
+    first = process(config, disk, Script(on={"sampler0.generate:train 2": kill}))
+    with pytest.raises(Killed):
+        first.run()
+    del disk[2]
+    assert [row["step"] for row in first.folder.metrics] == [1, 2]
+    second = process(config, disk)
+    assert [row["step"] for row in second.folder.metrics] == [1]
+    assert sorted(path.name for path in second.folder.rollouts.iterdir()) == [
+        "step_000001.jsonl",
+        "test_before.jsonl",
+    ]
+    second.run()
+    assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4]
+
+
+def test_the_evaluation_before_is_read_back_and_never_drawn_twice(tmp_path: Path):
+    config, disk = watched(tmp_path), Disk()
+    interrupted(config, disk, "learner.update 0").run()
+    second = resumed(config, disk)
+    tests = [n for n, call in enumerate(second.script.calls) if "generate:test" in call]
+    assert tests == [len(second.script.calls) - 2]
+    assert len(second.events("reserved")) == 1
+
+
+def test_an_evaluation_before_that_is_gone_is_not_drawn_from_a_trained_policy(tmp_path: Path):
+    config, disk = watched(tmp_path), Disk()
+    interrupted(config, disk, "learner.update 0").run()
+    second = process(config, disk)
+    (second.folder.rollouts / "test_before.jsonl").unlink()
+    with pytest.raises(RuntimeError, match=r"test_before\.jsonl is gone, .* before its 1 steps"):
+        second.run()
+
+
+# --- budgets
+
+
+COSTS = {
+    "sampler0.generate:test": 40.0,
+    "sampler0.generate:validation": 25.0,
+    "sampler0.generate:train": 10.0,
+    "scorer.score": 3.0,
+    "learner.update": 20.0,
+    "learner.publish": 1.0,
+    "learner.save": 2.0,
+    "learner.export": 5.0,
+}
+
+
+def timed(folder: Path, seconds: int, **tables: Mapping[str, Any]) -> Config:
+    return make_config(folder, budget={"time": f"{seconds}s", "steps": None}, **tables)
+
+
+@pytest.mark.parametrize("seconds", [*range(200, 400, 7), 3600])
+def test_a_time_budget_ends_early_enough_to_evaluate_and_export(tmp_path: Path, seconds: int):
+    config = timed(
+        tmp_path,
+        seconds,
+        data={"validation": VALIDATION},
+        eval={"every_steps": 2},
+    )
+    run = process(config, {}, Script(durations=COSTS))
+    run.coordinator.deadline.reserve_s = 5.0
+    assert run.run() == "finished"
+    assert run.folder.summary is not None
+    assert run.folder.summary["wall_s"] == run.script.clock.seconds
+    assert run.folder.summary["deadline_s"] == seconds
+    assert run.script.clock.seconds <= seconds
+    # A step with validation and checkpoint is 61 s: with the end and a quarter of slack it would
+    # not have fitted in.
+    assert run.script.clock.seconds > seconds - 61 - 0.25 * (61 + 45)
+
+
+def test_a_time_budget_in_numbers(tmp_path: Path):
+    config = timed(tmp_path, 250, checkpoint={"every_steps": 100})
+    run = Process(config, disk={}, script=Script(durations=COSTS))
+    run.coordinator.deadline.reserve_s = 5.0
+    run.run()
+    # 2 s of probe and sync and 40 s of evaluation before; a step is 34 s; the end is 2 + 40 + 5 s.
+    # A further step needs 1.25 * (34 + 45) = 98.75 s: after 3 steps there are 250 - 144 = 106 s
+    # left, after 4 only 72.
+    assert run.learner.version == 4
+    assert run.script.clock.seconds == 2 + 40 + 4 * 34 + 2 + 40 + 5
+    assert run.events("reserved") == [{"reason": "test evaluation", "seconds": 40.0}]
+
+
+def test_a_resumed_time_budget_counts_what_was_used(tmp_path: Path):
+    config, disk = timed(tmp_path, 250, checkpoint={"every_steps": 100}), Disk()
+    script = Script(durations=COSTS)
+    script.on["learner.update 1"] = script.stop.set
+    first = Process(config, disk=disk, script=script)
+    first.coordinator.deadline.reserve_s = 5.0
+    assert first.run() == "interrupted"
+    assert disk[2][1]["wall_s"] == 2 + 40 + 2 * 34
+    second = Process(config, disk=disk, script=Script(durations=COSTS))
+    second.coordinator.deadline.reserve_s = 5.0
+    second.run()
+    # The second process spends 2 s on probe and sync, then goes on as above.
+    assert second.learner.version == 4
+    assert second.folder.summary is not None
+    assert second.folder.summary["wall_s"] == (2 + 40 + 2 * 34) + 2 + 2 * 34 + 2 + 40 + 5
+
+
+def test_a_budget_of_steps_ignores_the_clock(tmp_path: Path):
+    run = Process(
+        make_config(tmp_path), disk={}, script=Script(durations=dict.fromkeys(COSTS, 1e9))
+    )
+    run.run()
+    assert run.learner.version == 3
+
+
+def test_token_records_are_written_on_demand(tmp_path: Path):
+    config = make_config(tmp_path, records={"tokens": True}, budget={"steps": 1})
+    run = Process(config, disk={})
+    run.run()
+    rows = run.folder.read_rollouts("step_000001") or []
+    for row, rollout in zip(rows, run.learner.seen, strict=True):
+        assert row["tokens"] == rollout.completion.tokens.tolist()
+        assert row["prompt_tokens"] == rollout.completion.prompt_tokens.tolist()
+        assert np.array_equal(np.float32(row["logprobs"]), rollout.completion.logprobs)
+    assert json.loads((run.folder.path / "summary.json").read_text())["steps"] == 1

@@ -1,0 +1,194 @@
+"""What is written about a step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.advantages import GroupStats
+from pipeline.datatypes import Rollout, RolloutName, RolloutRequest
+from pipeline.records import Console, Records, rollout_rows, step_metrics
+from pipeline.run_dir import RunFolder
+from tests.fakes import FRESH, FakeTracker, completion, make_config
+
+STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4)
+
+
+def rollout(text: str, correct: float | None, *, ended: bool = True) -> Rollout:
+    request = RolloutRequest(RolloutName("train", 6, 9, len(text)), np.array([2, 5], np.int32))
+    drawn = completion(request, text, ended=ended, version=6)
+    reward = None if correct is None else correct + 0.5
+    return Rollout(drawn, text, {"correct": correct, "format": 0.5}, reward, 0.25)
+
+
+ROLLOUTS = [rollout("abc", 1.0), rollout("a", None), rollout("", 0.0), rollout("abcdef", 0.5)]
+CUT = rollout("abcdef", None, ended=False)
+
+
+def test_a_steps_metrics():
+    metrics = step_metrics([*ROLLOUTS, CUT], STATS)
+    assert metrics == {
+        "reward/mean": pytest.approx(1.0),
+        "reward/std": pytest.approx((0.5 / 3) ** 0.5),
+        "reward/correct": pytest.approx(0.5),
+        "reward/correct_errors": 2.0,
+        "reward/format": 0.5,
+        "reward/format_errors": 0.0,
+        "rollout/tokens_mean": pytest.approx((4 + 2 + 1 + 7 + 6) / 5),
+        "rollout/tokens_max": 7.0,
+        "rollout/ended_share": 0.8,
+        "groups/mixed": 1.0,
+        "groups/all_equal": 2.0,
+        "groups/short": 3.0,
+        "groups/excluded_rollouts": 4.0,
+    }
+
+
+def test_a_step_without_any_reward_has_metrics_too():
+    metrics = step_metrics([CUT], STATS)
+    assert (metrics["reward/mean"], metrics["reward/std"]) == (0.0, 0.0)
+    assert (metrics["reward/correct"], metrics["reward/correct_errors"]) == (0.0, 1.0)
+
+
+ROW = {
+    "prompt_id": 9,
+    "sample": 3,
+    "versions": [6],
+    "adapter_sha256": FRESH,
+    "text": "abc",
+    "num_tokens": 4,
+    "stop_reason": "eos",
+    "rewards": {"correct": 1.0, "format": 0.5},
+    "reward": 1.5,
+    "advantage": 0.25,
+}
+
+
+def test_a_rollouts_row():
+    assert rollout_rows(ROLLOUTS[:1], tokens=False) == [ROW]
+    (row,) = rollout_rows([CUT], tokens=False)
+    assert (row["stop_reason"], row["num_tokens"]) == ("length", 6)
+    assert (row["rewards"]["correct"], row["reward"]) == (None, None)
+
+
+def test_a_rollouts_row_with_tokens():
+    (row,) = rollout_rows(ROLLOUTS[:1], tokens=True)
+    drawn = ROLLOUTS[0].completion
+    assert row == {
+        **ROW,
+        "prompt_tokens": [2, 5],
+        "tokens": [97, 98, 99, 1],
+        "logprobs": drawn.logprobs.tolist(),
+    }
+    assert np.array_equal(np.float32(row["logprobs"]), drawn.logprobs)
+
+
+METRICS = {
+    "reward/mean": 0.12345,
+    "rollout/tokens_mean": 20.04,
+    "groups/mixed": 3.0,
+    "time/step_s": 1.26,
+}
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    config = make_config(tmp_path)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    folder.close()
+    return Records(folder, FakeTracker(), Console(total=9, done=0))
+
+
+def test_a_step_goes_to_folder_tracker_and_console(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    records.step(7, METRICS, ROLLOUTS, tokens=False)
+    assert records.folder.metrics == [{"step": 7, **METRICS}]
+    assert records.folder.read_rollouts("step_000007") == rollout_rows(ROLLOUTS, tokens=False)
+    assert isinstance(records.tracker, FakeTracker)
+    assert records.tracker.logged == [(7, METRICS)]
+    assert capsys.readouterr().out == "step 7/9  reward 0.123  tokens 20.0  mixed 3  1.3 s\n"
+
+
+def test_an_evaluation_is_journaled_said_and_sent(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    summary = {
+        "accuracy": 0.5,
+        "n": 4,
+        "ci95": (0.15, 0.85),
+        "well_formed": 0.75,
+        "accuracy_among_well_formed": None,
+    }
+    records.evaluation("validation", 20, summary)
+    (entry,) = records.folder.events("evaluated")
+    assert entry == {
+        "time": entry["time"],
+        "event": "evaluated",
+        "name": "validation",
+        "step": 20,
+        **summary,
+        "ci95": [0.15, 0.85],
+    }
+    said = "validation: accuracy 0.500 [0.150, 0.850] on 4 prompts, 75.0% well formed\n"
+    assert capsys.readouterr().out == said
+    assert isinstance(records.tracker, FakeTracker)
+    sent = {"eval/validation/accuracy": 0.5, "eval/validation/well_formed": 0.75}
+    assert records.tracker.logged == [(20, sent)]
+
+
+def test_an_event_is_journaled_and_said(records: Records, capsys: pytest.CaptureFixture[str]):
+    records.event("exported", "export: there", folder="there")
+    (entry,) = records.folder.events("exported")
+    assert entry["folder"] == "there"
+    assert capsys.readouterr().out == "export: there\n"
+
+
+def test_reward_errors_are_told_with_the_first_reason(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    records.reward_errors(4, {"length": ["raised KeyError: 'x'", "returned nan"]})
+    (entry,) = records.folder.events("reward_errors")
+    assert (entry["step"], entry["name"], entry["count"]) == (4, "length", 2)
+    assert entry["first"] == "raised KeyError: 'x'"
+    told = "step 4: 2 rollout(s) without reward 'length': raised KeyError: 'x'\n"
+    assert capsys.readouterr().out == told
+
+
+def test_a_comparison_is_said(records: Records, capsys: pytest.CaptureFixture[str]):
+    records.comparison(
+        {
+            "before": {"accuracy": 0.25},
+            "after": {"accuracy": 0.625},
+            "paired_difference": 0.375,
+            "paired_ci95": [-0.0126, 0.7],
+            "paired_p": 0.03125,
+        }
+    )
+    assert capsys.readouterr().out == (
+        "test accuracy 25.0% -> 62.5%: +37.5 points [-1.3, +70.0], paired p = 3.1e-02\n"
+    )
+
+
+def test_without_a_number_of_steps_the_line_says_so(capsys: pytest.CaptureFixture[str]):
+    Console(total=None, done=0).step(3, METRICS)
+    assert capsys.readouterr().out.startswith("step 3/?  ")
+
+
+def test_a_terminal_gets_a_bar_that_starts_where_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    console = Console(total=9, done=6)
+    console.say("hello")
+    console.step(7, METRICS)
+    console.close()
+    shown = capsys.readouterr()
+    assert shown.out == "hello\n"
+    assert "6/9" in shown.err
+    assert "7/9" in shown.err
+    assert "reward 0.123" in shown.err

@@ -1,0 +1,111 @@
+"""From completions to rollouts: the right text to the right prompt, rewards, advantages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.advantages import GroupStats
+from pipeline.datatypes import Completion, RolloutName, RolloutRequest
+from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
+from rewards.base import Outcome, RewardInput, Tags
+from rewards.weighting import shuffle_rewards
+from tests.fakes import CharTokenizer, completion, make_config, make_prompts
+
+TAGS = Tags("<r>", "</r>", "<a>", "</a>")
+PROMPTS = {prompt.id: prompt for prompt in make_prompts(3)}
+WEIGHTS = {"correct": 1.0, "format": 0.1}
+
+
+def drawn(prompt_id: int, sample: int, text: str, *, ended: bool = True) -> Completion:
+    name = RolloutName("train", 0, prompt_id, sample)
+    return completion(RolloutRequest(name, PROMPTS[prompt_id].tokens), text, ended=ended)
+
+
+def inputs_of(completions: list[Completion]) -> list[RewardInput]:
+    return reward_inputs(completions, PROMPTS, tokenizer=CharTokenizer(), tags=TAGS)
+
+
+def test_a_reward_function_sees_the_text_and_its_own_prompt():
+    first, second = inputs_of([drawn(3, 0, "six"), drawn(1, 0, "tw", ended=False)])
+    assert first == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
+    assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS)
+
+
+GROUPS = [drawn(prompt, sample, f"{prompt}.{sample}") for prompt in (2, 1) for sample in range(2)]
+
+
+def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
+    return [
+        {
+            "correct": Outcome(value, None if value is not None else "died"),
+            "format": Outcome(1.0, None),
+        }
+        for value in values
+    ]
+
+
+def test_rewards_are_weighted_and_groups_are_those_of_the_prompts(tmp_path: Path):
+    config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
+    rollouts, stats = score_rollouts(
+        GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
+    )
+    assert [rollout.completion for rollout in rollouts] == GROUPS
+    assert [rollout.text for rollout in rollouts] == ["2.0", "2.1", "1.0", "1.1"]
+    assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, 0.0, 0.5, 0.5]
+    assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
+    assert [rollout.advantage for rollout in rollouts] == pytest.approx([0.5, -0.5, 0, 0])
+    assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
+
+
+def test_advantages_are_scaled_as_the_configuration_says(tmp_path: Path):
+    rollouts, _ = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(1.0, 0.0, 0.5, 0.5),
+        config=make_config(tmp_path),
+        step=0,
+    )
+    # 0.5 over the sample deviation sqrt(0.5).
+    scaled = [rollout.advantage for rollout in rollouts]
+    assert scaled == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-5)
+
+
+def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
+    rollouts, stats = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(1.0, None, 0.0, 1.0),
+        config=make_config(tmp_path),
+        step=0,
+    )
+    assert rollouts[1].rewards == {"correct": None, "format": 1.0}
+    assert rollouts[1].reward is None
+    assert rollouts[0].reward == pytest.approx(1.1)
+    assert [rollouts[0].advantage, rollouts[1].advantage] == [0.0, 0.0]
+    assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
+
+
+def test_invariant_6_errors_are_kept_by_function():
+    good, died, nan = Outcome(1.0, None), Outcome(None, "died"), Outcome(None, "returned nan")
+    assert reward_errors(
+        [{"a": good, "b": good}, {"a": died, "b": good}, {"a": nan, "b": died}]
+    ) == {"a": ["died", "returned nan"], "b": ["died"]}
+    assert reward_errors([{"a": good}]) == {}
+
+
+def test_the_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
+    config = make_config(tmp_path, rewards={"shuffle": True})
+    values = outcomes(0.1, 0.2, 0.3, 0.4)
+    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=5)
+    plain = [value["correct"].value or 0.0 for value in values]
+    expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
+    assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
+    assert expected != [value + 0.1 for value in plain]
+    # What each part gave stays with its rollout.
+    assert [rollout.rewards["correct"] for rollout in rollouts] == plain
+    for start in (0, 2):
+        high = int(np.argmax([rollouts[start].reward or 0, rollouts[start + 1].reward or 0]))
+        assert rollouts[start + high].advantage > 0

@@ -1,0 +1,89 @@
+"""The v5e-8 preset, compiled by the real TPU compiler, which needs no TPU. Minutes; not by default.
+
+    make test ARGS="-m slow"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+HBM_GIB = 15.75
+
+COMPILE = """
+import json, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from configs.load import load_config
+from pipeline.decode.programs import DecodePrograms
+from pipeline.learner.programs import LearnerPrograms
+from pipeline.model.gemma import architecture
+from pipeline.model.policy import Policy
+from pipeline.model.sharding import make_mesh
+from pipeline.model.vocabulary import Vocabulary
+
+config = load_config("configs/gemma3_1b_gsm8k_v5e8.toml")
+hf = json.loads(open("tests/slow/gemma3_1b_config.json").read())
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
+policy = Policy.create(
+    architecture(hf, dtype=jnp.dtype("bfloat16")), lora=config.lora, mesh=make_mesh(devices)
+)
+vocabulary = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
+which = sys.argv[1]
+if which == "decode":
+    prefills, segment = DecodePrograms(policy, config, vocabulary).compile()
+    programs = {f"prefill {size}": program for size, program in prefills.items()}
+    programs["segment"] = segment
+else:
+    found = LearnerPrograms(policy, config, vocabulary).compile()
+    programs = {f"gradient {size}": program for size, program in found.gradient.items()}
+    programs |= {f"score {size}": program for size, program in found.score.items()}
+    programs["apply"] = found.apply
+for name, program in programs.items():
+    memory = program.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    total += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    shapes = sorted(set(__import__("re").findall(r"\\[[0-9,]*262144[0-9,]*\\]", program.as_text())))
+    print(json.dumps({"name": name, "gib": total / 2**30, "shapes": shapes}))
+"""
+
+
+def compiled(which: str) -> list[dict]:
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, which],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["decode", "learner"])
+def test_the_preset_fits_a_v5e_chip_and_never_holds_the_vocabulary(which):
+    for program in compiled(which):
+        print(f"{program['name']}: {program['gib']:.2f} GiB of {HBM_GIB}")
+        assert program["gib"] < HBM_GIB, program
+        for shape in program["shapes"]:
+            sizes = [int(size) for size in re.findall(r"\d+", shape)]
+            others = 1
+            for size in sizes:
+                others *= size
+            assert others // 262144 <= 2048, (program["name"], shape)

@@ -1,0 +1,198 @@
+"""A random tiny Gemma 3 for tests, and everything else that it takes to run one.
+
+Seven layers, so that local and global layers and the wrap of their pattern exist; a window of 8;
+several query heads to a kv head; head_dim other than width / heads. Nothing in it is zero, so that
+every parameter matters. What takes seconds to compile is made once in a test run and shared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.schema import Config, Lora
+from pipeline.datatypes import Completion, Rollout, RolloutName, RolloutRequest
+from pipeline.decode.engine import Engine
+from pipeline.learner.learner import Learner
+from pipeline.model.gemma import architecture
+from pipeline.model.policy import Params, Policy
+from pipeline.model.sharding import make_mesh, replicated
+from pipeline.model.vocabulary import Vocabulary
+
+WINDOW = 8
+VOCAB = 96
+VOCABULARY = Vocabulary(pad=0, stops=(1, 50), forbidden=(0, 2, 3))
+LORA = Lora(rank=3, alpha=6.0)
+
+_CONFIG: dict[str, dict[str, Any]] = {
+    "run": {"name": "tiny", "seed": 5},
+    "model": {"path": "tiny", "dtype": "float32"},
+    "lora": LORA.model_dump(),
+    "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
+    "rewards": {"functions": [{"name": "r", "function": "rewards.correctness:exact_answer"}]},
+    "rollout": {
+        "group_size": 2,
+        "prompts_per_step": 2,
+        "max_prompt_tokens": 14,
+        # More than three windows.
+        "max_new_tokens": 28,
+        "temperature": 0.8,
+    },
+    "learner": {"lr": 1e-2},
+    "plan": {
+        "platform": "cpu",
+        "placement": "colocated",
+        "rollout_rows": 4,
+        "segment_steps": 4,
+        "micro_batch_rows": 4,
+        "head_tokens": 32,
+    },
+    "budget": {"steps": 20},
+}
+
+
+def hf_config(**changes: Any) -> dict[str, Any]:
+    """A `config.json` as transformers 4 writes it; a value of None leaves the key out."""
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "vocab_size": VOCAB,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": WINDOW,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    }
+    return {key: value for key, value in (config | changes).items() if value is not None}
+
+
+def make_policy(
+    *, devices: int = 1, dtype: str = "float32", lora: Lora = LORA, **changes: Any
+) -> Policy:
+    """The policy on the first `devices` devices; `changes` go to `hf_config`."""
+    return Policy.create(
+        architecture(hf_config(**changes), dtype=jnp.dtype(dtype)),
+        lora=lora,
+        mesh=make_mesh(jax.devices()[:devices]),
+    )
+
+
+def make_base(policy: Policy, *, seed: int = 0) -> Params:
+    """Random parameters whose logits have a deviation of about 2; norms are not the identity."""
+    rng = np.random.default_rng(seed)
+    base = {}
+    for name, shape in sorted(policy.base_shapes.items()):
+        # A larger tied embedding would make every token its own successor.
+        value = (0.1 if name.endswith("embedding") else 0.3) * rng.standard_normal(shape.shape)
+        value += 3.0 if name == "final_norm.scale" else 0.0
+        base[name] = jax.device_put(value.astype(shape.dtype), replicated(policy.mesh))
+    return base
+
+
+def make_probe(policy: Policy, *, seed: int = 1) -> Params:
+    """A random adapter. From numpy: JAX would compile a generator for every shape."""
+    rng = np.random.default_rng(seed)
+    shapes = sorted(policy.adapter_shapes.items())
+    return policy.place_adapter(
+        {name: 0.2 * rng.standard_normal(shape.shape) for name, shape in shapes}
+    )
+
+
+def make_config(**tables: dict[str, Any]) -> Config:
+    """A small valid configuration; `tables` change single keys: `plan={"rollout_rows": 8}`."""
+    names = _CONFIG.keys() | tables.keys()
+    return Config.model_validate({n: _CONFIG.get(n, {}) | tables.get(n, {}) for n in names})
+
+
+@functools.cache
+def policy(*, devices: int = 1, layers: int = 7) -> Policy:
+    """The shared float32 policy of so many layers on so many devices."""
+    return make_policy(devices=devices, num_hidden_layers=layers)
+
+
+@functools.cache
+def base(*, devices: int = 1, layers: int = 7) -> Params:
+    """The shared parameters; the same values on any number of devices."""
+    return make_base(policy(devices=devices, layers=layers))
+
+
+@functools.cache
+def probe(*, devices: int = 1, layers: int = 7) -> Params:
+    """An adapter that changes every output; the same on any number of devices."""
+    return make_probe(policy(devices=devices, layers=layers))
+
+
+def engine(*, layers: int = 7, **tables: dict[str, Any]) -> Engine:
+    """The shared engine of this configuration, on `plan.learner_devices` devices."""
+    return _engine(layers, make_config(**tables))
+
+
+@functools.cache
+def _engine(layers: int, config: Config) -> Engine:
+    devices = config.plan.devices_per_sampler
+    shape = {"devices": devices, "layers": layers}
+    return Engine(policy(**shape), base(**shape), config, VOCABULARY)
+
+
+def learner(*, layers: int = 2, **tables: dict[str, Any]) -> Learner:
+    """The shared learner of this configuration, in its initial state.
+
+    Two layers: what depends on more of them is tested at the model.
+    """
+    found = _learner(layers, make_config(**tables))
+    found.state = found._fresh()
+    return found
+
+
+@functools.cache
+def _learner(layers: int, config: Config) -> Learner:
+    devices = config.plan.learner_devices
+    shape = {"devices": devices, "layers": layers}
+    return Learner(policy(**shape), base(**shape), config, VOCABULARY)
+
+
+def make_requests(
+    lengths: Sequence[int], *, seed: int = 0, step: int = 0, phase: Any = "train"
+) -> list[RolloutRequest]:
+    """A request for each prompt length, with random tokens."""
+    rng = np.random.default_rng(seed)
+    return [
+        RolloutRequest(
+            RolloutName(phase, step, prompt_id=number, sample=0),
+            rng.integers(8, VOCAB, length).astype(np.int32),
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def make_rollouts(
+    lengths: Sequence[tuple[int, int]], *, advantages: Sequence[float], seed: int = 0
+) -> list[Rollout]:
+    """A scored rollout for each pair of prompt and completion length, with random tokens."""
+    rng = np.random.default_rng(seed)
+    rollouts = []
+    for number, ((prompt, new), advantage) in enumerate(zip(lengths, advantages, strict=True)):
+        completion = Completion(
+            name=RolloutName("train", 0, prompt_id=number // 2, sample=number % 2),
+            prompt_tokens=rng.integers(8, VOCAB, prompt).astype(np.int32),
+            tokens=rng.integers(8, VOCAB, new).astype(np.int32),
+            logprobs=-rng.random(new).astype(np.float32),
+            stop_reason="length",
+            version=0,
+            adapter_sha256="",
+        )
+        rollouts.append(Rollout(completion, "", {"r": 0.0}, 0.0, advantage))
+    return rollouts
