@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from actors.learner import PROBE_VERSION, LearnerActor
+from actors.opening import open_model
 from actors.sampler import SamplerActor
 from configs.schema import Config
 
@@ -20,18 +21,11 @@ class ColocatedActor(LearnerActor, SamplerActor):
         LearnerActor.__init__(self, config)
 
     def start(self) -> float:
-        """Starts the learner, then an engine on the learner's base."""
-        from pathlib import Path
-
-        from pipeline.decode.engine import Engine
-        from pipeline.model.vocabulary import Vocabulary
-        from pipeline.tokenizer import Tokenizer
-
-        load_s = LearnerActor.start(self)
-        self.policy = self.learner.policy
-        vocabulary = Vocabulary.of(Tokenizer(Path(self.config.model.path)), self.config.rollout)
-        self.engine = Engine(self.policy, self.learner.base, self.config, vocabulary)
-        return load_s
+        """Opens devices and model once, for both."""
+        opened = open_model(self.config, devices=self.config.plan.learner_devices)
+        self.learn(opened)
+        self.serve(opened)
+        return opened.load_s
 
     def publish(self, *, probe: bool) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Version and hash; the adapter itself does not move."""

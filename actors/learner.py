@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.devices import open_mesh
+from actors.opening import OpenedModel, open_model
 from configs.schema import Config
 from pipeline.datatypes import Completion, ExportReport, Restored, Rollout
 from pipeline.run_dir import RunFolder
@@ -32,31 +31,27 @@ class LearnerActor:
         self.config = config
         self.learner: Learner
         self.checkpoints: Checkpoints
-        self.load_s = 0.0
 
     def start(self) -> float:
-        """Opens the devices, loads the base, compiles; returns the seconds that loading took.
+        """Opens devices and model, compiles; returns the seconds that loading took.
 
         Raises:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
             FileNotFoundError: if weights or tokenizer are not there.
         """
+        opened = open_model(self.config, devices=self.config.plan.learner_devices)
+        self.learn(opened)
+        return opened.load_s
+
+    def learn(self, opened: OpenedModel) -> None:
+        """Makes the learner on a model that is open already."""
         from pipeline.learner.checkpoint import Checkpoints
         from pipeline.learner.learner import Learner
-        from pipeline.model.policy import open_policy
-        from pipeline.model.vocabulary import Vocabulary
-        from pipeline.tokenizer import Tokenizer
 
-        config, folder = self.config, Path(self.config.model.path)
-        mesh = open_mesh(platform=config.plan.platform, count=config.plan.learner_devices)
-        vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
-        started = time.monotonic()
-        policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
-        load_s = time.monotonic() - started
-        self.learner = Learner(policy, base, config, vocabulary)
-        run = RunFolder.of(config)
-        self.checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
-        return load_s
+        config = self.config
+        self.learner = Learner(opened.policy, opened.base, config, opened.vocabulary)
+        folder = RunFolder.of(config)
+        self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
 
     def restore(self) -> Restored:
         """Goes on from the newest usable checkpoint, if there is one.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.devices import open_mesh
+from actors.opening import OpenedModel, open_model
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest
 
@@ -33,27 +31,22 @@ class SamplerActor:
         self.sha256 = ""
 
     def start(self) -> float:
-        """Opens the devices, loads the base, compiles; returns the seconds that loading took.
+        """Opens devices and model, compiles; returns the seconds that loading took.
 
         Raises:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
             FileNotFoundError: if weights or tokenizer are not there.
         """
-        from pipeline.decode.engine import Engine
-        from pipeline.model.policy import open_policy
-        from pipeline.model.vocabulary import Vocabulary
-        from pipeline.tokenizer import Tokenizer
+        opened = open_model(self.config, devices=self.config.plan.devices_per_sampler)
+        self.serve(opened)
+        return opened.load_s
 
-        config, folder = self.config, Path(self.config.model.path)
-        mesh = open_mesh(platform=config.plan.platform, count=config.plan.devices_per_sampler)
-        vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
-        started = time.monotonic()
-        self.policy, base = open_policy(
-            folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh
-        )
-        load_s = time.monotonic() - started
-        self.engine = Engine(self.policy, base, config, vocabulary)
-        return load_s
+    def serve(self, opened: OpenedModel) -> None:
+        """Makes the engine on a model that is open already."""
+        from pipeline.decode.engine import Engine
+
+        self.policy = opened.policy
+        self.engine = Engine(opened.policy, opened.base, self.config, opened.vocabulary)
 
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
         """Takes over an adapter; returns the hash of what arrived on the devices."""

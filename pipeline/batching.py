@@ -43,9 +43,7 @@ class TokenBatch:
         return int(np.count_nonzero(self.weights))
 
 
-def token_weights(
-    rollouts: Sequence[Rollout], mode: Literal["sequence", "token"]
-) -> list[float]:
+def token_weights(rollouts: Sequence[Rollout], mode: Literal["sequence", "token"]) -> list[float]:
     """Weight of each token of each rollout; 0 for rollouts without a reward.
 
     "token" is the mean over all tokens of the step (DAPO, arXiv:2503.14476); "sequence" the mean

@@ -128,7 +128,8 @@ class Coordinator:
                 watch = self._stopwatch()
                 await self._step()
                 await self._validate()
-                await self._housekeeping()
+                if self.progress.step % self.config.checkpoint.every_steps == 0:
+                    await self._save()
                 self.deadline.observe_step(watch.total_s)
             await self._save()
             await self._finish(before)
@@ -188,13 +189,6 @@ class Coordinator:
         watched, _ = await self._evaluate("validation", self.data.validation.prompts)
         self.records.evaluation("validation", step, watched.summary())
         folder.write_rollouts(name, watched.rows)
-
-    async def _housekeeping(self) -> None:
-        """What happens between two steps."""
-        if self.progress.step % self.config.checkpoint.every_steps == 0:
-            await self._save()
-        if self.stop.is_set():
-            raise Interrupted
 
     async def _check_parity(self) -> None:
         largest = await self._unless_stopped(

@@ -91,13 +91,13 @@ def make_policy(
 
 
 def make_base(policy: Policy, *, seed: int = 0) -> Params:
-    """Random parameters whose logits have a deviation of about 2; norms are not the identity."""
+    """Random parameters whose logits have a deviation of about 1; norms are not the identity."""
     rng = np.random.default_rng(seed)
     base = {}
     for name, shape in sorted(policy.base_shapes.items()):
         # A larger tied embedding would make every token its own successor.
-        value = (0.1 if name.endswith("embedding") else 0.3) * rng.standard_normal(shape.shape)
-        value += 3.0 if name == "final_norm.scale" else 0.0
+        value = (0.1 if name.endswith("embedding") else 0.2) * rng.standard_normal(shape.shape)
+        value += 1.0 if name == "final_norm.scale" else 0.0
         base[name] = jax.device_put(value.astype(shape.dtype), replicated(policy.mesh))
     return base
 
@@ -107,7 +107,7 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
     rng = np.random.default_rng(seed)
     shapes = sorted(policy.adapter_shapes.items())
     return policy.place_adapter(
-        {name: 0.2 * rng.standard_normal(shape.shape) for name, shape in shapes}
+        {name: 0.1 * rng.standard_normal(shape.shape) for name, shape in shapes}
     )
 
 

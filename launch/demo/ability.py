@@ -1,6 +1,6 @@
-"""How able and how reliable the demo's base is: greedy accuracy, pass@1 and pass@8 on its test split.
+"""How able and how reliable the demo's base is: greedy accuracy, pass@1 and pass@8.
 
-    python -m launch.demo.ability [--model DIR] [--prompts 500]
+python -m launch.demo.ability [--model DIR] [--prompts 500]
 """
 
 from __future__ import annotations

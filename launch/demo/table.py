@@ -73,7 +73,7 @@ def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
     command = [sys.executable, "-m", "launch.train", CONFIG]
     command += ["--run.seed", str(seed), "--run.name", name, "--run.dir", str(folder), *settings]
     started = time.monotonic()
-    process = subprocess.Popen(command)  # noqa: S603  # our own command
+    process = subprocess.Popen(command)
     peak = _Peak(process.pid)
     status = process.wait()
     peak.stop()

@@ -1,4 +1,4 @@
-"""KV caches: one ring per layer, of the window for local layers and of the whole row for global ones.
+"""KV caches: a ring per layer, of the window for local layers, of the whole row for global ones.
 
 Slot `s` of a ring of capacity C holds the last position p < n with p = s (mod C), where n is how
 many positions the row has written. So a row's length alone says what each slot holds; there is no
@@ -95,6 +95,7 @@ class TokenAttention:
         cache: RingCache,
     ) -> tuple[Float[Array, "batch 1 heads head_dim"], RingCache]:
         """See `Attend`. A ring never holds more than the window, so `window` is met by itself."""
+        del window
         keys, values = (
             _write(ring, new, self.positions) for ring, new in zip(cache, (key, value), strict=True)
         )

@@ -7,6 +7,7 @@ silent compilation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from pipeline.decode.cache import Caches, PromptAttention, TokenAttention
 from pipeline.decode.sampling import sample
 from pipeline.model.head import scaled_logits
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import by_row, replicated
+from pipeline.model.sharding import build, by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
 
 
@@ -108,9 +109,7 @@ class DecodePrograms:
         )
         return self._draw(base, state, hidden, heat)
 
-    def segment(
-        self, base: Params, adapter: Params, state: DecodeState, heat: Heat
-    ) -> DecodeState:
+    def segment(self, base: Params, adapter: Params, state: DecodeState, heat: Heat) -> DecodeState:
         """Draws up to `plan.segment_steps` further tokens a row, with the loop on the device."""
 
         def step(_: Int[Array, ""], state: DecodeState) -> DecodeState:
@@ -159,9 +158,7 @@ class DecodePrograms:
             count=count,
             done=state.done | ended | (count >= rollout.max_new_tokens),
             keys=state.keys,
-            tokens=state.tokens.at[rows, at].set(
-                jnp.where(live, token, state.tokens[rows, at])
-            ),
+            tokens=state.tokens.at[rows, at].set(jnp.where(live, token, state.tokens[rows, at])),
             logprobs=state.logprobs.at[rows, at].set(
                 jnp.where(live, logprobs, state.logprobs[rows, at])
             ),
@@ -175,16 +172,17 @@ class DecodePrograms:
         mesh = self.policy.mesh
         whole, rows = replicated(mesh), by_row(mesh)
         base, adapter = self.policy.abstract_params()
-        heat = Heat(*(jax.ShapeDtypeStruct((), jnp.float32, sharding=whole) for _ in range(2)))
+        scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+        heat = Heat(scalar, scalar)
         batch = self.config.plan.rollout_rows
 
-        def int_rows(*shape: int, dtype: jnp.dtype = jnp.dtype(jnp.int32)) -> jax.ShapeDtypeStruct:
+        def row_shape(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((batch, *shape), dtype, sharding=rows)
 
-        keys = int_rows(2, dtype=jnp.dtype(jnp.uint32))
+        keys = row_shape(2, dtype=jnp.uint32)
         prefill = jax.jit(self.prefill, out_shardings=rows)
         prefills = {
-            bucket: prefill.trace(base, adapter, int_rows(bucket), int_rows(), keys, heat)
+            bucket: prefill.trace(base, adapter, row_shape(bucket), row_shape(), keys, heat)
             for bucket in self.config.prompt_buckets
         }
         state = jax.tree.map(
@@ -192,11 +190,7 @@ class DecodePrograms:
             next(iter(prefills.values())).out_info,
         )
         segment = jax.jit(self.segment, donate_argnums=2, out_shardings=rows)
-        platforms = (mesh.devices.flat[0].platform,)
         return (
-            {
-                bucket: traced.lower(lowering_platforms=platforms).compile()
-                for bucket, traced in prefills.items()
-            },
-            segment.trace(base, adapter, state, heat).lower(lowering_platforms=platforms).compile(),
+            {bucket: build(traced, mesh) for bucket, traced in prefills.items()},
+            build(segment.trace(base, adapter, state, heat), mesh),
         )

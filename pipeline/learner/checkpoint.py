@@ -27,6 +27,7 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int) -> None:
         self._folder = folder
         self._keep = keep
+        self._damaged: list[int] = []
         self._opened: ocp.CheckpointManager | None = None
 
     def _manager(self) -> ocp.CheckpointManager:
@@ -38,7 +39,13 @@ class Checkpoints:
         return self._opened
 
     def save(self, state: LearnerState, meta: Meta) -> None:
-        """Writes a checkpoint of this version; does nothing if there is one already."""
+        """Writes a checkpoint of this version; does nothing if there is one already.
+
+        What `restore` passed over as damaged is deleted first.
+        """
+        # Orbax would skip every version up to the newest in the folder without a word.
+        while self._damaged:
+            self._manager().delete(self._damaged.pop())
         if state.version in self._manager().all_steps():
             return
         facts = {
@@ -47,12 +54,13 @@ class Checkpoints:
             "adapter_sha256": lora.sha256(state.adapter),
             "meta": meta,
         }
-        self._manager().save(
+        saved = self._manager().save(
             state.version,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
             ),
         )
+        assert saved, state.version
 
     def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
         """The newest checkpoint that can be read and whose adapter has the recorded hash.
@@ -68,14 +76,18 @@ class Checkpoints:
             ValueError: if there are checkpoints and none of them can be used.
         """
         steps = self._manager().all_steps() if self._folder.is_dir() else []
-        damaged: list[str] = []
+        damaged: dict[int, str] = {}
         for step in sorted(steps, reverse=True):
             try:
-                return *self._restore(step, like), damaged
+                state, meta = self._restore(step, like)
             except Exception as error:  # noqa: BLE001  # damage shows in any way; it is reported
-                damaged.append(f"checkpoint {step} is damaged: {str(error).splitlines()[0]}")
+                damaged[step] = f"checkpoint {step} is damaged: {_first_line(error)}"
+            else:
+                self._damaged = list(damaged)
+                return state, meta, list(damaged.values())
         if damaged:
-            raise ValueError(f"no usable checkpoint in {self._folder}: " + "; ".join(damaged))
+            lines = "; ".join(damaged.values())
+            raise ValueError(f"no usable checkpoint in {self._folder}: {lines}")
         return None
 
     def _restore(self, step: int, like: LearnerState) -> tuple[LearnerState, Meta]:
@@ -102,3 +114,7 @@ class Checkpoints:
 
 def _tree(state: LearnerState) -> dict[str, Any]:
     return {"adapter": state.adapter, "optimizer": state.optimizer}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -46,9 +46,7 @@ def export(
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     weights.save(fresh, merged(policy, learner.base, adapter), like=like)
-    reloaded = learner.score(
-        examples, adapter=policy.no_adapter(), base=policy.load_base(fresh)
-    )
+    reloaded = learner.score(examples, adapter=policy.no_adapter(), base=policy.load_base(fresh))
     trained = learner.score(examples, adapter=adapter)
     difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).max())
     dtype = str(Policy.embedding(learner.base).dtype)
@@ -59,6 +57,7 @@ def export(
         )
     old = folder.with_name(folder.name + ".old")
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

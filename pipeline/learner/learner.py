@@ -62,6 +62,7 @@ class Learner:
         programs = LearnerPrograms(policy, config, vocabulary)
         self._programs = programs
         self._rate = learning_rate(config)
+        self._rate(0)  # compiles the operations that it consists of
         self._compiled = programs.compile()
         self._zeros = policy.no_adapter()
         self._whole = replicated(policy.mesh)
@@ -134,8 +135,11 @@ class Learner:
         )
 
     def _place(self, batch: TokenBatch) -> DeviceBatch:
-        arrays = (batch.tokens, batch.targets, batch.weights, batch.advantages)
-        return DeviceBatch(*jax.device_put(arrays, by_row(self.policy.mesh)), None, None)
+        tokens, targets, weights, advantages = jax.device_put(
+            (batch.tokens, batch.targets, batch.weights, batch.advantages),
+            by_row(self.policy.mesh),
+        )
+        return DeviceBatch(tokens, targets, weights, advantages, None, None)
 
     def _score(self, batch: DeviceBatch, adapter: Params, base: Params) -> jax.Array:
         program = self._compiled.score[batch.tokens.shape[1]]
@@ -163,16 +167,16 @@ class Learner:
             shares.append(share)
             logprobs.append(scored)
         adapter, optimizer, norm = self._compiled.apply(state.adapter, state.optimizer, total)
-        self.state = replace(
-            state, adapter=adapter, optimizer=optimizer, updates=state.updates + 1
-        )
+        self.state = replace(state, adapter=adapter, optimizer=optimizer, updates=state.updates + 1)
+        # Added up on the host: sums of device scalars would be compiled at the first update.
+        shares = jax.device_get(shares)
         sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
         sums |= {"grad_norm": float(norm), "lr": float(self._rate(state.updates))}
         return sums, logprobs
 
 
 def parity(batches: Sequence[TokenBatch], logprobs: Sequence[jax.Array]) -> dict[str, float]:
-    """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, maximum."""
+    """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max."""
     differences = np.concatenate(
         [
             np.abs(np.asarray(learned) - batch.sampled_logprobs)[batch.weights > 0]

@@ -20,7 +20,7 @@ from pipeline.learner.losses import clipped_policy_loss, kl_k3, weighted_sum
 from pipeline.learner.optimizer import make_optimizer
 from pipeline.model.head import token_logprobs
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import by_row, replicated, rows_per_device
+from pipeline.model.sharding import build, by_row, replicated, rows_per_device
 from pipeline.model.vocabulary import Vocabulary
 
 Scalars = dict[str, Float[Array, ""]]
@@ -96,21 +96,24 @@ class LearnerPrograms:
             logprobs, entropy = self._logprobs(
                 base, adapter, batch.tokens, batch.targets, remat=self.config.plan.remat
             )
+            # Elsewhere may stand anything, and an infinite ratio there would be a NaN in the
+            # gradient.
+            learned = batch.weights > 0
+            scored = jnp.where(learned, logprobs, 0.0)
             old = batch.old_logprobs
             policy_loss, clipped = clipped_policy_loss(
-                logprobs,
-                jax.lax.stop_gradient(logprobs) if old is None else old,
+                scored,
+                jax.lax.stop_gradient(scored) if old is None else jnp.where(learned, old, 0.0),
                 batch.advantages,
                 epsilon=self.config.learner.clip_epsilon,
             )
             per_token = {"policy_loss": policy_loss, "clip_fraction": clipped, "entropy": entropy}
             objective = policy_loss
             if batch.reference_logprobs is not None:
-                per_token["kl"] = kl_k3(logprobs, batch.reference_logprobs)
+                reference = jnp.where(learned, batch.reference_logprobs, 0.0)
+                per_token["kl"] = kl_k3(scored, reference)
                 objective += self.config.learner.kl_coef * per_token["kl"]
-            shares = {
-                name: weighted_sum(value, batch.weights) for name, value in per_token.items()
-            }
+            shares = {name: weighted_sum(value, batch.weights) for name, value in per_token.items()}
             return weighted_sum(objective, batch.weights), (shares, logprobs)
 
         (value, (shares, logprobs)), grads = jax.value_and_grad(loss, has_aux=True)(adapter)
@@ -145,15 +148,8 @@ class LearnerPrograms:
         mesh = self.policy.mesh
         whole, rows = replicated(mesh), by_row(mesh)
         base, adapter = self.policy.abstract_params()
-        platforms = (mesh.devices.flat[0].platform,)
-
-        def built(traced: jax.stages.Traced) -> jax.stages.Compiled:
-            return traced.lower(lowering_platforms=platforms).compile()
-
         score = jax.jit(self.score, out_shardings=rows)
-        gradient = jax.jit(
-            self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows)
-        )
+        gradient = jax.jit(self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows))
         apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
         batches = {seq: self._abstract_batch(seq) for seq in self.config.sequence_buckets}
         state = jax.tree.map(
@@ -162,14 +158,14 @@ class LearnerPrograms:
         )
         return CompiledPrograms(
             score={
-                seq: built(score.trace(base, adapter, batch.tokens, batch.targets))
+                seq: build(score.trace(base, adapter, batch.tokens, batch.targets), mesh)
                 for seq, batch in batches.items()
             },
             gradient={
-                seq: built(gradient.trace(base, adapter, adapter, batch))
+                seq: build(gradient.trace(base, adapter, adapter, batch), mesh)
                 for seq, batch in batches.items()
             },
-            apply=built(apply.trace(adapter, state, adapter)),
+            apply=build(apply.trace(adapter, state, adapter), mesh),
         )
 
     @property

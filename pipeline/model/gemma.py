@@ -39,7 +39,8 @@ class Attend(Protocol):
         *,
         window: int | None,
         cache: LayerCache,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]: ...
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+        """Attends and keeps; see the class."""
 
 
 def attend_causally(
@@ -83,7 +84,7 @@ class Gemma(gemma3.Gemma3):
         self.query_scale = query_scale
         self.activations = activations
 
-    def __call__(  # type: ignore[override]  # hidden states instead of logits, on purpose
+    def __call__(  # hidden states instead of logits, on purpose
         self,
         tokens: Int[Array, "batch seq"],
         positions: Int[Array, "batch seq"],
@@ -189,9 +190,7 @@ class Architecture:
 
     def build(self, rngs: nnx.Rngs, activations: NamedSharding | None = None) -> Gemma:
         """The model with fresh parameters; call it under `nnx.eval_shape` to allocate nothing."""
-        return Gemma(
-            self.config, query_scale=self.query_scale, activations=activations, rngs=rngs
-        )
+        return Gemma(self.config, query_scale=self.query_scale, activations=activations, rngs=rngs)
 
     def window(self, layer: int) -> int | None:
         """Positions that a query of `layer` sees; None: all."""
@@ -230,9 +229,16 @@ def architecture(hf: dict[str, Any], *, dtype: jnp.dtype) -> Architecture:
 
 
 _REQUIRED = (
-    "num_hidden_layers vocab_size hidden_size intermediate_size num_attention_heads head_dim "
-    "num_key_value_heads sliding_window query_pre_attn_scalar"
-).split()
+    "num_hidden_layers",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "query_pre_attn_scalar",
+)
 
 
 def _rope(hf: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -290,7 +296,7 @@ def _unsupported(hf: dict[str, Any]) -> list[str]:
         for kind in gemma3.GEMMA3_ATTENTION_PATTERN
     ]
     expected = [pattern[i % len(pattern)] for i in range(hf["num_hidden_layers"])]
-    if hf.get("layer_types", expected) != expected or hf.get("sliding_window_pattern", 6) != 6:  # noqa: PLR2004
+    if hf.get("layer_types", expected) != expected or hf.get("sliding_window_pattern", 6) != 6:
         wrong.append("layer_types is not Gemma 3's five local layers to one global layer")
     for rope in _rope(hf):
         wrong += _rope_problems(rope)

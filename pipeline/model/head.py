@@ -53,9 +53,7 @@ def token_logprobs(
     def one_block(
         hidden: Float[Array, "batch block embed"], targets: Int[Array, "batch block"]
     ) -> tuple[Float[Array, "batch block"], Float[Array, "batch block"]]:
-        scores = scaled_logits(
-            hidden, embedding, temperature=temperature, forbidden=forbidden
-        )
+        scores = scaled_logits(hidden, embedding, temperature=temperature, forbidden=forbidden)
         log_z = jax.nn.logsumexp(scores, axis=-1)
         picked = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
         frozen = jax.lax.stop_gradient(scores - log_z[..., None])

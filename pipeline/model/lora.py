@@ -57,9 +57,7 @@ def probe(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
     return _draw(shapes, seed=seed, lora_b=0.02)
 
 
-def _draw(
-    shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, lora_b: float
-) -> Adapter:
+def _draw(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, lora_b: float) -> Adapter:
     he_uniform = jax.nn.initializers.he_uniform()
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     adapter = {}

@@ -52,9 +52,7 @@ class Policy:
     def create(architecture: Architecture, *, lora: Lora, mesh: Mesh) -> Policy:
         """Describes the model; allocates nothing."""
         model = nnx.eval_shape(
-            lambda: lora_lib.attach(
-                architecture.build(nnx.Rngs(0), activations=by_row(mesh)), lora
-            )
+            lambda: lora_lib.attach(architecture.build(nnx.Rngs(0), activations=by_row(mesh)), lora)
         )
         graphdef, abstract = nnx.split(model)
         base, adapter = {}, {}
@@ -114,8 +112,9 @@ class Policy:
         given = {name: jnp.shape(value) for name, value in adapter.items()}
         wanted = {name: shape.shape for name, shape in self.adapter_shapes.items()}
         if given != wanted:
-            odd = sorted(name for name in given.keys() | wanted.keys()
-                         if given.get(name) != wanted.get(name))
+            odd = sorted(
+                name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)
+            )
             raise ValueError(
                 f"this adapter does not fit the model: {len(odd)} entries differ, the first is "
                 f"{odd[0]}: {given.get(odd[0], 'absent')}, wanted {wanted.get(odd[0], 'absent')}"

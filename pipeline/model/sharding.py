@@ -31,6 +31,13 @@ def by_row(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA))
 
 
+def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
+    """Compiles for the mesh's kind of device, which need not be on this machine."""
+    kind = mesh.devices.flat[0].platform
+    # JAX calls the devices "gpu" and the compiler's target "cuda".
+    return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,)).compile()
+
+
 def rows_per_device(rows: int, mesh: Mesh) -> int:
     """Rows of a batch that one device holds."""
     assert rows % mesh.size == 0, (rows, mesh.size)

@@ -15,7 +15,6 @@ from tests.launch.cluster_fixtures import (
     Head,
     running_head,
     train_command,
-    wait_for_lines,
     write_config,
 )
 

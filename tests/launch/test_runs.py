@@ -40,12 +40,12 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def metrics(run) -> list[dict]:
+def metrics(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(TIMINGS)} for row in rows]
 
 
-def summary(run) -> dict:
+def summary(run):
     return json.loads((run / "summary.json").read_text())
 
 
@@ -104,9 +104,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path, number, 
 def test_colocated_on_two_devices_draws_what_two_samplers_draw(tmp_path):
     """Placement is not policy: equal rollouts up to ties, whichever processes drew them."""
     split = write_config(tmp_path, name="split")
-    status, output = finish(
-        start(*train_command(split, "--budget.steps=1", "--plan.samplers=2"))
-    )
+    status, output = finish(start(*train_command(split, "--budget.steps=1", "--plan.samplers=2")))
     assert status == 0, output
     colocated = write_config(tmp_path, name="colocated")
     settings = ["--budget.steps=1", "--plan.placement=colocated", "--plan.learner_devices=2"]

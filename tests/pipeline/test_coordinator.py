@@ -471,6 +471,29 @@ def test_the_evaluation_before_is_read_back_and_never_drawn_twice(tmp_path: Path
     assert len(second.events("reserved")) == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "drawn"), [("sampler0.generate:train 2", 1), ("sampler0.generate:validation 0", 2)]
+)
+def test_a_validation_is_done_once_also_where_a_signal_came_before_it(
+    tmp_path: Path, call: str, drawn: int
+):
+    config, disk = watched(tmp_path), Disk()
+    interrupted(config, disk, call).run()
+    assert max(disk) == 2
+    second = resumed(config, disk)
+    assert second.script.calls.count("sampler0.generate:validation 0") == drawn
+    evaluated = [entry["step"] for entry in second.events("evaluated")]
+    assert evaluated == [0, 2, 4, 4]
+
+
+def test_an_evaluation_that_was_timed_twice_is_reserved_once(tmp_path: Path):
+    config, disk = timed(tmp_path, 250), Disk()
+    first = Process(config, disk=disk, script=Script(durations=COSTS))
+    first.folder.journal("reserved", reason="killed before it was written down", seconds=30.0)
+    first.run()
+    assert first.coordinator.deadline.reserve_s == 40.0
+
+
 def test_an_evaluation_before_that_is_gone_is_not_drawn_from_a_trained_policy(tmp_path: Path):
     config, disk = watched(tmp_path), Disk()
     interrupted(config, disk, "learner.update 0").run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_a_log_prob_that_is_no_number_is_caught_wherever_it_is(at: int):
 
     samplers[0].draw = broken  # type: ignore[method-assign]
     with pytest.raises(ParityError, match="differ by nan"):
+        probe(samplers, learner)
+
+
+def test_what_the_probe_draws_must_be_labelled_as_the_probe():
+    _, samplers, learner = team(1)
+    draw = samplers[0].draw
+
+    def mislabelled(request: RolloutRequest, temperature: float):
+        return replace(draw(request, temperature), version=0)
+
+    samplers[0].draw = mislabelled  # type: ignore[method-assign]
+    with pytest.raises(ParityError, match=r"was drawn by version 0 .* in force is -1"):
         probe(samplers, learner)
 
 

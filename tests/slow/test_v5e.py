@@ -1,6 +1,6 @@
 """The v5e-8 preset, compiled by the real TPU compiler, which needs no TPU. Minutes; not by default.
 
-    make test ARGS="-m slow"
+make test ARGS="-m slow"
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ for name, program in programs.items():
 """
 
 
-def compiled(which: str) -> list[dict]:
+def compiled(which):
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -79,7 +79,7 @@ def compiled(which: str) -> list[dict]:
 @pytest.mark.parametrize("which", ["decode", "learner"])
 def test_the_preset_fits_a_v5e_chip_and_never_holds_the_vocabulary(which):
     for program in compiled(which):
-        print(f"{program['name']}: {program['gib']:.2f} GiB of {HBM_GIB}")
+        sys.stdout.write(f"{program['name']}: {program['gib']:.2f} GiB of {HBM_GIB}\n")
         assert program["gib"] < HBM_GIB, program
         for shape in program["shapes"]:
             sizes = [int(size) for size in re.findall(r"\d+", shape)]

@@ -42,11 +42,14 @@ def test_held_positions_are_those_of_a_ring(lengths: list[int], slots: int):
 
 def test_held_positions_by_hand():
     found = held_positions(jnp.array([0, 2, 4, 9]), 4)
-    np.testing.assert_array_equal(np.asarray(found)[1:].tolist(), [
-        [0, 1, -2, -1],
-        [0, 1, 2, 3],
-        [8, 5, 6, 7],
-    ])
+    np.testing.assert_array_equal(
+        np.asarray(found)[1:].tolist(),
+        [
+            [0, 1, -2, -1],
+            [0, 1, 2, 3],
+            [8, 5, 6, 7],
+        ],
+    )
     assert (np.asarray(found)[0] < 0).all()
 
 

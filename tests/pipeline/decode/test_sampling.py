@@ -36,9 +36,7 @@ def kept(logits: np.ndarray, *, top_k: int, top_p: float) -> np.ndarray:
     st.sampled_from([0.1, 1.0, 4.0]),
     st.integers(0, 3),
 )
-def test_truncation_is_exact(
-    ranks: list[int], top_k: int, top_p: float, slope: float, banned: int
-):
+def test_truncation_is_exact(ranks: list[int], top_k: int, top_p: float, slope: float, banned: int):
     logits = (slope * np.array(ranks) + 0.01).astype(np.float32)
     logits[:banned] = FORBIDDEN
     found = np.asarray(truncate(jnp.asarray(logits)[None], top_k=top_k, top_p=top_p))[0]

@@ -145,11 +145,11 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     )
     # On each device 2,560 positions go through the head, more than may be there at once.
     config = tiny.make_config(
-        rollout={"max_prompt_tokens": 320, "max_new_tokens": 320},
+        rollout={"max_prompt_tokens": 160, "max_new_tokens": 160},
         plan={
             "learner_devices": devices,
             "rollout_rows": 8 * devices,
-            "micro_batch_rows": 4 * devices,
+            "micro_batch_rows": 8 * devices,
             "head_tokens": LIMIT,
         },
         learner={"updates_per_batch": 2, "kl_coef": 0.1},
@@ -158,9 +158,9 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     learner = LearnerPrograms(policy, config, vocabulary).compile()
     prefills, segment = DecodePrograms(policy, config, vocabulary).compile()
     for program, expected in (
-        (learner.gradient[640], LIMIT),
-        (learner.score[640], LIMIT),
-        (prefills[320], 8),
+        (learner.gradient[320], LIMIT),
+        (learner.score[320], LIMIT),
+        (prefills[160], 8),
         (segment, 8),
     ):
         elements, shape = largest_shape(program)

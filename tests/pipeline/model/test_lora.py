@@ -75,18 +75,18 @@ def test_score_and_gradient_feel_every_part_of_the_adapter():
     policy, base = tiny.policy(), tiny.base()
     programs = LearnerPrograms(policy, tiny.make_config(), tiny.VOCABULARY)
     tokens = jnp.asarray(TOKENS)
-    targets = jnp.roll(tokens, -1, axis=1)
 
     @jax.jit
-    def grads(base: Params, adapter: Params) -> tuple[jax.Array, Params]:
-        def total(adapter: Params) -> jax.Array:
-            return jnp.sum(programs.score(base, adapter, tokens, targets))
+    def run(base: Params, adapter: Params) -> tuple[Params, jax.Array]:
+        def total(adapter: Params) -> tuple[jax.Array, jax.Array]:
+            scored = programs.score(base, adapter, tokens, jnp.roll(tokens, -1, axis=1))
+            return jnp.sum(scored), scored
 
-        return jax.value_and_grad(total)(adapter)
+        return jax.grad(total, has_aux=True)(adapter)
 
-    plain, fresh_grads = grads(base, policy.fresh_adapter(0))
-    probed, probe_grads = grads(base, tiny.probe())
-    assert abs(plain - probed) > 1.0
+    fresh_grads, plain = run(base, policy.fresh_adapter(0))
+    probe_grads, probed = run(base, tiny.probe())
+    assert float(jnp.abs(plain - probed).mean()) > 0.1
     assert len(probe_grads) == 7 * 6 * 2
     for name, grad in probe_grads.items():
         assert float(jnp.abs(grad).max()) > 1e-4, name

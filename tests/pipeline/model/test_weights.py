@@ -78,9 +78,7 @@ def test_names_and_layouts_are_hugging_faces(tmp_path: Path, policy: Policy):
     down = base["layers.1.mlp.down_proj.kernel"]
     np.testing.assert_array_equal(stored["model.layers.1.mlp.down_proj.weight"], down.T)
     norm = base["layers.0.post_ffw_norm.scale"]
-    np.testing.assert_array_equal(
-        stored["model.layers.0.post_feedforward_layernorm.weight"], norm
-    )
+    np.testing.assert_array_equal(stored["model.layers.0.post_feedforward_layernorm.weight"], norm)
     assert len(stored) == 2 + 2 * (4 + 3 + 6)
 
 

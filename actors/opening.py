@@ -1,0 +1,51 @@
+"""Opens devices and model, the same way for every process that has any. Runs inside actors only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.devices import open_mesh
+from configs.schema import Config
+
+if TYPE_CHECKING:
+    from pipeline.model.policy import Params, Policy
+    from pipeline.model.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """What sampler and learner stand on.
+
+    Attributes:
+        policy: the model on this process's devices.
+        base: its frozen parameters, there once.
+        vocabulary: token ids with a meaning.
+        load_s: seconds that loading the base took.
+    """
+
+    policy: Policy
+    base: Params
+    vocabulary: Vocabulary
+    load_s: float
+
+
+def open_model(config: Config, *, devices: int) -> OpenedModel:
+    """Starts JAX on `devices` devices and loads the base.
+
+    Raises:
+        ValueError: if devices, weights or tokenizer are not what the configuration says.
+        FileNotFoundError: if weights or tokenizer are not there.
+    """
+    mesh = open_mesh(platform=config.plan.platform, count=devices)
+    from pipeline.model.policy import open_policy
+    from pipeline.model.vocabulary import Vocabulary
+    from pipeline.tokenizer import Tokenizer
+
+    folder = Path(config.model.path)
+    vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
+    started = time.monotonic()
+    policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
+    return OpenedModel(policy, base, vocabulary, time.monotonic() - started)

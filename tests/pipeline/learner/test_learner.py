@@ -1,0 +1,443 @@
+"""The update against a loss that is written out whole, and what may not influence it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pipeline.batching import TokenBatch
+from pipeline.datatypes import Completion, Rollout, RolloutName
+from pipeline.learner.learner import Learner, parity
+from pipeline.model import lora
+from pipeline.model.policy import Params
+from tests import tiny
+from tests.compilations import compilations
+
+# Never clipped, so that Adam's first moment shows the gradient itself.
+UNCLIPPED = {"max_grad_norm": 1e6, "adam_b1": 0.9}
+LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
+ADVANTAGES = [1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0]
+ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES)
+TEMPERATURE = tiny.make_config().rollout.temperature
+EIGHT = {"learner_devices": 8, "rollout_rows": 8, "micro_batch_rows": 8}
+
+
+def usual(**changes: Any) -> Learner:
+    """Batches of four in one bucket, the head in blocks of eight positions."""
+    return tiny.learner(learner=UNCLIPPED | changes)
+
+
+def deep() -> Learner:
+    """Seven layers, and everything at once: two updates on a batch, KL, warm-up, decay."""
+    changes = {"lr": 2e-3, "updates_per_batch": 2, "kl_coef": 0.1}
+    return tiny.learner(layers=7, learner=changes | {"schedule": "cosine", "warmup_steps": 3})
+
+
+def host(adapter: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in adapter.items()}
+
+
+def start(learner: Learner, adapter: Mapping[str, Any] | None = None) -> Learner:
+    """Puts the learner at an adapter; a copy, because updates take what they are given."""
+    adapter = learner.policy.place_adapter(
+        host(tiny.probe(layers=2) if adapter is None else adapter)
+    )
+    learner.state = dataclasses.replace(learner.state, adapter=adapter)
+    return learner
+
+
+def gradient(
+    learner: Learner, rollouts: Sequence[Rollout] = ROLLOUTS
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The gradient of a first update, from Adam's first moment, and the update's metrics."""
+    metrics = learner.update(rollouts)
+    moment = optax.tree_utils.tree_get(learner.state.optimizer, "mu")
+    return {name: np.asarray(value) / 0.1 for name, value in moment.items()}, metrics
+
+
+def close(found: Mapping[str, Any], expected: Mapping[str, Any], *, bound: float) -> None:
+    """Within `bound`, relative to each array's largest entry."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = float(np.abs(value).max())
+        assert scale > 0, name
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=bound * scale, err_msg=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """All rollouts in one batch, and the loss on them with all logits at once."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    learned: np.ndarray
+    advantages: np.ndarray
+
+    @staticmethod
+    def of(rollouts: Sequence[Rollout]) -> Whole:
+        shape = (len(rollouts), 42)
+        whole = Whole(
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, bool),
+            np.array([rollout.advantage for rollout in rollouts], np.float32),
+        )
+        for row, rollout in enumerate(rollouts):
+            prompt, new = rollout.completion.prompt_tokens, rollout.completion.tokens
+            line = np.concatenate([prompt, new])
+            whole.tokens[row, : len(line)] = line
+            whole.targets[row, : len(line) - 1] = line[1:]
+            whole.learned[row, len(prompt) - 1 : len(line) - 1] = True
+        return whole
+
+    def weights(self, mode: str) -> np.ndarray:
+        if mode == "token":
+            return self.learned / self.learned.sum()
+        return self.learned / (len(self.learned) * self.learned.sum(axis=1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def logits() -> Any:
+    """Log-probs of all tokens of the vocabulary everywhere."""
+    policy = tiny.policy(layers=2)
+    forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
+
+    def run(adapter: Params, base: Params, tokens: Any) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(tokens), positions)
+        scores = hidden @ base["embedder.input_embedding"].T / TEMPERATURE
+        return jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def written_out(logits: Any) -> Any:
+    """Loss, log-probs, gradient of GRPO as in the paper."""
+
+    def loss(
+        adapter: Params, base: Params, whole: tuple[Any, ...], old: Any, reference: Any, beta: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        tokens, targets, weights, advantages = whole
+        scores = jnp.take_along_axis(logits(adapter, base, tokens), targets[..., None], -1)[..., 0]
+        scores = jnp.where(weights > 0, scores, 0.0)
+        ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if old is None else old))
+        bounded = jnp.clip(ratio, 0.8, 1.2)
+        gain = jnp.minimum(ratio * advantages[:, None], bounded * advantages[:, None])
+        log_r = (scores if reference is None else reference) - scores
+        kl = jnp.exp(log_r) - log_r - 1
+        return -jnp.sum(weights * (gain - beta * kl)), scores
+
+    compiled = jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    def run(
+        whole: Whole,
+        *,
+        mode: str = "token",
+        adapter: Any = None,
+        old: Any = None,
+        reference: Any = None,
+        beta: float = 0.0,
+    ) -> tuple[float, np.ndarray, dict[str, np.ndarray]]:
+        arrays = (whole.tokens, whole.targets, whole.weights(mode), whole.advantages)
+        adapter = tiny.probe(layers=2) if adapter is None else adapter
+        (value, scores), grads = compiled(
+            adapter, tiny.base(layers=2), arrays, old, reference, beta
+        )
+        return float(value), np.asarray(scores), host(grads)
+
+    return run
+
+
+def test_the_gradient_is_that_of_the_loss_written_out(written_out: Any):
+    # Rows of advantage 0 are dropped by the learner; here they are computed.
+    value, scores, expected = written_out(Whole.of(ROLLOUTS))
+    found, metrics = gradient(start(usual()))
+    close(found, expected, bound=1e-5)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy_loss"], value, rtol=1e-5)
+    norm = np.sqrt(sum(np.sum(grad**2) for grad in expected.values()))
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["tokens_trained"] == sum(
+        new for (_, new), advantage in zip(LENGTHS, ADVANTAGES, strict=True) if advantage
+    )
+    assert metrics["lr"] == pytest.approx(1e-2)
+
+
+def test_sequence_weights_and_kl_are_those_of_the_loss_written_out(written_out: Any):
+    whole = Whole.of(ROLLOUTS)
+    zeros = tiny.policy(layers=2).no_adapter()
+    _, reference, _ = written_out(whole, mode="sequence", adapter=zeros)
+    value, scores, expected = written_out(whole, mode="sequence", reference=reference, beta=0.5)
+    learner = start(usual(kl_coef=0.5, token_weights="sequence"))
+    found, metrics = gradient(learner)
+    close(found, expected, bound=1e-5)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
+    log_r = reference - scores
+    kl = np.sum(whole.weights("sequence") * (np.exp(log_r) - log_r - 1))
+    assert kl > 0.05
+    np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
+    # With a KL term every rollout counts, whatever its advantage.
+    assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
+
+
+def test_the_kl_term_pulls_towards_the_base():
+    learner = start(usual(kl_coef=0.5, token_weights="sequence"))
+    still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
+    distances = [learner.update(still)["kl"] for _ in range(8)]
+    assert all(after < before for before, after in zip(distances, distances[1:], strict=False))
+    assert distances[-1] < 0.7 * distances[0]
+
+
+def test_without_a_signal_only_the_version_moves():
+    learner = start(usual())
+    before = host(learner.state.adapter)
+    still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
+    lost = [dataclasses.replace(rollout, reward=None) for rollout in ROLLOUTS]
+    for rollouts in (still, lost, []):
+        assert learner.update(rollouts) == {"tokens_trained": 0.0}
+    assert (learner.state.version, learner.state.updates) == (3, 0)
+    for name, value in learner.state.adapter.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_micro_batches_padding_buckets_blocks_and_remat_change_nothing():
+    expected, metrics = gradient(start(usual()))
+    plan = {
+        "micro_batch_rows": 2,
+        "sequence_buckets": (12, 20),
+        "head_tokens": 10,
+        "remat": False,
+    }
+    learner = start(tiny.learner(learner=UNCLIPPED, plan=plan))
+    shapes = {b.tokens.shape for b in learner._pack(ROLLOUTS, keep_zero_advantage=False)}
+    assert shapes == {(2, 42), (2, 20), (2, 12)}
+    found, others = gradient(learner)
+    largest = max(float(np.abs(grad).max()) for grad in expected.values())
+    for name, grad in expected.items():
+        np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-6 * largest, err_msg=name)
+    assert others.keys() == metrics.keys()
+    for name, value in metrics.items():
+        assert others[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_the_order_of_the_rollouts_changes_no_bit():
+    expected, metrics = gradient(start(usual()))
+    found, others = gradient(start(usual()), ROLLOUTS[3:] + ROLLOUTS[:3])
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert others == metrics
+
+
+def test_eight_devices_learn_what_one_learns():
+    expected, metrics = gradient(start(usual()))
+    learner = start(tiny.learner(learner=UNCLIPPED, plan=EIGHT))
+    found, others = gradient(learner)
+    close(found, expected, bound=1e-5)
+    for name, value in metrics.items():
+        assert others[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    # Everybody has the whole adapter, nobody the whole batch.
+    for value in learner.state.adapter.values():
+        assert len(value.sharding.device_set) == 8
+        assert value.is_fully_replicated
+    placed = learner._place(learner._pack(ROLLOUTS, keep_zero_advantage=False)[0])
+    assert [shard.data.shape[0] for shard in placed.tokens.addressable_shards] == [1] * 8
+
+
+def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs(written_out: Any):
+    whole = Whole.of(ROLLOUTS)
+    once = start(usual())
+    once.update(ROLLOUTS)
+    moved = host(once.state.adapter)
+    _, old, _ = written_out(whole)
+    value, scores, _ = written_out(whole, adapter=moved, old=old)
+    ratio = np.exp(scores - old)[whole.learned]
+    assert np.abs(ratio - 1).max() > 0.2
+
+    twice = start(usual(updates_per_batch=2))
+    metrics = twice.update(ROLLOUTS)
+    assert (twice.state.version, twice.state.updates) == (1, 2)
+    # Metrics are those of the last update.
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
+    gain = ratio * np.repeat(whole.advantages, whole.learned.sum(axis=1))
+    sign = np.sign(gain)
+    clipped = (sign > 0) & (ratio > 1.2) | (sign < 0) & (ratio < 0.8)
+    assert clipped.sum() > 0
+    share = np.sum(clipped) / metrics["tokens_trained"]
+    assert metrics["clip_fraction"] == pytest.approx(share, rel=1e-4)
+    assert any((twice.state.adapter[name] != moved[name]).any() for name in moved)
+
+
+def test_what_stands_beside_the_learned_tokens_has_no_effect():
+    learner = start(usual(updates_per_batch=2))
+    batch = learner._with_other_policies(
+        learner._place(learner._pack(ROLLOUTS, keep_zero_advantage=False)[0])
+    )
+    assert batch.old_logprobs is not None
+    program = learner._compiled.gradient[batch.tokens.shape[1]]
+    outcomes = []
+    for value in (0.0, -200.0, np.nan, -np.inf):
+        old = jnp.where(batch.weights > 0, batch.old_logprobs, value)
+        other = dataclasses.replace(batch, old_logprobs=old)
+        outcomes.append(program(learner.base, learner.state.adapter, _zeros(learner), other)[:2])
+    for grads, shares in outcomes[1:]:
+        for name, grad in outcomes[0][0].items():
+            np.testing.assert_array_equal(grads[name], grad)
+        assert shares == outcomes[0][1]
+
+
+def _zeros(learner: Learner) -> Params:
+    return jax.tree.map(jnp.zeros_like, learner.state.adapter)
+
+
+def test_metrics_of_tokens_are_means_over_the_learned_ones(logits: Any):
+    _, metrics = gradient(start(usual()))
+    kept = [rollout for rollout in ROLLOUTS if rollout.advantage]
+    whole = Whole.of(kept)
+    scores = np.asarray(
+        jax.jit(logits)(tiny.probe(layers=2), tiny.base(layers=2), whole.tokens), np.float64
+    )
+    entropy = -np.sum(np.exp(scores) * np.maximum(scores, -1e9), axis=-1)[whole.learned].mean()
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
+    picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
+    recorded = np.concatenate([rollout.completion.logprobs for rollout in kept])
+    differences = np.abs(picked - recorded)
+    assert metrics["parity_mean"] == pytest.approx(differences.mean(), rel=1e-5)
+    assert metrics["parity_max"] == pytest.approx(differences.max(), rel=1e-5)
+
+
+def test_parity_by_hand():
+    weights = np.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]], np.float32)
+    sampled = np.array([[9.0, -1.0, -2.0], [9.0, -3.0, 9.0]], np.float32)
+    learned = jnp.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]])
+    ints = np.zeros((2, 3), np.int32)
+    batch = TokenBatch(ints, ints, weights, np.zeros(2, np.float32), sampled, ())
+    found = parity([batch], [learned])
+    assert found["parity_mean"] == 0.25
+    assert found["parity_max"] == 0.5
+    assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given(logits: Any):
+    learner = usual()
+    completions = [rollout.completion for rollout in ROLLOUTS]
+    whole, base = Whole.of(ROLLOUTS), tiny.base(layers=2)
+    other = tiny.make_base(learner.policy, seed=1)
+    run = jax.jit(logits)
+    for adapter, chosen in (
+        (tiny.probe(layers=2), None),
+        (learner.policy.no_adapter(), None),
+        (tiny.probe(layers=2), other),
+    ):
+        scores = np.asarray(run(adapter, chosen or base, whole.tokens))
+        picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
+        expected = [picked[row, whole.learned[row]] for row in range(len(completions))]
+        for order in (slice(None), slice(None, None, -1)):
+            found = learner.score(completions[order], adapter=adapter, base=chosen)
+            for one, two in zip(found, expected[order], strict=True):
+                np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
+    assert learner.score([], adapter=learner.policy.no_adapter()) == []
+
+
+def test_invariant_1_the_policy_that_is_sampled_is_the_policy_that_is_learned():
+    adapter = tiny.probe()
+    requests = tiny.make_requests([1, 14, 6, 9, 13, 2])
+    drawn = tiny.engine().generate(
+        requests, adapter=adapter, version=0, adapter_sha256="", temperature=TEMPERATURE
+    )
+    learner = deep()
+    scored = learner.score(drawn, adapter=adapter)
+    for completion, logprobs in zip(drawn, scored, strict=True):
+        assert completion.logprobs.shape == logprobs.shape
+        np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=1e-4)
+    # And it is the adapter that they agree on.
+    without = learner.score(drawn, adapter=learner.policy.no_adapter())
+    assert np.abs(np.concatenate(without) - np.concatenate(scored)).max() > 0.1
+
+
+def test_invariant_4_nothing_is_compiled_after_construction():
+    learner = deep()
+    completions = [rollout.completion for rollout in ROLLOUTS]
+    with compilations() as seen:
+        learner.update(ROLLOUTS)
+        learner.update(ROLLOUTS[:2])
+        learner.score(completions, adapter=learner.state.adapter)
+        lora.sha256(learner.host_adapter())
+    assert seen == []
+
+
+def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
+    learner = start(usual())
+    for program, donated in (
+        (learner._compiled.score[42], set()),
+        (learner._compiled.gradient[42], {2}),
+        (learner._compiled.apply, {0, 1}),
+    ):
+        arguments, _ = program.args_info
+        for number, argument in enumerate(arguments):
+            given = {leaf.donated for leaf in jax.tree.leaves(argument)}
+            assert given == {number in donated}, number
+    state, base = learner.state, learner.base
+    pointers = {name: value.unsafe_buffer_pointer() for name, value in base.items()}
+    before = host(base)
+    # As if the memory ran out in the large program: nothing of the state is lost.
+    batch = learner._place(learner._pack(ROLLOUTS, keep_zero_advantage=False)[0])
+    program = learner._compiled.gradient[batch.tokens.shape[1]]
+    program(base, state.adapter, _zeros(learner), batch)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((state.adapter, state.optimizer)))
+    learner.update(ROLLOUTS)
+    for name, value in learner.base.items():
+        assert value.unsafe_buffer_pointer() == pointers[name]
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_invariant_11_there_is_one_base_and_the_rest_is_float32():
+    policy = tiny.make_policy(
+        dtype="bfloat16",
+        lora=tiny.LORA.model_copy(update={"targets": "attention"}),
+        num_hidden_layers=1,
+        vocab_size=tiny.VOCAB + 1,
+    )
+    base = tiny.make_base(policy)
+    config = tiny.make_config(model={"dtype": "bfloat16"})
+    learner = Learner(policy, base, config, tiny.VOCABULARY)
+    learner.update(ROLLOUTS)
+    shape = base["embedder.input_embedding"].shape
+    copies = {a.unsafe_buffer_pointer() for a in jax.live_arrays() if a.shape == shape}
+    assert copies == {base["embedder.input_embedding"].unsafe_buffer_pointer()}
+    floats = [
+        leaf
+        for leaf in jax.tree.leaves((learner.state.adapter, learner.state.optimizer))
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    assert len(floats) == 3 * len(policy.adapter_shapes)
+    assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
+
+
+GOLDEN = [0.0] * 10
+
+
+def test_ten_losses_are_the_ones_that_were_written_down():
+    learner = start(deep(), tiny.probe())
+    losses = [learner.update(_of_step(step))["loss"] for step in range(10)]
+    np.testing.assert_allclose(losses, GOLDEN, rtol=0, atol=1e-4)
+
+
+def _of_step(step: int) -> list[Rollout]:
+    rollouts = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES, seed=step)
+    return [_renamed(rollout, step) for rollout in rollouts]
+
+
+def _renamed(rollout: Rollout, step: int) -> Rollout:
+    old = rollout.completion.name
+    name = RolloutName(old.phase, step, old.prompt_id, old.sample)
+    completion: Completion = dataclasses.replace(rollout.completion, name=name)
+    return dataclasses.replace(rollout, completion=completion)
