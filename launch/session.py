@@ -155,7 +155,7 @@ def _used_before_s(folder: RunFolder) -> float:
 
 def _track(prepared: Prepared) -> Tracker:
     folder = prepared.folder
-    before = [entry["wandb_id"] for entry in folder.events("started") if entry["wandb_id"]]
+    before = [entry["wandb_id"] for entry in folder.events("started")]
     tracker = Tracker(
         prepared.config,
         mode=prepared.wandb_mode,

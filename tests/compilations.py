@@ -16,7 +16,8 @@ def compilations() -> Iterator[list[str]]:
     """A list that grows by one entry with each compilation inside the block."""
     seen: list[str] = []
 
-    def listen(event: str, _: float, **__: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        del duration_secs
         if event == _COMPILED:
             seen.append(event)
 

@@ -62,7 +62,7 @@ def random_model(shape: dict[str, Any], *, seed: int) -> Gemma3ForCausalLM:
     model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **shape, dtype="float32")).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        for _, parameter in sorted(model.named_parameters()):
             scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
             parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
         # A tied embedding this large would make every token its own successor.

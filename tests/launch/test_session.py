@@ -130,6 +130,24 @@ def test_a_run_that_fails_says_why_and_ends_with_1(
     session.folder.close()
 
 
+def test_a_run_that_failed_goes_on_from_its_last_checkpoint(tmp_path: Path):
+    steps: dict[str, Any] = {"budget": {"steps": 4}}
+    whole = Session(make_config(tmp_path / "whole", **steps), Disk())
+    whole.run()
+    config, disk = make_config(tmp_path / "cut", **steps), Disk()
+    first = Session(config, disk)
+
+    def lost() -> None:
+        raise RuntimeError("an actor's process ended unexpectedly")
+
+    first.script.on["learner.update 3"] = lost
+    assert first.run() == 1
+    assert ([row["step"] for row in first.folder.metrics], max(disk)) == ([1, 2, 3], 2)
+    second = Session(config, disk)
+    assert second.run() == 0
+    assert left_behind(second.folder) == left_behind(whole.folder)
+
+
 def test_a_damaged_checkpoint_is_journaled_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -188,10 +188,11 @@ def test_a_failure_on_the_way_is_told_once_and_ends_nothing(
         for _ in range(2):
             tracker.log({"loss": 1.0}, step=3)
             tracker.summarize({"steps": 3})
+        for _ in range(2):
             tracker.finish(exit_status=1)
     told = [record.message for record in caplog.records]
     assert told == [f"W&B: gave up ({what} failed); metrics.jsonl has everything"]
-    assert len(fake.logged) == {"log": 0, "summary": 1, "finish": 1}[what]
+    assert len(fake.logged) == {"log": 0, "summary": 1, "finish": 2}[what]
 
 
 def test_disabled_asks_nothing_of_wandb(tmp_path: Path, fake: Wandb):

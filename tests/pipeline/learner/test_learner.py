@@ -158,7 +158,7 @@ def written_out(logits: Any) -> Any:
 
 def test_the_gradient_is_that_of_the_loss_written_out(written_out: Any):
     # Rows of advantage 0 are dropped by the learner; here they are computed.
-    value, scores, expected = written_out(Whole.of(ROLLOUTS))
+    value, _, expected = written_out(Whole.of(ROLLOUTS))
     found, metrics = gradient(start(usual()))
     close(found, expected, bound=1e-5)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
@@ -193,8 +193,8 @@ def test_the_kl_term_pulls_towards_the_base():
     learner = start(usual(kl_coef=0.5, token_weights="sequence"))
     still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
     distances = [learner.update(still)["kl"] for _ in range(8)]
-    assert all(after < before for before, after in zip(distances, distances[1:], strict=False))
-    assert distances[-1] < 0.7 * distances[0]
+    assert distances[0] > 0.1
+    assert distances[-1] < 0.1 * distances[0]
 
 
 def test_without_a_signal_only_the_version_moves():
@@ -213,13 +213,13 @@ def test_micro_batches_padding_buckets_blocks_and_remat_change_nothing():
     expected, metrics = gradient(start(usual()))
     plan = {
         "micro_batch_rows": 2,
-        "sequence_buckets": (12, 20),
+        "sequence_buckets": (12,),
         "head_tokens": 10,
         "remat": False,
     }
     learner = start(tiny.learner(learner=UNCLIPPED, plan=plan))
     shapes = {b.tokens.shape for b in learner._pack(ROLLOUTS, keep_zero_advantage=False)}
-    assert shapes == {(2, 42), (2, 20), (2, 12)}
+    assert shapes == {(2, 42), (2, 12)}
     found, others = gradient(learner)
     largest = max(float(np.abs(grad).max()) for grad in expected.values())
     for name, grad in expected.items():
@@ -422,7 +422,10 @@ def test_invariant_11_there_is_one_base_and_the_rest_is_float32():
     assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
 
 
-GOLDEN = [0.0] * 10
+GOLDEN = [
+    -0.022327, -0.049129, -0.041763, -0.052250, 0.022048,
+    -0.027140, -0.049757, -0.059634, -0.005474, -0.036673,
+]  # fmt: skip
 
 
 def test_ten_losses_are_the_ones_that_were_written_down():

@@ -133,7 +133,7 @@ LIMIT = 2_048
 
 def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
     """Elements and shape of the largest array in a program's text but the embedding itself."""
-    shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", program.as_text()))
+    shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", program.as_text() or ""))
     shapes -= {f"{REAL_VOCABULARY},64", f"64,{REAL_VOCABULARY}"}
     return max((prod(map(int, shape.split(","))), shape) for shape in shapes)
 

@@ -53,7 +53,7 @@ def change(folder: Path, edit: Any) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_parameter_comes_back(tmp_path: Path, kv_heads: int, dtype: str):
-    changes = LAYERS | {"num_key_value_heads": kv_heads}
+    changes: dict[str, Any] = LAYERS | {"num_key_value_heads": kv_heads}
     policy = tiny.make_policy(dtype=dtype, **changes)
     folder = write(tmp_path, policy, dtype=dtype, **changes)
     base, found = tiny.make_base(policy), read(folder, policy)

@@ -1,0 +1,198 @@
+"""Checkpoints: bit for bit, a damaged one passed over, as many kept as asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.learner.checkpoint import Checkpoints
+from pipeline.learner.learner import LearnerState
+from pipeline.learner.optimizer import make_optimizer
+from tests import tiny
+
+
+def fresh(devices: int = 1) -> LearnerState:
+    """A state with nothing in it yet, of the shapes of the tiny policy."""
+    adapter = tiny.policy(layers=2, devices=devices).no_adapter()
+    optimizer = make_optimizer(tiny.make_config()).init(adapter)
+    place = next(iter(adapter.values())).sharding
+    return LearnerState(adapter, jax.device_put(optimizer, place), version=0, updates=0)
+
+
+def trained(version: int, devices: int = 1) -> LearnerState:
+    """A state whose every number is its own."""
+    rng = np.random.default_rng(version)
+
+    def fill(x: jax.Array) -> jax.Array:
+        value = rng.standard_normal(x.shape) if x.ndim else np.full((), version)
+        return jax.device_put(value.astype(x.dtype), x.sharding)
+
+    state = fresh(devices)
+    return dataclasses.replace(
+        state,
+        adapter=jax.tree.map(fill, state.adapter),
+        optimizer=jax.tree.map(fill, state.optimizer),
+        version=version,
+        updates=3 * version,
+    )
+
+
+def same_bits(found: LearnerState, expected: LearnerState) -> None:
+    assert (found.version, found.updates) == (expected.version, expected.updates)
+    pairs = (
+        zip(*map(jax.tree_util.tree_leaves_with_path, trees), strict=True)
+        for trees in (
+            (found.adapter, expected.adapter),
+            (found.optimizer, expected.optimizer),
+        )
+    )
+    for (path, one), (where, two) in (pair for part in pairs for pair in part):
+        assert path == where
+        assert one.dtype == two.dtype
+        assert one.sharding == two.sharding
+        np.testing.assert_array_equal(one, two, err_msg=jax.tree_util.keystr(path))
+
+
+def damage(folder: Path, version: int) -> None:
+    """Turns over the bytes in the middle of a checkpoint's largest file."""
+    files = [path for path in (folder / str(version) / "state").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    middle = len(content) // 2
+    for place in range(middle, middle + 16):
+        content[place] ^= 0xFF
+    largest.write_bytes(content)
+
+
+META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_state_comes_back_bit_for_bit(tmp_path: Path, devices: int):
+    state = trained(5, devices)
+    Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh(devices))
+    assert found is not None
+    restored, meta, damaged = found
+    same_bits(restored, state)
+    assert (meta, damaged) == (META, [])
+
+
+def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    assert Checkpoints(folder, keep=1).restore(fresh()) is None
+    assert not folder.exists()
+    folder.mkdir()
+    assert Checkpoints(folder, keep=1).restore(fresh()) is None
+
+
+def test_as_many_are_kept_as_asked_for_the_newest(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for version in (1, 2, 3, 10):
+        checkpoints.save(trained(version), META)
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()}
+    assert kept == {"3", "10"}
+
+
+def test_a_version_is_saved_once(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    state = trained(4)
+    checkpoints.save(state, META)
+    checkpoints.save(dataclasses.replace(trained(9), version=4), {"cursor": 0})
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
+    assert found is not None
+    same_bits(found[0], state)
+    assert found[1] == META
+
+
+def test_a_damaged_one_is_passed_over_reported_and_replaced(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    for version in (1, 2):
+        Checkpoints(folder, keep=2).save(trained(version), {"cursor": version})
+    damage(folder, 2)
+    checkpoints = Checkpoints(folder, keep=2)
+    found = checkpoints.restore(fresh())
+    assert found is not None
+    same_bits(found[0], trained(1))
+    assert found[1] == {"cursor": 1}
+    (line,) = found[2]
+    assert line.startswith("checkpoint 2 is damaged: ")
+    # The run goes on from 1 and reaches 2 once more.
+    checkpoints.save(trained(2), {"cursor": 22})
+    again = Checkpoints(folder, keep=2).restore(fresh())
+    assert again is not None
+    same_bits(again[0], trained(2))
+    assert again[1:] == ({"cursor": 22}, [])
+
+
+def test_what_is_saved_between_a_good_and_a_damaged_one_is_not_lost(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    for version in (10, 20):
+        Checkpoints(folder, keep=2).save(trained(version), META)
+    damage(folder, 20)
+    checkpoints = Checkpoints(folder, keep=2)
+    assert checkpoints.restore(fresh()) is not None
+    checkpoints.save(trained(15), META)
+    found = Checkpoints(folder, keep=2).restore(fresh())
+    assert found is not None
+    same_bits(found[0], trained(15))
+
+
+def test_without_a_usable_one_it_is_an_error_that_names_each(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    for version in (1, 2):
+        Checkpoints(folder, keep=2).save(trained(version), META)
+        damage(folder, version)
+    message = rf"no usable checkpoint in {folder}: checkpoint 2 is damaged: .*; checkpoint 1 is dam"
+    with pytest.raises(ValueError, match=message):
+        Checkpoints(folder, keep=2).restore(fresh())
+
+
+def test_other_counters_than_were_saved_are_damage(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    Checkpoints(folder, keep=1).save(trained(1), META)
+    (facts,) = (folder / "1" / "facts").rglob("metadata")
+    text = facts.read_text()
+    assert '"cursor": 7' in text
+    facts.write_text(text.replace('"cursor": 7', '"cursor": 8'))
+    with pytest.raises(ValueError, match=r"checkpoint 1 is damaged: the hash of its content is "):
+        Checkpoints(folder, keep=1).restore(fresh())
+
+
+def test_damage_inside_any_large_array_is_noticed(tmp_path: Path):
+    # Large arrays stand in files that have no checksum of their own.
+    def state(seed: int) -> LearnerState:
+        one, two = np.random.default_rng(seed).standard_normal((2, 100, 300)).astype(np.float32)
+        return LearnerState({"x": jax.device_put(one)}, {"m": jax.device_put(two)}, 1, 1)
+
+    whole = tmp_path / "whole"
+    Checkpoints(whole, keep=1).save(state(0), META)
+    files = [path for path in whole.rglob("*") if path.is_file() and path.stat().st_size > 50_000]
+    places = [(path, at) for path in files for at in range(20_000, path.stat().st_size, 40_000)]
+    assert len(places) >= 4
+    for number, (path, at) in enumerate(places):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        copy = folder / path.relative_to(whole)
+        content = bytearray(copy.read_bytes())
+        content[at] ^= 1
+        copy.write_bytes(content)
+        with pytest.raises(ValueError, match="checkpoint 1 is damaged"):
+            Checkpoints(folder, keep=1).restore(state(1))
+    found = Checkpoints(whole, keep=1).restore(state(1))
+    assert found is not None
+    same_bits(found[0], state(0))
+
+
+def test_what_the_coordinator_saves_comes_back_as_json(tmp_path: Path):
+    meta = {"by_step": {10: (1, 2), 9: None}, "rate": 0.1}
+    Checkpoints(tmp_path / "checkpoints", keep=1).save(trained(1), meta)
+    found = Checkpoints(tmp_path / "checkpoints", keep=1).restore(fresh())
+    assert found is not None
+    assert found[1] == {"by_step": {"10": [1, 2], "9": None}, "rate": 0.1}
