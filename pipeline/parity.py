@@ -76,7 +76,7 @@ async def check_probe(
     """Sends a random adapter through samplers and learner; returns the largest difference.
 
     Raises:
-        ParityError: if a difference is above `bound`.
+        ParityError: if a difference is above `bound`, or if the adapter changes nothing.
     """
     published = await learner.publish(probe=True)
     drawn: list[Completion] = []
@@ -89,19 +89,22 @@ async def check_probe(
         drawn += await sampler.generate(requests, temperature=temperature)
     check_labels(drawn, published)
     scored = await learner.score(drawn, probe=True)
-    # NumPy's maximum, not Python's, which may pass over a NaN.
-    difference = np.max(
-        [
-            np.abs(completion.logprobs - row).max()
-            for completion, row in zip(drawn, scored, strict=True)
-        ]
-    )
+    difference = _largest_difference([completion.logprobs for completion in drawn], scored)
     if not difference <= bound:
         raise ParityError(
             f"under a random adapter sampler and learner differ by {difference:.3g} in log-prob, "
             f"allowed {bound:.3g} (parity.probe)"
         )
-    return float(difference)
+    # Two sides that both ignore the adapter agree perfectly.
+    effect = _largest_difference(await learner.score(drawn, probe=False), scored)
+    if effect == 0.0:
+        raise ParityError("a random adapter changes no log-prob: LoRA does not reach the model")
+    return difference
+
+
+def _largest_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    # NumPy's maximum, not Python's, which may pass over a NaN.
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
 
 
 async def sync(samplers: Sequence[Sampler], published: Published) -> None:

@@ -147,7 +147,7 @@ class Script:
 
 def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
     """Log-probs of tokens under an adapter: float32 `seq`."""
-    return -((tokens % 7 + int(adapter[:4], 16) % 11) / 10).astype(np.float32)
+    return -((tokens % 7 + int(adapter[:6], 16) / 2**20) / 10).astype(np.float32)
 
 
 class FakeSampler:

@@ -63,9 +63,8 @@ class Engine:
             temperature: 0 is greedy.
 
         Raises:
-            Aborted: if `abort` was called; noticed between two segments.
+            Aborted: if `abort` was called, also before; noticed between two segments.
         """
-        self._abort.clear()
         rows = self._config.plan.rollout_rows
         heat = Heat.of(temperature)
         completions: list[Completion] = []
@@ -76,7 +75,7 @@ class Engine:
         return completions
 
     def abort(self) -> None:
-        """Makes a running `generate` raise `Aborted` at its next look; safe from other threads."""
+        """Makes `generate` raise `Aborted` at its next look, for good; safe from other threads."""
         self._abort.set()
 
     def _run(self, batch: Sequence[RolloutRequest], adapter: Params, heat: Heat) -> DecodeState:

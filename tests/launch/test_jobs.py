@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,10 @@ def submit(head: Head, *arguments: object, **more: str) -> subprocess.Popen[str]
     )
 
 
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
+
+
 def jobs(head: Head) -> str:
     return head.ray("job", "list", "--log-style", "record").stdout
 
@@ -67,7 +72,7 @@ def test_ray_job_stop_leaves_a_checkpoint(head, tmp_path):
     name = next(word.strip("'") for word in output.split() if word.startswith("'raysubmit_"))
     run = tmp_path / "runs" / "stopped"
     deadline = time.monotonic() + PATIENCE_S
-    while not (run / "metrics.jsonl").is_file():
+    while not lines(run / "metrics.jsonl"):
         assert time.monotonic() < deadline, head.ray("job", "logs", name).stdout
     stopped = head.ray("job", "stop", name)
     assert "was stopped" in stopped.stdout + stopped.stderr

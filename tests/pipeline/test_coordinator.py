@@ -54,6 +54,7 @@ def test_the_loop_in_order(tmp_path: Path):
         "sampler0.load -1",
         "sampler0.generate:probe 0",
         "learner.score probe",
+        "learner.score",
         "learner.publish 0",
         "sampler0.load 0",
         "sampler0.generate:test 0",

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.datatypes import Published, RolloutName, RolloutRequest
 from pipeline.parity import Bounds, ParityError, check_labels, check_probe, sync
+from tests import fakes
 from tests.fakes import (
     PROBE,
     FakeLearner,
@@ -75,7 +76,16 @@ def test_the_probe_goes_through_every_sampler_and_the_learner():
         "sampler1.load -1",
         "sampler1.generate:probe 0",
         "learner.score probe",
+        "learner.score",
     ]
+
+
+def test_two_sides_that_both_ignore_the_adapter_are_caught(monkeypatch: pytest.MonkeyPatch):
+    """They agree perfectly: LoRA that qwix attached to no forward pass looks like this."""
+    _, samplers, learner = team(1)
+    monkeypatch.setattr(fakes, "logprobs", lambda tokens, _: np.full(len(tokens), -1.0, np.float32))
+    with pytest.raises(ParityError, match="LoRA does not reach the model"):
+        probe(samplers, learner)
 
 
 def test_a_single_sampler_under_another_adapter_is_caught():
