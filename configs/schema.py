@@ -143,6 +143,9 @@ class Learner(Table):
     )
 
 
+_HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist on a device
+
+
 class Plan(Table):
     """Sizes and placement: which processes own which devices and how much they do at once."""
 
@@ -166,7 +169,10 @@ class Plan(Table):
         (), description="sequence lengths below the longest that get a program of their own"
     )
     head_tokens: int = Field(
-        1024, ge=1, le=2048, description="positions whose logits exist at the same time, per device"
+        1024,
+        ge=1,
+        le=_HEAD_TOKENS,
+        description="positions whose logits exist at the same time, per device",
     )
     remat: bool = Field(True, description="recompute each layer in the backward pass")
 
@@ -179,14 +185,18 @@ class Plan(Table):
                 for key in ("samplers", "sampler_devices")
                 if getattr(self, key) is not None
             ]
-        for key, whose, devices in (
-            ("rollout_rows", "a sampler's", self.devices_per_sampler),
-            ("micro_batch_rows", "the learner's", self.learner_devices),
+        for key, whose, devices, most in (
+            ("rollout_rows", "a sampler's", self.devices_per_sampler, _HEAD_TOKENS),
+            ("micro_batch_rows", "the learner's", self.learner_devices, self.head_tokens),
         ):
             rows = getattr(self, key)
             if rows % devices:
                 nearest = nearest_multiples(rows, devices)
                 what = f"must be a multiple of {whose} {devices} devices; nearest valid: {nearest}"
+                problems.append((key, what))
+            elif rows > most * devices:
+                # Each row has a position whose logits exist at the same time as the others'.
+                what = f"may be at most {most} a device; nearest valid: {most * devices}"
                 problems.append((key, what))
         refuse(problems)
         return self

@@ -71,6 +71,20 @@ def test_what_is_not_a_duration(text: str) -> None:
             "must be a multiple of the learner's 8 devices; nearest valid: 8",
         ),
         (
+            [
+                ("plan.head_tokens", "6"),
+                ("plan.micro_batch_rows", "16"),
+                ("plan.learner_devices", "2"),
+            ],
+            "plan.micro_batch_rows",
+            "may be at most 6 a device; nearest valid: 12",
+        ),
+        (
+            [("plan.rollout_rows", "2049")],
+            "plan.rollout_rows",
+            "may be at most 2048 a device; nearest valid: 2048",
+        ),
+        (
             [("plan.placement", "colocated"), ("plan.samplers", "2")],
             "plan.samplers",
             "means nothing in colocated placement",

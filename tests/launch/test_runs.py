@@ -66,7 +66,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
     wait_for_lines(run / "metrics.jsonl", 3, process)
     for one in family(process):
         one.kill()
-    process.wait(PATIENCE_S)
+    process.communicate(timeout=PATIENCE_S)
     assert not (run / "summary.json").exists()
 
     status, output = finish(start(*train_command(killed, *settings)))

@@ -19,6 +19,7 @@ from pipeline.model import lora
 from pipeline.model.policy import Params
 from tests import tiny
 from tests.compilations import compilations
+from tests.pipeline.learner.written_out import Whole, grpo, log_softmax
 
 # Never clipped, so that Adam's first moment shows the gradient itself.
 UNCLIPPED = {"max_grad_norm": 1e6, "adam_b1": 0.9}
@@ -71,94 +72,9 @@ def close(found: Mapping[str, Any], expected: Mapping[str, Any], *, bound: float
         np.testing.assert_allclose(found[name], value, rtol=0, atol=bound * scale, err_msg=name)
 
 
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """All rollouts in one batch, and the loss on them with all logits at once."""
-
-    tokens: np.ndarray
-    targets: np.ndarray
-    learned: np.ndarray
-    advantages: np.ndarray
-
-    @staticmethod
-    def of(rollouts: Sequence[Rollout]) -> Whole:
-        shape = (len(rollouts), 42)
-        whole = Whole(
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, bool),
-            np.array([rollout.advantage for rollout in rollouts], np.float32),
-        )
-        for row, rollout in enumerate(rollouts):
-            prompt, new = rollout.completion.prompt_tokens, rollout.completion.tokens
-            line = np.concatenate([prompt, new])
-            whole.tokens[row, : len(line)] = line
-            whole.targets[row, : len(line) - 1] = line[1:]
-            whole.learned[row, len(prompt) - 1 : len(line) - 1] = True
-        return whole
-
-    def weights(self, mode: str) -> np.ndarray:
-        if mode == "token":
-            return self.learned / self.learned.sum()
-        return self.learned / (len(self.learned) * self.learned.sum(axis=1, keepdims=True))
-
-
-@pytest.fixture(scope="module")
-def logits() -> Any:
-    """Log-probs of all tokens of the vocabulary everywhere."""
-    policy = tiny.policy(layers=2)
-    forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
-
-    def run(adapter: Params, base: Params, tokens: Any) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = policy.bind(base, adapter)(jnp.asarray(tokens), positions)
-        scores = hidden @ base["embedder.input_embedding"].T / TEMPERATURE
-        return jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def written_out(logits: Any) -> Any:
-    """Loss, log-probs, gradient of GRPO as in the paper."""
-
-    def loss(
-        adapter: Params, base: Params, whole: tuple[Any, ...], old: Any, reference: Any, beta: Any
-    ) -> tuple[jax.Array, jax.Array]:
-        tokens, targets, weights, advantages = whole
-        scores = jnp.take_along_axis(logits(adapter, base, tokens), targets[..., None], -1)[..., 0]
-        scores = jnp.where(weights > 0, scores, 0.0)
-        ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if old is None else old))
-        bounded = jnp.clip(ratio, 0.8, 1.2)
-        gain = jnp.minimum(ratio * advantages[:, None], bounded * advantages[:, None])
-        log_r = (scores if reference is None else reference) - scores
-        kl = jnp.exp(log_r) - log_r - 1
-        return -jnp.sum(weights * (gain - beta * kl)), scores
-
-    compiled = jax.jit(jax.value_and_grad(loss, has_aux=True))
-
-    def run(
-        whole: Whole,
-        *,
-        mode: str = "token",
-        adapter: Any = None,
-        old: Any = None,
-        reference: Any = None,
-        beta: float = 0.0,
-    ) -> tuple[float, np.ndarray, dict[str, np.ndarray]]:
-        arrays = (whole.tokens, whole.targets, whole.weights(mode), whole.advantages)
-        adapter = tiny.probe(layers=2) if adapter is None else adapter
-        (value, scores), grads = compiled(
-            adapter, tiny.base(layers=2), arrays, old, reference, beta
-        )
-        return float(value), np.asarray(scores), host(grads)
-
-    return run
-
-
-def test_the_gradient_is_that_of_the_loss_written_out(written_out: Any):
+def test_the_gradient_is_that_of_the_loss_written_out():
     # Rows of advantage 0 are dropped by the learner; here they are computed.
-    value, _, expected = written_out(Whole.of(ROLLOUTS))
+    value, _, expected = grpo(Whole.of(ROLLOUTS), adapter=tiny.probe(layers=2))
     found, metrics = gradient(start(usual()))
     close(found, expected, bound=1e-5)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
@@ -172,11 +88,13 @@ def test_the_gradient_is_that_of_the_loss_written_out(written_out: Any):
     assert metrics["lr"] == pytest.approx(1e-2)
 
 
-def test_sequence_weights_and_kl_are_those_of_the_loss_written_out(written_out: Any):
+def test_sequence_weights_and_kl_are_those_of_the_loss_written_out():
     whole = Whole.of(ROLLOUTS)
     zeros = tiny.policy(layers=2).no_adapter()
-    _, reference, _ = written_out(whole, mode="sequence", adapter=zeros)
-    value, scores, expected = written_out(whole, mode="sequence", reference=reference, beta=0.5)
+    _, reference, _ = grpo(whole, mode="sequence", adapter=zeros)
+    value, scores, expected = grpo(
+        whole, mode="sequence", adapter=tiny.probe(layers=2), reference=reference, beta=0.5
+    )
     learner = start(usual(kl_coef=0.5, token_weights="sequence"))
     found, metrics = gradient(learner)
     close(found, expected, bound=1e-5)
@@ -252,13 +170,13 @@ def test_eight_devices_learn_what_one_learns():
     assert [shard.data.shape[0] for shard in placed.tokens.addressable_shards] == [1] * 8
 
 
-def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs(written_out: Any):
+def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
     whole = Whole.of(ROLLOUTS)
     once = start(usual())
     once.update(ROLLOUTS)
     moved = host(once.state.adapter)
-    _, old, _ = written_out(whole)
-    value, scores, _ = written_out(whole, adapter=moved, old=old)
+    _, old, _ = grpo(whole, adapter=tiny.probe(layers=2))
+    value, scores, _ = grpo(whole, adapter=moved, old=old)
     ratio = np.exp(scores - old)[whole.learned]
     assert np.abs(ratio - 1).max() > 0.2
 
@@ -298,12 +216,12 @@ def _zeros(learner: Learner) -> Params:
     return jax.tree.map(jnp.zeros_like, learner.state.adapter)
 
 
-def test_metrics_of_tokens_are_means_over_the_learned_ones(logits: Any):
+def test_metrics_of_tokens_are_means_over_the_learned_ones():
     _, metrics = gradient(start(usual()))
     kept = [rollout for rollout in ROLLOUTS if rollout.advantage]
     whole = Whole.of(kept)
     scores = np.asarray(
-        jax.jit(logits)(tiny.probe(layers=2), tiny.base(layers=2), whole.tokens), np.float64
+        log_softmax(tiny.probe(layers=2), tiny.base(layers=2), whole.tokens), np.float64
     )
     entropy = -np.sum(np.exp(scores) * np.maximum(scores, -1e9), axis=-1)[whole.learned].mean()
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
@@ -326,18 +244,17 @@ def test_parity_by_hand():
     assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
 
 
-def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given(logits: Any):
+def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
     learner = usual()
     completions = [rollout.completion for rollout in ROLLOUTS]
     whole, base = Whole.of(ROLLOUTS), tiny.base(layers=2)
     other = tiny.make_base(learner.policy, seed=1)
-    run = jax.jit(logits)
     for adapter, chosen in (
         (tiny.probe(layers=2), None),
         (learner.policy.no_adapter(), None),
         (tiny.probe(layers=2), other),
     ):
-        scores = np.asarray(run(adapter, chosen or base, whole.tokens))
+        scores = np.asarray(log_softmax(adapter, chosen or base, whole.tokens))
         picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
         expected = [picked[row, whole.learned[row]] for row in range(len(completions))]
         for order in (slice(None), slice(None, None, -1)):
