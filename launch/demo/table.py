@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 
 CONFIG = "configs/demo.toml"
+_LOOK_EVERY_S = 2.0
+"""Between two looks at the memory; each costs the kernel some time."""
 _HEADER = (
     "| run | accuracy before | after | difference [95%] | paired p | well formed before "
     "| accuracy among well formed | minutes | GiB at peak |\n"
@@ -84,7 +86,7 @@ def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
 
 
 class _Peak:
-    """Watches the memory of a process and its descendants, twice a second."""
+    """Watches the memory of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -102,7 +104,7 @@ class _Peak:
         return self._bytes / 2**30
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.5):
+        while not self._stop.wait(_LOOK_EVERY_S):
             self._bytes = max(self._bytes, _pss(self._pid))
 
 
