@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from configs.schema import Config
@@ -38,10 +39,9 @@ class Heat:
     @staticmethod
     def of(temperature: float) -> Heat:
         """Temperature 0 means greedy; its log-probs are those at temperature 1."""
-        return Heat(
-            jnp.float32(temperature if temperature > 0 else 1.0),
-            jnp.float32(0.0 if temperature > 0 else 1.0),
-        )
+        scaled, greedy = (temperature, 0.0) if temperature > 0 else (1.0, 1.0)
+        # Through NumPy: `jnp.float32(x)` would compile a conversion.
+        return Heat(*jax.device_put((np.float32(scaled), np.float32(greedy))))
 
 
 @jax.tree_util.register_dataclass
