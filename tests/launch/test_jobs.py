@@ -145,7 +145,8 @@ def test_an_actor_that_dies_gives_its_chips_back(head):
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.stdout.splitlines()[-1:] == ["gone"], done.stderr
+    # Ray's own lines about the dead worker may stand before it or behind it.
+    assert "gone" in done.stdout.splitlines(), done.stdout + done.stderr
     assert free_chips(head) == 4
 
 
@@ -155,7 +156,7 @@ ray.init(log_to_driver=False)
 until = time.monotonic() + 60
 while ray.available_resources().get("TPU", 0) < 4 and time.monotonic() < until:
     time.sleep(0.2)
-print(ray.available_resources().get("TPU", 0))
+print("free:", ray.available_resources().get("TPU", 0))
 """
 
 
@@ -169,4 +170,5 @@ def free_chips(head: Head) -> float:
         timeout=PATIENCE_S,
         check=True,
     )
-    return float(done.stdout)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("free: "))
+    return float(line.removeprefix("free: "))

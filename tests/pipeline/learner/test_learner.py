@@ -330,8 +330,8 @@ def _renamed(rollout: Rollout, step: int) -> Rollout:
 
 
 @pytest.fixture(scope="module")
-def new() -> Learner:
-    """A learner in a process that has compiled nothing else."""
+def new() -> tuple[Learner, Params]:
+    """A learner in a process that has compiled nothing else, and the base that it was given."""
     policy = tiny.make_policy(
         dtype="bfloat16",
         lora=tiny.LORA.model_copy(update={"targets": "attention"}),
@@ -345,26 +345,28 @@ def new() -> Learner:
     base = tiny.make_base(policy)
     # What other tests have compiled must not hide anything. Last in the file for their sake.
     jax.clear_caches()
-    return Learner(policy, base, config, tiny.VOCABULARY)
+    return Learner(policy, base, config, tiny.VOCABULARY), base
 
 
-def test_invariant_4_nothing_is_compiled_after_construction(new: Learner):
+def test_invariant_4_nothing_is_compiled_after_construction(new: tuple[Learner, Params]):
+    learner, _ = new
     completions = [rollout.completion for rollout in ROLLOUTS]
     with compilations() as seen:
-        new.update(ROLLOUTS)
-        new.update(ROLLOUTS[:2])
-        new.score(completions, adapter=new.state.adapter)
-        lora.sha256(new.host_adapter())
+        learner.update(ROLLOUTS)
+        learner.update(ROLLOUTS[:2])
+        learner.score(completions, adapter=learner.state.adapter)
+        lora.sha256(learner.host_adapter())
     assert seen == []
 
 
-def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: Learner):
-    new.update(ROLLOUTS)
-    embedding = new.base["embedder.input_embedding"]
+def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: tuple[Learner, Params]):
+    learner, base = new
+    learner.update(ROLLOUTS)
+    embedding = base["embedder.input_embedding"]
     same = [array for array in jax.live_arrays() if array.shape == embedding.shape]
     pointers = {array.unsafe_buffer_pointer() for array in same}
     assert pointers == {embedding.unsafe_buffer_pointer()}
-    leaves = jax.tree.leaves((new.state.adapter, new.state.optimizer))
+    leaves = jax.tree.leaves((learner.state.adapter, learner.state.optimizer))
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    assert len(floats) == 3 * len(new.policy.adapter_shapes)
+    assert len(floats) == 3 * len(learner.policy.adapter_shapes)
     assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
