@@ -10,6 +10,7 @@ from typing import Any
 from configs.settings import INDEX, Setting, find_setting, setting_parts, settings, tables
 from configs.toml_text import read_value, show_value
 
+_SAME_BUT_FOR_A_TYPO = 0.9
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -42,8 +43,14 @@ def nearest_keys(path: Sequence[str | int]) -> list[str]:
     leaf = parts[-1].replace("-", "_")
     whole = ".".join(parts)
     everything = [setting.path for setting in (*tables(), *settings())]
-    same_name = [key for key in everything if key.rpartition(".")[2] == leaf]
-    same_name.sort(key=lambda key: -difflib.SequenceMatcher(None, key, whole).ratio())
+    likeness = {
+        key: difflib.SequenceMatcher(None, key, whole).ratio()
+        for key in everything
+        if key.rpartition(".")[2] == leaf
+    }
+    same_name = sorted(likeness, key=lambda key: -likeness[key])
+    if same_name and likeness[same_name[0]] >= _SAME_BUT_FOR_A_TYPO:
+        same_name = same_name[:1]
     siblings = _siblings(parts)
     names = {setting.path.rpartition(".")[2]: setting for setting in siblings}
     alike = [names[name].path for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]

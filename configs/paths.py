@@ -13,6 +13,9 @@ from configs.schema import Config, Source
 HOME_VARIABLE = "GEMMA_GRPO_HOME"
 """Environment variable that names the folder where relative paths start."""
 
+HANDLES = ("hf://", "kaggle://")
+"""What a model's path begins with when it is on a hub."""
+
 
 def home() -> Path:
     """The folder where relative paths start: $GEMMA_GRPO_HOME, else the current directory."""
@@ -20,23 +23,41 @@ def home() -> Path:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same configuration with `run.dir`, `model.path` and local data files absolute.
+    """The same configuration with run folder, model, adapter and local data files absolute.
 
-    Names of hub datasets stay as they are; `~` is the user's home.
+    Names of hub datasets and handles of models stay as they are; `~` is the user's home.
     """
-    data = config.data
-    sources = {
-        name: source.model_copy(update={"path": _absolute(source.path)})
-        for name in ("train", "validation", "test")
-        if isinstance(source := getattr(data, name), Source) and source.is_file
-    }
+    data, model, evaluation = config.data, config.model, config.eval
+    splits = {name: _source(getattr(data, name)) for name in ("train", "validation", "test")}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"dir": _absolute(config.run.dir)}),
-            "model": config.model.model_copy(update={"path": _absolute(config.model.path)}),
-            "data": data.model_copy(update=sources),
+            "model": model.model_copy(
+                update={"path": _path(model.path), "tokenizer": _path(model.tokenizer)}
+            ),
+            "lora": config.lora.model_copy(update={"start": _path(config.lora.start)}),
+            "sft": config.sft.model_copy(update={"train": _source(config.sft.train)}),
+            "data": data.model_copy(
+                update={**splits, "mixture": tuple(map(_source, data.mixture))}
+            ),
+            "eval": evaluation.model_copy(update={"sets": tuple(map(_source, evaluation.sets))}),
         }
     )
+
+
+def is_handle(path: str) -> bool:
+    """Whether `path` names a model on a hub rather than a folder."""
+    return path.startswith(HANDLES)
+
+
+def _source(source: Source | None) -> Source | None:
+    if source is None or not source.is_file:
+        return source
+    return source.model_copy(update={"path": _absolute(source.path)})
+
+
+def _path(path: str | None) -> str | None:
+    return path if path is None or is_handle(path) else _absolute(path)
 
 
 def _absolute(path: str) -> str:

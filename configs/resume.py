@@ -8,7 +8,7 @@ from typing import Any
 # Everything else alters what is sampled, learned or measured. These only say when the run ends,
 # what is written beside it and how fast rewards are computed. `budget.steps` is also the default
 # end of the learning rate's decay: `altering_changes` sees to that.
-FREE_TABLES = ("budget", "checkpoint", "wandb", "records")
+FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
 FREE_KEYS = ("run.dir", "rewards.workers", "rewards.timeout_s")
 
 Change = tuple[str, object, object]

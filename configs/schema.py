@@ -7,7 +7,7 @@ Numbers that follow from other numbers are properties, never fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,14 +15,25 @@ from configs.base import (
     Problem,
     Sizes,
     Slug,
-    Strings,
     Table,
     Text,
     nearest_multiples,
     parse_duration_s,
     refuse,
 )
-from configs.task import Data, Prompt, RewardFunction, Rewards, Source
+from configs.model import Export, Lora, Model
+from configs.task import (
+    Data,
+    Mixed,
+    NamedSource,
+    Prompt,
+    RewardFunction,
+    Rewards,
+    Shot,
+    Source,
+    repeated_names,
+)
+from configs.training import Learner, Rollout, Sft
 
 __all__ = [
     "Budget",
@@ -30,9 +41,12 @@ __all__ = [
     "Config",
     "Data",
     "Eval",
+    "Export",
     "Learner",
     "Lora",
+    "Mixed",
     "Model",
+    "NamedSource",
     "Parity",
     "Plan",
     "Prompt",
@@ -41,6 +55,8 @@ __all__ = [
     "Rewards",
     "Rollout",
     "Run",
+    "Sft",
+    "Shot",
     "Source",
     "Table",
     "Wandb",
@@ -55,92 +71,20 @@ class Run(Table):
     name: Slug = Field(description="name of the run; its folder is DIR/NAME")
     dir: Text = Field("runs", description="folder that holds the run folders")
     seed: int = Field(0, ge=0, lt=2**32, description="seeds data order, adapter and sampling noise")
-
-
-class Model(Table):
-    """The frozen base."""
-
-    path: Text = Field(description="Hugging Face folder: safetensors, config.json, tokenizer.model")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="type of the frozen base and of the computation"
-    )
-
-
-class Lora(Table):
-    """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
-
-    rank: int = Field(32, ge=1, description="rank of each adapted matrix")
-    alpha: float = Field(64.0, gt=0, description="the update is scaled by alpha / rank")
-    targets: Literal["attention", "mlp", "all"] = Field(
-        "all", description="which matrices of each layer are adapted"
-    )
-
-
-class Rollout(Table):
-    """How rollouts are drawn."""
-
-    group_size: int = Field(8, ge=2, description="rollouts per prompt (the group of GRPO)")
-    prompts_per_step: int = Field(ge=1, description="prompts in a step")
-    max_prompt_tokens: int = Field(ge=1, description="longer prompts are left out and counted")
-    max_new_tokens: int = Field(ge=1, description="a completion ends here at the latest")
-    temperature: float = Field(1.0, gt=0, description="of the sampled and of the learned policy")
-    top_k: int = Field(0, ge=0, description="draw among the k likeliest tokens; 0: off")
-    top_p: float = Field(1.0, gt=0, le=1, description="draw among the nucleus of mass p; 1: off")
-    stop_tokens: Strings = Field(
-        ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
-    )
-    forbidden_tokens: Strings = Field(
-        ("<pad>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"),
-        description="tokens that the policy may never draw",
+    phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(
+        ("grpo",), description='what is done, in order: ["grpo"], or a warm start: ["sft", "grpo"]'
     )
 
     @model_validator(mode="after")
-    def _tokens(self) -> Rollout:
-        both = sorted(set(self.stop_tokens) & set(self.forbidden_tokens))
-        if not self.stop_tokens:
-            refuse([("stop_tokens", "no completion could ever end; name at least one token")])
-        if both:
-            refuse([("forbidden_tokens", f"{', '.join(both)}: stop tokens, so they must be drawn")])
+    def _in_order(self) -> Run:
+        if self.phases not in {("grpo",), ("sft", "grpo")}:
+            refuse([("phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]')])
         return self
 
     @property
-    def size(self) -> int:
-        """Rollouts in a step."""
-        return self.group_size * self.prompts_per_step
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest sequence: a prompt and its completion."""
-        return self.max_prompt_tokens + self.max_new_tokens
-
-
-class Learner(Table):
-    """The GRPO update (arXiv:2402.03300)."""
-
-    lr: float = Field(1e-5, gt=0, description="peak learning rate of AdamW")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="how the learning rate decays to zero after the warm-up"
-    )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    decay_steps: int | None = Field(
-        None, ge=1, description="step at which the decay ends; default: budget.steps"
-    )
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
-    adam_b1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")
-    adam_b2: float = Field(0.99, ge=0, lt=1, description="Adam's second-moment decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
-    updates_per_batch: int = Field(1, ge=1, description="optimizer updates on each step's rollouts")
-    clip_epsilon: float = Field(0.2, gt=0, lt=1, description="half-width of the ratio's clip range")
-    kl_coef: float = Field(
-        0.0, ge=0, description="weight of KL(policy || base), estimator k3; 0: not computed"
-    )
-    advantage: Literal["grpo", "dr_grpo"] = Field(
-        "grpo", description="grpo: divided by the group's deviation; dr_grpo: centred only"
-    )
-    token_weights: Literal["sequence", "token"] = Field(
-        "token",
-        description="sequence: mean over each rollout first; token: over all tokens at once",
-    )
+    def warm_start(self) -> bool:
+        """Whether a supervised phase comes first."""
+        return "sft" in self.phases
 
 
 _HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist on a device
@@ -245,10 +189,40 @@ class Budget(Table):
 
 
 class Eval(Table):
-    """How accuracy is measured."""
+    """The protocol by which accuracy is measured, base and tuned alike."""
 
-    temperature: float = Field(0.0, ge=0, description="0: greedy; else one sample at this heat")
-    every_steps: int = Field(0, ge=0, description="evaluate on the validation split; 0: never")
+    temperature: float = Field(0.0, ge=0, description="0: greedy; else samples at this heat")
+    samples: int = Field(1, ge=1, description="answers to each prompt, for pass@k and majority@k")
+    extraction: Literal["tags", "last_number"] = Field(
+        "tags",
+        description="what counts as the answer: the last answer block, or the last number in the "
+        "text, as published GSM8K figures often have it",
+    )
+    every_steps: int = Field(0, ge=0, description="steps between two validations; 0: not by steps")
+    every_minutes: float | None = Field(
+        None, gt=0, description="minutes between two validations; excludes every_steps"
+    )
+    sets: Annotated[tuple[NamedSource, ...], Field(strict=False)] = Field(
+        (), description="more test sets, read once before and once after: what was forgotten?"
+    )
+
+    @model_validator(mode="after")
+    def _protocol(self) -> Eval:
+        problems: list[Problem] = []
+        if self.samples > 1 and self.temperature == 0:
+            what = "greedy answers are all alike; needs eval.temperature above 0; nearest valid: 1"
+            problems.append(("samples", what))
+        if self.every_steps and self.every_minutes is not None:
+            problems.append(("every_minutes", "excludes eval.every_steps; remove one"))
+        reserved = ("train", "validation", "test")
+        problems += repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
+        refuse(problems)
+        return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether the validation split is read during training."""
+        return bool(self.every_steps) or self.every_minutes is not None
 
 
 class Checkpoint(Table):
@@ -308,6 +282,7 @@ class Config(Table):
     run: Run = Field(description=Run.__doc__)
     model: Model = Field(description=Model.__doc__)
     lora: Lora = Field(Lora(), description=Lora.__doc__)
+    sft: Sft = Field(Sft(), description=Sft.__doc__)
     data: Data = Field(description=Data.__doc__)
     prompt: Prompt = Field(Prompt(), description=Prompt.__doc__)
     rewards: Rewards = Field(description=Rewards.__doc__)
@@ -316,6 +291,7 @@ class Config(Table):
     plan: Plan = Field(description=Plan.__doc__)
     budget: Budget = Field(description=Budget.__doc__)
     eval: Eval = Field(Eval(), description=Eval.__doc__)
+    export: Export = Field(Export(), description=Export.__doc__)
     checkpoint: Checkpoint = Field(Checkpoint(), description=Checkpoint.__doc__)
     parity: Parity = Field(Parity(), description=Parity.__doc__)
     wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
@@ -327,9 +303,16 @@ class Config(Table):
         return self
 
     @property
+    def sft_steps(self) -> int:
+        """Steps of the supervised phase; the GRPO phase begins after them."""
+        return self.sft.steps if self.run.warm_start else 0
+
+    @property
     def decay_steps(self) -> int | None:
-        """Step at which the learning rate reaches zero, if it decays."""
-        return self.learner.decay_steps or self.budget.steps
+        """GRPO step at which the learning rate reaches zero, if it decays."""
+        if self.learner.decay_steps is not None or self.budget.steps is None:
+            return self.learner.decay_steps
+        return self.budget.steps - self.sft_steps
 
     @property
     def prompt_buckets(self) -> tuple[int, ...]:
@@ -357,8 +340,10 @@ def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
     ]
 
 
-def _schedule_problems(learner: Learner, budget: Budget) -> list[Problem]:
-    end = learner.decay_steps or budget.steps
+def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> list[Problem]:
+    end = learner.decay_steps
+    if end is None and budget.steps is not None:
+        end = budget.steps - (sft.steps if run.warm_start else 0)
     if learner.schedule == "constant":
         if learner.decay_steps is not None:
             return [("learner.decay_steps", "means nothing with a constant schedule; remove it")]
@@ -385,15 +370,35 @@ def _bucket_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
 
 
 def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
-    if evaluation.every_steps and data.validation is None:
-        return [("eval.every_steps", "needs data.validation; add it, or use 0")]
-    if data.validation is not None and not evaluation.every_steps:
-        return [("data.validation", "is read only when eval.every_steps is above 0")]
+    if evaluation.validates and data.validation is None:
+        key = "every_steps" if evaluation.every_steps else "every_minutes"
+        return [(f"eval.{key}", "needs data.validation; add it, or validate never")]
+    if data.validation is not None and not evaluation.validates:
+        what = "is read only when eval.every_steps or eval.every_minutes is set"
+        return [("data.validation", what)]
     return []
 
 
-_CROSS_CHECKS: tuple[tuple[tuple[str, str], Callable[..., list[Problem]]], ...] = (
-    (("learner", "budget"), _schedule_problems),
+def _sft_problems(run: Run, sft: Sft) -> list[Problem]:
+    if run.warm_start:
+        return [] if sft.train else [("sft.train", 'is needed for run.phases = ["sft", "grpo"]')]
+    what = 'means nothing without "sft" in run.phases; remove it'
+    default = Sft()
+    changed = [key for key in Sft.model_fields if getattr(sft, key) != getattr(default, key)]
+    return [(f"sft.{key}", what) for key in changed]
+
+
+def _sft_budget_problems(run: Run, sft: Sft, budget: Budget) -> list[Problem]:
+    if run.warm_start and budget.steps is not None and sft.steps >= budget.steps:
+        what = f"must leave steps of budget.steps = {budget.steps} for GRPO"
+        return [("sft.steps", f"{what}; nearest valid: {budget.steps - 1}")]
+    return []
+
+
+_CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] = (
+    (("learner", "budget", "run", "sft"), _schedule_problems),
     (("plan", "rollout"), _bucket_problems),
     (("eval", "data"), _validation_problems),
+    (("run", "sft"), _sft_problems),
+    (("run", "sft", "budget"), _sft_budget_problems),
 )

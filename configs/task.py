@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -40,10 +41,40 @@ class Source(Table):
         return self
 
 
+class NamedSource(Source):
+    """A dataset with a name of its own, read as `data` says unless it says otherwise."""
+
+    name: Slug = Field(description="its name in metrics, rollouts and results")
+    answer_column: Text | None = Field(None, description="default: data.answer_column")
+    answer_pattern: str | None = Field(None, description="default: data.answer_pattern")
+    template: str | None = Field(None, description="default: prompt.template")
+
+    @model_validator(mode="after")
+    def _readable(self) -> NamedSource:
+        problems = _pattern_problems(self.answer_pattern)
+        if self.template is not None:
+            problems += [("template", what) for what in _template_problems(self.template)]
+        refuse(problems)
+        return self
+
+
+class Mixed(NamedSource):
+    """A dataset that is mixed into training."""
+
+    weight: float = Field(1.0, gt=0, description="its share of the prompts; data.train weighs 1")
+
+
+MIXTURE_TRAIN = "train"
+"""Name of `data.train` among the sources of a mixture."""
+
+
 class Data(Table):
     """What is trained on, watched and tested; rows in two splits stay only in the later one."""
 
     train: Source = Field(description="prompts that are learned from")
+    mixture: Annotated[tuple[Mixed, ...], Field(strict=False)] = Field(
+        (), description="more sources of training prompts, drawn beside data.train by weight"
+    )
     validation: Source | None = Field(None, description="watched during training")
     test: Source = Field(description="read once before and once after, never between")
     answer_column: Text = Field("answer", description="column with the reference answer")
@@ -55,16 +86,33 @@ class Data(Table):
     )
 
     @model_validator(mode="after")
-    def _pattern_has_a_group(self) -> Data:
-        if self.answer_pattern is not None:
-            try:
-                groups = re.compile(self.answer_pattern).groups
-            except re.error as error:
-                refuse([("answer_pattern", f"is not a regular expression: {error}")])
-            else:
-                if not groups:
-                    refuse([("answer_pattern", "needs a group, e.g. '#### (.+)'")])
+    def _readable(self) -> Data:
+        names = [MIXTURE_TRAIN, *(source.name for source in self.mixture)]
+        refuse(_pattern_problems(self.answer_pattern) + repeated_names("mixture", names))
         return self
+
+
+def _pattern_problems(pattern: str | None) -> list[Problem]:
+    if pattern is None:
+        return []
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        return [("answer_pattern", f"is not a regular expression: {error}")]
+    return [] if groups else [("answer_pattern", "needs a group, e.g. '#### (.+)'")]
+
+
+def repeated_names(key: str, names: Sequence[str]) -> list[Problem]:
+    """A problem at `key` if two of the names are equal."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [(key, f"two share a name, {', '.join(twice)}; names must differ")] if twice else []
+
+
+class Shot(Table):
+    """A worked example that every prompt begins with."""
+
+    user: Text = Field(description="what the user asks, e.g. a question")
+    model: Text = Field(description="what the model answers, tags included")
 
 
 class Prompt(Table):
@@ -72,8 +120,13 @@ class Prompt(Table):
 
     system: str = Field("", description="text put before each question in the user's turn")
     template: str = Field("{question}", description="the question, with the dataset's {columns}")
-    turn: Literal["gemma", "plain"] = Field(
-        "gemma", description="gemma: wrapped in its turn tokens; plain: the text alone"
+    turn: Literal["auto", "gemma", "plain"] = Field(
+        "auto",
+        description="auto: the chat template of the model's folder, Gemma's turns where it has "
+        "none; gemma: Gemma's turns; plain: the text alone",
+    )
+    shots: Annotated[tuple[Shot, ...], Field(strict=False)] = Field(
+        (), description="worked examples before each question (few-shot), a turn each"
     )
     reasoning_open: str = Field("<reasoning>", min_length=1, description="opens the reasoning")
     reasoning_close: str = Field("</reasoning>", min_length=1, description="closes it")
@@ -138,8 +191,5 @@ class Rewards(Table):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Rewards:
-        names = [part.name for part in self.functions]
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            refuse([("functions", f"two share a name, {', '.join(twice)}; names must differ")])
+        refuse(repeated_names("functions", [part.name for part in self.functions]))
         return self

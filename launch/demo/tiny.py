@@ -126,7 +126,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     import optax
     from tqdm import trange
 
-    from pipeline.model import weights
+    from pipeline.model import save, weights
     from pipeline.model.head import token_logprobs
     from pipeline.model.policy import Params, Policy
     from pipeline.model.sharding import make_mesh
@@ -176,7 +176,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         if number % 10 == 0:
             bar.set_postfix(loss=f"{value:.3f}")
     written = {name: np.asarray(value).astype(jnp.bfloat16) for name, value in params.items()}
-    weights.save(out, written, like=draft)
+    save.save_folder(out, written, like=draft)
 
 
 def _initial(shapes: Any, *, seed: int) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.datatypes import Completion, ExportReport
 from pipeline.learner.learner import Learner
-from pipeline.model import lora, weights
+from pipeline.model import lora, save
 from pipeline.model.policy import Params, Policy
 
 BOUND = {"float32": 1e-4, "bfloat16": 0.25}
@@ -45,7 +45,7 @@ def export(
     fresh = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    weights.save(fresh, merged(policy, learner.base, adapter), like=like)
+    save.save_folder(fresh, merged(policy, learner.base, adapter), like=like)
     reloaded = learner.score(examples, adapter=policy.no_adapter(), base=policy.load_base(fresh))
     trained = learner.score(examples, adapter=adapter)
     difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).max())

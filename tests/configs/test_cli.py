@@ -57,11 +57,12 @@ def test_an_override_without_a_value_is_refused() -> None:
 def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
     assert refused("a.toml", "--dryrun", "--lr", "3", "b.toml", "--zzz=1") == (
         "command line: --dryrun: unknown; did you mean --dry-run?",
-        "command line: --lr: unknown; did you mean --learner.lr?",
+        "command line: --lr: unknown; did you mean --sft.lr or --learner.lr?",
         "command line: b.toml: unexpected; one CONFIG.toml, and settings as --table.key VALUE",
         (
-            "command line: --zzz: unknown; the configuration has run, model, lora, data, prompt, "
-            "rewards, rollout, learner, plan, budget, eval, checkpoint, parity, wandb, records"
+            "command line: --zzz: unknown; the configuration has run, model, lora, sft, data, "
+            "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, parity, "
+            "wandb, records"
         ),
     )
 

@@ -15,7 +15,7 @@ from pipeline.datatypes import Completion
 from pipeline.learner import export as export_module
 from pipeline.learner.export import export, merged
 from pipeline.learner.learner import Learner
-from pipeline.model import weights
+from pipeline.model import save
 from tests import tiny
 
 
@@ -100,10 +100,10 @@ def test_a_failed_verification_leaves_the_old_export(
 
     def wrong(folder: Path, params: dict[str, np.ndarray], *, like: Path) -> None:
         name = "layers.1.mlp.down_proj.kernel"
-        weights.save(folder, params | {name: params[name] + np.float32(0.01)}, like=like)
+        save.save_folder(folder, params | {name: params[name] + np.float32(0.01)}, like=like)
 
-    stub = type("weights", (), {"save": staticmethod(wrong)})
-    monkeypatch.setattr(export_module, "weights", stub)
+    stub = type("save", (), {"save_folder": staticmethod(wrong)})
+    monkeypatch.setattr(export_module, "save", stub)
     with pytest.raises(RuntimeError, match=r"scores tokens differently from the policy: .*, allow"):
         export(learner, folder, like=like, examples=examples())
     assert (folder / "model.safetensors").read_bytes() == before

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pipeline.model import weights
+from pipeline.model import save, weights
 from pipeline.model.policy import Policy
 from pipeline.model.sharding import replicated
 from tests import tiny
@@ -35,7 +35,7 @@ def write(folder: Path, policy: Policy, *, dtype: str = "float32", **changes: An
     (like / "old.safetensors").write_bytes(b"old")
     (like / "model.safetensors.index.json").write_text("{}")
     base = tiny.make_base(policy)
-    weights.save(out, {n: np.asarray(v).astype(dtype) for n, v in base.items()}, like=like)
+    save.save_folder(out, {n: np.asarray(v).astype(dtype) for n, v in base.items()}, like=like)
     return out
 
 

@@ -1,0 +1,72 @@
+"""The settings that say what is adapted and written: the frozen base, the adapter, the export."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Table, Text, refuse
+
+
+class Model(Table):
+    """The frozen base."""
+
+    path: Text = Field(
+        description="folder of a Hugging Face or Kaggle (flax) checkpoint or of an export, or "
+        "hf://OWNER/NAME[@REVISION] or kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"
+    )
+    tokenizer: Text | None = Field(
+        None, description="tokenizer.model, tokenizer.json or their folder; default: in model.path"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="type of the frozen base and of the computation"
+    )
+    quantization: Literal["none", "int8", "nf4"] = Field(
+        "none", description="keep the base's matrices in 8 or 4 bits (QLoRA, arXiv:2305.14314)"
+    )
+
+
+class Lora(Table):
+    """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
+
+    rank: int = Field(32, ge=1, description="rank of each adapted matrix")
+    alpha: float = Field(64.0, gt=0, description="the update is scaled by alpha / rank")
+    scaling: Literal["standard", "rslora"] = Field(
+        "standard", description="rslora: scaled by alpha / sqrt(rank) instead (arXiv:2312.03732)"
+    )
+    targets: Text = Field(
+        "all",
+        description="attention, mlp or all matrices of each layer, or a regular expression for "
+        r"whole module paths such as layers/\d+/attn/q_einsum",
+    )
+    start: Text | None = Field(
+        None,
+        description="adapter to go on from: a PEFT folder, a run folder or an export; default: a "
+        "fresh one, which changes nothing",
+    )
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two LoRA matrices is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
+
+    @model_validator(mode="after")
+    def _pattern(self) -> Lora:
+        try:
+            re.compile(self.targets)
+        except re.error as error:
+            what = f"is none of attention, mlp, all, and no regular expression: {error}"
+            refuse([("targets", what)])
+        return self
+
+
+class Export(Table):
+    """How the merged model is written."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="type of the written weights; default: model.dtype"
+    )
+    shard_gib: float = Field(4.0, gt=0, description="largest file; larger models get an index")

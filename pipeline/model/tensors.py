@@ -1,0 +1,103 @@
+"""Our parameters and the tensors of Hugging Face's folders: one table for both directions.
+
+Each row names a parameter of ours, the tensors it is made of, and the way there and back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one of our parameters is stored: tensor names, and both directions."""
+
+    tensors: tuple[str, ...]
+    read: Callable[[Sequence[np.ndarray], tuple[int, ...]], np.ndarray]
+    write: Callable[[np.ndarray], list[np.ndarray]]
+    stored_shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+def _plain(tensor: str) -> Entry:
+    return Entry((tensor,), lambda t, _: t[0], lambda w: [w], lambda shape: shape)
+
+
+def _transposed(tensor: str) -> Entry:
+    return Entry((tensor,), lambda t, _: t[0].T, lambda w: [w.T], lambda shape: shape[::-1])
+
+
+def _heads_in(tensor: str) -> Entry:
+    """Ours `heads embed head_dim`, stored `(heads head_dim) embed`."""
+    return Entry(
+        (tensor,),
+        lambda t, shape: _split_heads(t[0], shape),
+        lambda w: [_join_heads(w)],
+        lambda shape: (shape[0] * shape[2], shape[1]),
+    )
+
+
+def _stacked_heads_in(*tensors: str) -> Entry:
+    """Ours `len(tensors) heads embed head_dim`, stored apart as in `_heads_in`."""
+    return Entry(
+        tensors,
+        lambda t, shape: np.stack([_split_heads(x, shape[1:]) for x in t]),
+        lambda w: [_join_heads(x) for x in w],
+        lambda shape: (shape[1] * shape[3], shape[2]),
+    )
+
+
+def _heads_out(tensor: str) -> Entry:
+    """Ours `heads head_dim embed`, stored `embed (heads head_dim)`."""
+    return Entry(
+        (tensor,),
+        lambda t, shape: t[0].T.reshape(shape),
+        lambda w: [w.reshape(-1, w.shape[2]).T],
+        lambda shape: (shape[2], shape[0] * shape[1]),
+    )
+
+
+def _split_heads(stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    heads, embed, head_dim = shape
+    return stored.reshape(heads, head_dim, embed).transpose(0, 2, 1)
+
+
+def _join_heads(ours: np.ndarray) -> np.ndarray:
+    return ours.transpose(0, 2, 1).reshape(-1, ours.shape[1])
+
+
+_NORMS = {
+    "pre_attention_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "pre_ffw_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn._query_norm": "self_attn.q_norm",
+    "attn._key_norm": "self_attn.k_norm",
+}
+
+
+def entry(name: str) -> Entry:
+    """The table's row for one of our parameters."""
+    if name == "embedder.input_embedding":
+        return _plain("model.embed_tokens.weight")
+    if name == "final_norm.scale":
+        return _plain("model.norm.weight")
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
+    assert match, name
+    layer, module = f"model.layers.{match[1]}", match[2]
+    attn = f"{layer}.self_attn"
+    if module in _NORMS:
+        return _plain(f"{layer}.{_NORMS[module]}.weight")
+    if module.startswith("mlp."):
+        return _transposed(f"{layer}.{module}.weight")
+    return {
+        "attn.q_einsum": _heads_in(f"{attn}.q_proj.weight"),
+        "attn.kv_einsum": _stacked_heads_in(f"{attn}.k_proj.weight", f"{attn}.v_proj.weight"),
+        "attn.qkv_einsum": _stacked_heads_in(
+            f"{attn}.q_proj.weight", f"{attn}.k_proj.weight", f"{attn}.v_proj.weight"
+        ),
+        "attn.attn_vec_einsum": _heads_out(f"{attn}.o_proj.weight"),
+    }[module]
