@@ -214,7 +214,7 @@ class Eval(Table):
             problems.append(("samples", what))
         if self.every_steps and self.every_minutes is not None:
             problems.append(("every_minutes", "excludes eval.every_steps; remove one"))
-        reserved = ("train", "validation", "test")
+        reserved = ("train", "validation", "test", "probe")
         problems += repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
         refuse(problems)
         return self

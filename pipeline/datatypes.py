@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 StopReason = Literal["eos", "length"]
-Phase = Literal["train", "validation", "test", "probe"]
+Phase = str
+"""`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
 
 @dataclass(frozen=True)
