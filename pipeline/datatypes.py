@@ -1,6 +1,7 @@
 """The nouns of the pipeline, in the order in which they come to be.
 
-    Prompt -> RolloutName -> RolloutRequest -> Completion -> Rollout -> (packed) TokenBatch
+    Prompt -> RolloutName -> RolloutRequest -> Completion -> Rollout -> TokenBatch
+    Example -> (packed) PackedBatch
 
 Frozen dataclasses of numpy arrays, strings and ints: they cross process boundaries as they are.
 """
@@ -36,6 +37,25 @@ class Prompt:
     tokens: np.ndarray
     answer: str
     row: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A worked example for the supervised phase.
+
+    Attributes:
+        id: unique among the examples.
+        prompt_tokens: int32 `seq`, <bos> first.
+        completion_tokens: int32 `seq`, what the model is to write, stop token included.
+    """
+
+    id: int
+    prompt_tokens: np.ndarray
+    completion_tokens: np.ndarray
+
+    def __len__(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_tokens) + len(self.completion_tokens)
 
 
 @dataclass(frozen=True, order=True)

@@ -43,7 +43,7 @@ def _epoch_order(total: int, *, seed: int, epoch: int, per_step: int) -> np.ndar
     # epoch that begins with a step.
     period = per_step // gcd(per_step, total)
     first = epoch - epoch % period
-    order = _shuffled(total, seed=seed, epoch=first)
+    order = shuffled(total, seed=seed, epoch=first)
     for before in range(first, epoch):
         order = _after(order, seed=seed, epoch=before, per_step=per_step)
     return order
@@ -55,7 +55,7 @@ def _after(order: np.ndarray, *, seed: int, epoch: int, per_step: int) -> np.nda
     Where a step spans both epochs, the prompts it already has move behind it in the new one.
     """
     total = len(order)
-    shuffled = _shuffled(total, seed=seed, epoch=epoch + 1)
+    shuffled = shuffled(total, seed=seed, epoch=epoch + 1)
     begun = (epoch + 1) * total % per_step
     if begun == 0:
         return shuffled
@@ -64,7 +64,8 @@ def _after(order: np.ndarray, *, seed: int, epoch: int, per_step: int) -> np.nda
     return np.concatenate([head, shuffled[~np.isin(shuffled, head)]])
 
 
-def _shuffled(total: int, *, seed: int, epoch: int) -> np.ndarray:
+def shuffled(total: int, *, seed: int, epoch: int) -> np.ndarray:
+    """An order of `total` things, int64 `total`: the same for the same seed and epoch."""
     # Sorting the raw stream of the bit generator: NumPy promises that stream across versions, and
     # does not promise that of `Generator.permutation`.
     raw = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(total)
