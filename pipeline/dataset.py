@@ -1,54 +1,125 @@
-"""From dataset rows to prompts: the three splits as the model will see them.
+"""From dataset rows to prompts: all splits and sources as the model will see them.
 
 Rows that cannot be used are refused or reported, over-long prompts are counted and left out (never
-cut), and no prompt stands in two splits. Order is not decided here (see order.py).
+cut), and what is learned from stands in nothing that is measured. Order is not decided here (see
+order.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from configs.schema import Config, Data, Source
-from pipeline.chat import END_OF_TURN, START_OF_TURN, render, template_columns
+from configs.schema import Config, NamedSource, Source
+from configs.task import MIXTURE_TRAIN
 from pipeline.datatypes import Prompt
-from pipeline.rows import DataError, Malformed, Row
+from pipeline.examples import load_examples
+from pipeline.order import most_of_a_source, shares
+from pipeline.prompts import PromptMaker
+from pipeline.rows import DataError, Malformed, Row, refuse_malformed
 from pipeline.sources import read_rows
-from pipeline.splits import LoadedData, LoadedSplit, list_rows, without_overlaps
+from pipeline.splits import LoadedData, LoadedSplit, joined, texts, without_overlaps
 from pipeline.tokenizer import Tokenizer
+
+SOURCE_STRIDE = 10**9
+"""Prompts of a mixture's n-th source have ids from n times this: unique, and at home in a run."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a dataset's rows become prompts.
+
+    Attributes:
+        source: where they are.
+        name: the prompts' source.
+        where: the setting that names the source, for messages.
+        maker: makes the prompts.
+        answer_column: column with the reference answer.
+        answer_pattern: finds it in there; None: it is all of it.
+        first_id: added to a row's number, for the prompt's id.
+    """
+
+    source: Source
+    name: str
+    where: str
+    maker: PromptMaker
+    answer_column: str
+    answer_pattern: str | None
+    first_id: int = 0
+
+    @staticmethod
+    def of(source: Source, *, name: str, where: str, config: Config, maker: PromptMaker) -> Reading:
+        """As `data` and `prompt` say, unless the source says otherwise."""
+        column, pattern = config.data.answer_column, config.data.answer_pattern
+        if isinstance(source, NamedSource):
+            maker = maker.with_template(source.template)
+            column = source.answer_column or column
+            pattern = pattern if source.answer_pattern is None else source.answer_pattern
+        return Reading(source, name, where, maker, column, pattern)
 
 
 def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
-    """Load all splits; what stands in two of them stays in the later of train, validation, test.
+    """Load everything that a run reads.
+
+    What is measured stays whole: a prompt of the test split or of an evaluation set is taken out
+    of validation, one of any of these out of all training sources and examples.
 
     Raises:
-        DataError: if a split cannot be read, has malformed rows that `data.malformed` refuses, or
-            has no prompt left.
+        DataError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
+            has no prompt left, or has fewer than a step may ask of it.
     """
-    data = config.data
-    test = load_split(data.test, name="test", config=config, tokenizer=tokenizer)
-    validation = None
+    data, maker = config.data, PromptMaker(config.prompt, tokenizer)
+
+    def load(source: Source, name: str, where: str, first_id: int = 0) -> LoadedSplit:
+        reading = Reading.of(source, name=name, where=where, config=config, maker=maker)
+        return load_split(replace(reading, first_id=first_id), config=config)
+
+    test = load(data.test, "test", "data.test")
+    sets = {
+        source.name: load(source, source.name, f"eval.sets ({source.name})")
+        for source in config.eval.sets
+    }
+    measured, validation = [test, *sets.values()], None
     if data.validation is not None:
-        loaded = load_split(data.validation, name="validation", config=config, tokenizer=tokenizer)
-        validation = without_overlaps(loaded, [test], name="validation")
-    train = load_split(data.train, name="train", config=config, tokenizer=tokenizer)
-    later = [test] if validation is None else [test, validation]
-    return LoadedData(without_overlaps(train, later, name="train"), validation, test)
+        loaded = load(data.validation, "validation", "data.validation")
+        validation = without_overlaps(loaded, measured, where="data.validation")
+        measured.append(validation)
+    named = [(MIXTURE_TRAIN, data.train), *((source.name, source) for source in data.mixture)]
+    sources = {}
+    for number, (name, source) in enumerate(named):
+        where = "data.train" if number == 0 else f"data.mixture ({name})"
+        split = load(source, name, where, number * SOURCE_STRIDE)
+        sources[name] = without_overlaps(split, measured, where=where)
+    weights = shares({MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in data.mixture})
+    if data.mixture:
+        _check_sizes(sources, weights, prompts_per_step=config.rollout.prompts_per_step)
+    sft = None
+    if config.run.warm_start:
+        sft = load_examples(config, maker, measured=texts(measured))
+    return LoadedData(
+        train=joined(list(sources.values())),
+        validation=validation,
+        test=test,
+        sets=sets,
+        sources=sources,
+        weights=weights,
+        sft=sft,
+    )
 
 
-def load_split(source: Source, *, name: str, config: Config, tokenizer: Tokenizer) -> LoadedSplit:
+def load_split(reading: Reading, *, config: Config) -> LoadedSplit:
     """Load one split.
 
     Raises:
         DataError: as `load_data`.
     """
-    columns = (*template_columns(config.prompt.template), config.data.answer_column)
-    rows, malformed = read_rows(source, columns=tuple(dict.fromkeys(columns)), where=f"data.{name}")
+    columns = (*reading.maker.columns, reading.answer_column)
+    rows, malformed = read_rows(
+        reading.source, columns=tuple(dict.fromkeys(columns)), where=reading.where
+    )
     prompts, too_long = list[Prompt](), list[int]()
     for row in rows:
-        prompt = _make_prompt(row, config=config, tokenizer=tokenizer)
+        prompt = _make_prompt(row, reading)
         if isinstance(prompt, Malformed):
             malformed.append(prompt)
         elif len(prompt.tokens) > config.rollout.max_prompt_tokens:
@@ -56,54 +127,67 @@ def load_split(source: Source, *, name: str, config: Config, tokenizer: Tokenize
         else:
             prompts.append(prompt)
     malformed.sort(key=lambda bad: bad.row)
-    if malformed and config.data.malformed == "refuse":
-        raise DataError("\n".join(_refusal(malformed, source=source, name=name)))
+    refuse_malformed(
+        malformed,
+        path=reading.source.path,
+        where=reading.where,
+        policy=config.data.malformed,
+    )
+    if not prompts:
+        raise DataError(
+            f"{reading.where}: no prompt is left: {len(malformed)} rows are malformed and "
+            f"{len(too_long)} are longer than rollout.max_prompt_tokens = "
+            f"{config.rollout.max_prompt_tokens}"
+        )
     distinct = {(prompt.text, prompt.answer) for prompt in prompts}
-    split = LoadedSplit(
+    return LoadedSplit(
         prompts=tuple(prompts),
         malformed=tuple(malformed),
         too_long=tuple(too_long),
         duplicates=len(prompts) - len(distinct),
     )
-    return _not_empty(split, name=name, limit=config.rollout.max_prompt_tokens)
 
 
-def extract_reference(text: str, *, data: Data) -> str | None:
-    """The reference answer in the answer column's text, None if `data.answer_pattern` fails."""
-    if data.answer_pattern is None:
+def extract_reference(text: str, *, pattern: str | None) -> str | None:
+    """The reference answer in the answer column's text, None if `pattern` finds none."""
+    if pattern is None:
         return text.strip()
-    match = re.search(data.answer_pattern, text)
+    match = re.search(pattern, text)
     answer = match.group(1) if match else None
     return answer.strip() or None if answer else None
 
 
-def _make_prompt(row: Row, *, config: Config, tokenizer: Tokenizer) -> Prompt | Malformed:
-    column = config.data.answer_column
-    answer = extract_reference(str(row.values[column]), data=config.data)
+def _make_prompt(row: Row, reading: Reading) -> Prompt | Malformed:
+    column, pattern = reading.answer_column, reading.answer_pattern
+    answer = extract_reference(str(row.values[column]), pattern=pattern)
     if answer is None:
-        pattern = config.data.answer_pattern
         return Malformed(row.number, f"column {column!r} has no answer by the pattern {pattern!r}")
-    text = render(config.prompt, row.values)
-    if config.prompt.turn == "gemma":
-        for named in template_columns(config.prompt.template):
-            for token in (START_OF_TURN, END_OF_TURN):
-                if token in str(row.values[named]):
-                    return Malformed(row.number, f"column {named!r} holds the turn token {token}")
-    tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)]).astype(np.int32)
-    return Prompt(id=row.number, text=text, tokens=tokens, answer=answer, row=row.values)
+    made = reading.maker.make(row)
+    if isinstance(made, Malformed):
+        return made
+    return Prompt(
+        id=reading.first_id + row.number,
+        text=made.text,
+        tokens=made.tokens,
+        answer=answer,
+        row=row.values,
+        source=reading.name,
+    )
 
 
-def _not_empty(split: LoadedSplit, *, name: str, limit: int) -> LoadedSplit:
-    if not split.prompts:
-        raise DataError(
-            f"data.{name}: no prompt is left: {len(split.malformed)} rows are malformed and "
-            f"{len(split.too_long)} are longer than rollout.max_prompt_tokens = {limit}"
-        )
-    return split
-
-
-def _refusal(malformed: Sequence[Malformed], *, source: Source, name: str) -> Iterator[str]:
-    rows = "row is" if len(malformed) == 1 else "rows are"
-    yield f"data.{name}: {len(malformed)} {rows} malformed in {source.path}:"
-    yield from list_rows(malformed)
-    yield 'mend them, or leave them out with data.malformed = "skip"'
+def _check_sizes(
+    sources: dict[str, LoadedSplit], weights: dict[str, float], *, prompts_per_step: int
+) -> None:
+    """Refuses a mixture whose steps would need prompts twice."""
+    lines = []
+    for name, split in sources.items():
+        most = most_of_a_source(weights[name], prompts_per_step)
+        if most > len(split.prompts):
+            where = "data.train" if name == MIXTURE_TRAIN else f"data.mixture ({name})"
+            lines.append(
+                f"{where}: its share of {weights[name]:.1%} is up to {most} prompts of the "
+                f"rollout.prompts_per_step = {prompts_per_step}, and it has {len(split.prompts)}; "
+                "lower one of them, or the weight"
+            )
+    if lines:
+        raise DataError("\n".join(lines))

@@ -19,17 +19,22 @@ StopReason = Literal["eos", "length"]
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
+Which = Literal["current", "probe", "best"]
+"""An adapter of the learner: as it is now, a random one, or the best by validation so far."""
+
 
 @dataclass(frozen=True)
 class Prompt:
     """A dataset row as the model sees it.
 
     Attributes:
-        id: position of the row in its dataset file or split; unique within a split.
+        id: position of the row in its dataset file or split, and which source of a mixture it is
+            from; unique within a split.
         text: the rendered prompt, turn tokens included, without the leading <bos>.
         tokens: int32 `seq`, <bos> first.
         answer: the reference answer.
         row: the row's columns, for reward functions that want more.
+        source: name of the dataset in a mixture, else of the split.
     """
 
     id: int
@@ -37,16 +42,17 @@ class Prompt:
     tokens: np.ndarray
     answer: str
     row: Mapping[str, object]
+    source: str = "train"
 
 
 @dataclass(frozen=True)
 class Example:
-    """A worked example for the supervised phase.
+    """A worked example of the supervised phase.
 
     Attributes:
-        id: unique among the examples.
-        prompt_tokens: int32 `seq`, <bos> first.
-        completion_tokens: int32 `seq`, what the model is to write, stop token included.
+        id: position of the row in its dataset file or split; unique.
+        prompt_tokens: int32 `prompt`, <bos> first.
+        completion_tokens: int32 `seq`; the last one is a stop token, which is learned too.
     """
 
     id: int
@@ -54,7 +60,7 @@ class Example:
     completion_tokens: np.ndarray
 
     def __len__(self) -> int:
-        """Tokens of prompt and completion."""
+        """Tokens in all."""
         return len(self.prompt_tokens) + len(self.completion_tokens)
 
 

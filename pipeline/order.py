@@ -1,72 +1,190 @@
 """Which prompts a step learns from: a pure function of seed and step, so a resume needs no cursor.
 
-Epochs follow each other without a gap; a step may span two of them.
+Each source goes through its prompts epoch by epoch; epochs follow each other without a gap, and a
+step may span two of them. How many prompts of a step come from which source follows the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import gcd
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from pipeline.datatypes import Prompt
 
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 / golden ratio: its multiples, mod 2**64, are spread as evenly as can be (Weyl, 1916)."""
+
+
+@dataclass(frozen=True)
+class Spanning:
+    """The step that spans the beginning of an epoch: its prompts before and after it.
+
+    Both are 0 where a step begins with the epoch.
+    """
+
+    before: int
+    after: int
+
 
 def prompts_for_step(
-    prompts: Sequence[Prompt], *, seed: int, step: int, prompts_per_step: int
+    prompts: Sequence[Prompt],
+    *,
+    seed: int,
+    step: int,
+    prompts_per_step: int,
+    weights: Mapping[str, float] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of `step`, counted from 0.
 
-    Every epoch holds each prompt once, and no step holds a prompt twice.
+    Every epoch of a source holds each of its prompts once, and no step holds a prompt twice. Of
+    each source a step holds the whole number below or above its share, by systematic sampling
+    (Madow & Madow, Ann. Math. Stat. 15, 1944) with evenly spread offsets, so that over many steps
+    the shares are the weights.
+
+    Args:
+        prompts: of all sources; a prompt's `source` says which it is from.
+        seed: of the run.
+        step: which one.
+        prompts_per_step: how many.
+        weights: share of each source, which sum to 1; None or a single one: there is one source.
 
     Raises:
         ValueError: if a step needs more prompts than there are.
     """
-    total = len(prompts)
-    if prompts_per_step > total:
-        raise ValueError(
-            f"rollout.prompts_per_step = {prompts_per_step} is more than the {total} prompts of "
-            f"data.train; at most {total}"
-        )
-    epoch, start = divmod(step * prompts_per_step, total)
-    order = _epoch_order(total, seed=seed, epoch=epoch, per_step=prompts_per_step)
-    if start + prompts_per_step > total:
-        following = _after(order, seed=seed, epoch=epoch, per_step=prompts_per_step)
-        order = np.concatenate([order, following])
-    return tuple(prompts[index] for index in order[start : start + prompts_per_step])
+    if weights is None or len(weights) < 2:
+        _check_enough(prompts_per_step, len(prompts), "rollout.prompts_per_step", "data.train")
+        drawn = _one_source(len(prompts), seed=seed, step=step, per_step=prompts_per_step)
+        return tuple(prompts[index] for index in drawn)
+    taken = _taken_before(weights, seed=seed, steps=step + 2, prompts_per_step=prompts_per_step)
+    chosen: list[Prompt] = []
+    for number, name in enumerate(weights):
+        own = [prompt for prompt in prompts if prompt.source == name]
+        before = taken[:, number]
+        count = int(before[step + 1] - before[step])
+        _check_enough(count, len(own), f"step {step + 1}: the share of {name!r},", "that source")
+        drawn = _of_source(len(own), before, seed=_source_seed(seed, name), step=step)
+        chosen += [own[index] for index in drawn]
+    return tuple(chosen)
 
 
-def _epoch_order(total: int, *, seed: int, epoch: int, per_step: int) -> np.ndarray:
-    """The order of an epoch's prompts, int64 `total`."""
-    # An epoch's order depends on the last one's where a step spans both, and on none before an
-    # epoch that begins with a step.
-    period = per_step // gcd(per_step, total)
-    first = epoch - epoch % period
-    order = shuffled(total, seed=seed, epoch=first)
-    for before in range(first, epoch):
-        order = _after(order, seed=seed, epoch=before, per_step=per_step)
-    return order
+def shares(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights, made to sum to 1."""
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
 
 
-def _after(order: np.ndarray, *, seed: int, epoch: int, per_step: int) -> np.ndarray:
-    """The order of the epoch after `epoch`, whose order is given.
-
-    Where a step spans both epochs, the prompts it already has move behind it in the new one.
-    """
-    total = len(order)
-    shuffled = shuffled(total, seed=seed, epoch=epoch + 1)
-    begun = (epoch + 1) * total % per_step
-    if begun == 0:
-        return shuffled
-    fresh = ~np.isin(shuffled, order[total - begun :])
-    head = shuffled[fresh][: per_step - begun]
-    return np.concatenate([head, shuffled[~np.isin(shuffled, head)]])
+def most_of_a_source(share: float, prompts_per_step: int) -> int:
+    """The most prompts that a step may hold of a source with this share."""
+    return ceil(share * prompts_per_step - 1e-9)
 
 
-def shuffled(total: int, *, seed: int, epoch: int) -> np.ndarray:
+def shuffled_order(total: int, *, seed: int, epoch: int) -> np.ndarray:
     """An order of `total` things, int64 `total`: the same for the same seed and epoch."""
     # Sorting the raw stream of the bit generator: NumPy promises that stream across versions, and
     # does not promise that of `Generator.permutation`.
     raw = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(total)
     return np.argsort(raw, kind="stable")
+
+
+def _one_source(total: int, *, seed: int, step: int, per_step: int) -> np.ndarray:
+    """Indices of the prompts of a step that takes `per_step`, as every other does."""
+
+    def spanning(epoch: int) -> Spanning:
+        before = epoch * total % per_step
+        return Spanning(before, per_step - before) if before else Spanning(0, 0)
+
+    return _slice(total, seed=seed, start=step * per_step, count=per_step, spanning=spanning)
+
+
+def _of_source(total: int, before: np.ndarray, *, seed: int, step: int) -> np.ndarray:
+    """Indices of the prompts of a step; `before[n]` are taken by the steps before step n."""
+
+    def spanning(epoch: int) -> Spanning:
+        begin = epoch * total
+        after = int(np.searchsorted(before, begin))
+        if before[after] == begin:
+            return Spanning(0, 0)
+        return Spanning(int(begin - before[after - 1]), int(before[after] - begin))
+
+    start, count = int(before[step]), int(before[step + 1] - before[step])
+    return _slice(total, seed=seed, start=start, count=count, spanning=spanning)
+
+
+def _slice(
+    total: int, *, seed: int, start: int, count: int, spanning: Callable[[int], Spanning]
+) -> np.ndarray:
+    """`count` indices from place `start` of the endless row of epochs."""
+    epoch, start = divmod(start, total)
+    order = _epoch_order(total, seed=seed, epoch=epoch, spanning=spanning)
+    if start + count > total:
+        after = _after(order, seed=seed, epoch=epoch, spanning=spanning(epoch + 1))
+        order = np.concatenate([order, after])
+    return order[start : start + count]
+
+
+def _epoch_order(
+    total: int, *, seed: int, epoch: int, spanning: Callable[[int], Spanning]
+) -> np.ndarray:
+    """The order of an epoch's prompts, int64 `total`."""
+    # An epoch's order depends on the end of the last one's where a step spans both. That end is as
+    # it was shuffled where an epoch begins with a step, or is long enough for two of them.
+    first = epoch
+    while spanning(first) != Spanning(0, 0):
+        first -= 1
+        ahead, behind = spanning(first), spanning(first + 1)
+        if ahead.before + ahead.after + behind.before <= total:
+            break
+    order = shuffled_order(total, seed=seed, epoch=first)
+    for before in range(first, epoch):
+        order = _after(order, seed=seed, epoch=before, spanning=spanning(before + 1))
+    return order
+
+
+def _after(order: np.ndarray, *, seed: int, epoch: int, spanning: Spanning) -> np.ndarray:
+    """The order of the epoch after `epoch`, whose order is given.
+
+    Where a step spans both epochs, the prompts it already has move behind it in the new one.
+    """
+    total = len(order)
+    shuffled = shuffled_order(total, seed=seed, epoch=epoch + 1)
+    if spanning.before == 0:
+        return shuffled
+    fresh = ~np.isin(shuffled, order[total - spanning.before :])
+    head = shuffled[fresh][: spanning.after]
+    return np.concatenate([head, shuffled[~np.isin(shuffled, head)]])
+
+
+def _taken_before(
+    weights: Mapping[str, float], *, seed: int, steps: int, prompts_per_step: int
+) -> np.ndarray:
+    """Prompts that the first n steps take of each source, int64 `steps source`, n from 0."""
+    first = int.from_bytes(_digest(f"{seed}/mixture"), "little")
+    multiples = np.arange(steps - 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(first)
+    # Half a unit off, so that no bound that should be a whole number meets an offset by rounding.
+    offsets = ((multiples >> np.uint64(32)).astype(np.float64) + 0.5) / 2**32
+    bounds = np.cumsum(list(weights.values())) * prompts_per_step
+    bounds[-1] = prompts_per_step
+    # Point j of a step lies at offset + j; a source has those between its bound and the last one.
+    below = np.ceil(bounds[None, :] - offsets[:, None]).astype(np.int64)
+    counts = np.diff(below, axis=1, prepend=0)
+    return np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
+
+
+def _source_seed(seed: int, name: str) -> int:
+    """A seed for each source: equally long ones must not be shuffled alike."""
+    return int.from_bytes(_digest(f"{seed}/{name}"), "little")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def _check_enough(count: int, total: int, what: str, where: str) -> None:
+    if count > total:
+        raise ValueError(
+            f"{what} = {count} is more than the {total} prompts of {where}; at most {total}"
+        )

@@ -1,4 +1,4 @@
-"""What a dataset's row is before it becomes a prompt, and what makes one unusable.
+"""What a row is before it becomes a prompt, what makes one unusable, and how that is told.
 
 Knows nothing of files, of the hub or of templates.
 """
@@ -6,8 +6,11 @@ Knows nothing of files, of the hub or of templates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+SHOWN_ROWS = 10
 
 
 class DataError(ValueError):
@@ -55,6 +58,49 @@ def clean_row(row: Row, *, columns: Sequence[str]) -> Row | Malformed:
             return Malformed(row.number, f"column {column!r} holds half a surrogate pair")
         texts[column] = text
     return Row(row.number, {**row.values, **texts})
+
+
+def refuse_malformed(
+    malformed: Sequence[Malformed], *, path: str, where: str, policy: Literal["refuse", "skip"]
+) -> None:
+    """Does nothing if no row is malformed, or if they are to be left out.
+
+    Raises:
+        DataError: naming the first 10 rows.
+    """
+    if malformed and policy == "refuse":
+        rows = "row is" if len(malformed) == 1 else "rows are"
+        lines = [
+            f"{where}: {len(malformed)} {rows} malformed in {path}:",
+            *_list_rows(malformed),
+            'mend them, or leave them out with data.malformed = "skip"',
+        ]
+        raise DataError("\n".join(lines))
+
+
+def report_lines(
+    title: str, *, malformed: Sequence[Malformed], too_long: int, overlaps: int, duplicates: int
+) -> Iterator[str]:
+    """A line with all that was left out, and one for each of the first 10 malformed rows."""
+    counts = {
+        "malformed": len(malformed),
+        "too long": too_long,
+        "in a later split": overlaps,
+    }
+    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+    yield (
+        title
+        + (f", left out: {left_out}" if left_out else "")
+        + (f", duplicates kept: {duplicates}" if duplicates else "")
+    )
+    yield from _list_rows(malformed)
+
+
+def _list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
+    for bad in malformed[:SHOWN_ROWS]:
+        yield f"  row {bad.row}: {bad.reason}"
+    if len(malformed) > SHOWN_ROWS:
+        yield f"  and {len(malformed) - SHOWN_ROWS} more"
 
 
 def _is_unicode(text: str) -> bool:

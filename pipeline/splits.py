@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from configs.task import MIXTURE_TRAIN
 from pipeline.datatypes import Prompt
-from pipeline.rows import DataError, Malformed
-
-SHOWN_ROWS = 10
+from pipeline.examples import LoadedExamples
+from pipeline.rows import DataError, Malformed, report_lines
 
 
 @dataclass(frozen=True)
@@ -33,32 +33,85 @@ class LoadedSplit:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """The splits, disjoint by prompt text."""
+    """Everything that a run reads; what is measured shares no prompt text with what is learned.
+
+    Attributes:
+        train: the training prompts of all sources.
+        validation: watched during training.
+        test: read once before and once after.
+        sets: the evaluation sets by name, read like the test split.
+        sources: the parts of `train` by source; empty stands for one source.
+        weights: share of each source in the training prompts; they sum to 1, and empty stands for
+            one source.
+        sft: the examples of the supervised phase, if there is one.
+    """
 
     train: LoadedSplit
     validation: LoadedSplit | None
     test: LoadedSplit
+    sets: Mapping[str, LoadedSplit] = field(default_factory=dict)
+    sources: Mapping[str, LoadedSplit] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    sft: LoadedExamples | None = None
 
     @property
     def overlaps(self) -> int:
-        """Prompts taken out of a split because a later one has them too."""
-        return sum(split.overlaps for _, split in self._splits())
+        """Prompts and examples taken out because something that is measured has them too."""
+        prompts = sum(split.overlaps for _, split in self.splits())
+        return prompts + (self.sft.overlaps if self.sft else 0)
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """For each split a hash of its prompts: ids, tokens and reference answers."""
-        return {name: _fingerprint(split) for name, split in self._splits()}
+        """For each source and split a hash of its prompts: ids, tokens and reference answers."""
+        found = {name: _fingerprint(split) for name, split in self.splits()}
+        return found | ({"sft": self.sft.fingerprint} if self.sft else {})
 
     @property
     def report(self) -> tuple[str, ...]:
-        """A line for each split and for each malformed row, at most 10 rows a split."""
-        return tuple(line for name, split in self._splits() for line in _report_lines(name, split))
+        """A line for each source and split and for each malformed row, at most 10 rows of each."""
+        lines = [line for name, split in self.splits() for line in _report(name, split)]
+        return (*lines, *(self.sft.report if self.sft else ()))
 
-    def _splits(self) -> Iterator[tuple[str, LoadedSplit]]:
-        yield "train", self.train
+    def splits(self) -> Iterator[tuple[str, LoadedSplit]]:
+        """All sources and splits by name, training first; no two names are alike."""
+        for name, split in (self.sources or {MIXTURE_TRAIN: self.train}).items():
+            yield name if name == MIXTURE_TRAIN else f"mixture.{name}", split
         if self.validation is not None:
             yield "validation", self.validation
         yield "test", self.test
+        for name, split in self.sets.items():
+            yield f"sets.{name}", split
+
+
+def joined(splits: Sequence[LoadedSplit]) -> LoadedSplit:
+    """The splits as one; rows of different sources may have one number."""
+    return LoadedSplit(
+        prompts=tuple(prompt for split in splits for prompt in split.prompts),
+        malformed=tuple(bad for split in splits for bad in split.malformed),
+        too_long=tuple(number for split in splits for number in split.too_long),
+        duplicates=sum(split.duplicates for split in splits),
+        overlaps=sum(split.overlaps for split in splits),
+    )
+
+
+def without_overlaps(
+    split: LoadedSplit, later: Sequence[LoadedSplit], *, where: str
+) -> LoadedSplit:
+    """The split without the prompts that stand in later ones.
+
+    Raises:
+        DataError: if none is left.
+    """
+    taken = texts(later)
+    kept = tuple(prompt for prompt in split.prompts if prompt.text not in taken)
+    if not kept:
+        raise DataError(f"{where}: all {len(split.prompts)} prompts stand in a later split too")
+    return replace(split, prompts=kept, overlaps=len(split.prompts) - len(kept))
+
+
+def texts(splits: Sequence[LoadedSplit]) -> frozenset[str]:
+    """The texts of all their prompts."""
+    return frozenset(prompt.text for split in splits for prompt in split.prompts)
 
 
 def _fingerprint(split: LoadedSplit) -> str:
@@ -68,33 +121,11 @@ def _fingerprint(split: LoadedSplit) -> str:
     return digest.hexdigest()
 
 
-def without_overlaps(split: LoadedSplit, later: Sequence[LoadedSplit], *, name: str) -> LoadedSplit:
-    """The split without the prompts that stand in later ones."""
-    taken = {prompt.text for other in later for prompt in other.prompts}
-    kept = tuple(prompt for prompt in split.prompts if prompt.text not in taken)
-    if not kept:
-        raise DataError(f"data.{name}: all {len(split.prompts)} prompts stand in a later split too")
-    return replace(split, prompts=kept, overlaps=len(split.prompts) - len(kept))
-
-
-def list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
-    """A line for each of the first 10 rows and one for the others."""
-    for bad in malformed[:SHOWN_ROWS]:
-        yield f"  row {bad.row}: {bad.reason}"
-    if len(malformed) > SHOWN_ROWS:
-        yield f"  and {len(malformed) - SHOWN_ROWS} more"
-
-
-def _report_lines(name: str, split: LoadedSplit) -> Iterator[str]:
-    counts = {
-        "malformed": len(split.malformed),
-        "too long": len(split.too_long),
-        "in a later split": split.overlaps,
-    }
-    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
-    yield (
-        f"{name}: {len(split.prompts)} prompts"
-        + (f", left out: {left_out}" if left_out else "")
-        + (f", duplicates kept: {split.duplicates}" if split.duplicates else "")
+def _report(name: str, split: LoadedSplit) -> Iterator[str]:
+    return report_lines(
+        f"{name}: {len(split.prompts)} prompts",
+        malformed=split.malformed,
+        too_long=len(split.too_long),
+        overlaps=split.overlaps,
+        duplicates=split.duplicates,
     )
-    yield from list_rows(split.malformed)

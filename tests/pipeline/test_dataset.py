@@ -14,7 +14,8 @@ import datasets
 import pytest
 
 from configs.schema import Config, Source
-from pipeline.dataset import load_data, load_split
+from pipeline.dataset import Reading, load_data, load_split
+from pipeline.prompts import PromptMaker
 from pipeline.rows import DataError, Malformed
 from pipeline.splits import LoadedSplit
 from pipeline.tokenizer import Tokenizer
@@ -77,8 +78,14 @@ def _load(
     path: str, tokenizer: Tokenizer, *, limit: int | None = None, **kwargs: Any
 ) -> LoadedSplit:
     source = {"path": path} if limit is None else {"path": path, "limit": limit}
-    config = _config(source, **kwargs)
-    return load_split(config.data.train, name="train", config=config, tokenizer=tokenizer)
+    return _load_train(_config(source, **kwargs), tokenizer)
+
+
+def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
+    maker = PromptMaker(config.prompt, tokenizer)
+    source, where = config.data.train, "data.train"
+    reading = Reading.of(source, name="train", where=where, config=config, maker=maker)
+    return load_split(reading, config=config)
 
 
 def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
@@ -238,7 +245,7 @@ def test_a_hub_dataset_is_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.M
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     config = _config({**HUB, "limit": 1})
-    split = load_split(config.data.train, name="train", config=config, tokenizer=tokenizer)
+    split = _load_train(config, tokenizer)
     assert [p.id for p in split.prompts] == [1]
     assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
 
@@ -288,7 +295,7 @@ def test_the_hubs_failures_are_one_sentence(
     config = _config(HUB)
     level = logging.getLogger("huggingface_hub").level
     with pytest.raises(DataError) as raised:
-        load_split(config.data.train, name="train", config=config, tokenizer=tokenizer)
+        _load_train(config, tokenizer)
     assert str(raised.value) == sentence
     assert logging.getLogger("huggingface_hub").level == level
     assert not datasets.are_progress_bars_disabled()
