@@ -1,23 +1,32 @@
 """How sure an accuracy or a difference of two accuracies on the same prompts is.
 
-Answers are boolean arrays over prompts, in the same order before and after. What is stated are 95%
-intervals and two-sided p-values.
+Answers are bool arrays `prompts samples`, or `prompts` for one sample each, with the same prompts
+in the same order before and after. Samples of one prompt are not independent of each other, so
+prompts are what is counted. What is stated are 95% intervals and two-sided p-values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import comb, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from scipy.stats import binomtest
 
 LEVEL = 0.95
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers with its Wilson score interval."""
+    """A share of right answers with its interval.
+
+    Attributes:
+        accuracy: mean over all answers.
+        n: prompts.
+        ci95: its interval.
+    """
 
     accuracy: float
     n: int
@@ -31,15 +40,17 @@ class PairedChange:
     Attributes:
         difference: accuracy after minus accuracy before.
         ci95: its interval.
-        p: of McNemar's exact test that nothing changed.
-        gained: prompts that were wrong and are right.
-        lost: prompts that were right and are wrong.
+        p: of the test that nothing changed.
+        test: which one.
+        gained: prompts that are answered right more often.
+        lost: prompts that are answered right less often.
         n: prompts.
     """
 
     difference: float
     ci95: tuple[float, float]
     p: float
+    test: str
     gained: int
     lost: int
     n: int
@@ -48,55 +59,152 @@ class PairedChange:
 def measure_accuracy(correct: np.ndarray) -> Accuracy:
     """Accuracy with Wilson's score interval (J. Am. Stat. Assoc. 22, 1927).
 
+    With several samples a prompt the interval is Wilson's for the effective number of answers: as
+    many independent ones as would have the variance found between the prompts' means (Kish's design
+    effect; Dean and Pagano, J. Survey Stat. Methodol. 3, 2015, 484-503). It lies between the number
+    of prompts, as if samples were copies, and that of answers, as if they were independent.
+
     Raises:
         ValueError: if there are no answers.
     """
-    _check(correct)
-    right, n = int(correct.sum()), len(correct)
-    return Accuracy(accuracy=right / n, n=n, ci95=_wilson(right, n))
+    means, samples = _means(correct)
+    share = float(means.mean())
+    effective = _effective(means, samples=samples)
+    return Accuracy(accuracy=share, n=len(means), ci95=_wilson(share, effective))
 
 
 def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
     """Change from `before` to `after`.
 
-    The interval is Newcombe's method 10 (Statistics in Medicine 17, 1998, 2635-2650): Wilson
-    intervals of both shares, squared and added with the correlation of the pairs. Unlike Wald's it
-    covers as promised also for shares near 0 and 1 and for few changes. The p-value is McNemar's
-    exact one: the chance of a split of the changed prompts at least as uneven under a fair coin.
+    With one sample a prompt the interval is Newcombe's method 10 (Statistics in Medicine 17, 1998,
+    2635-2650): Wilson intervals of both shares, squared and added with the correlation of the
+    pairs. Unlike Wald's it covers as promised also for shares near 0 and 1 and for few changes. The
+    p-value is McNemar's exact one: the chance of a split of the changed prompts at least as uneven
+    under a fair coin.
+
+    With several samples the same is done with the prompts' means: their intervals are those of
+    `measure_accuracy`, squared and added with the correlation of the means (MOVER; Zou and Donner,
+    Statistics in Medicine 27, 2008, 1693-1702). The p-value is that of Fisher's paired
+    randomization test: had nothing changed, each prompt's difference could as well have the other
+    sign; of all 2**n choices of signs, the share whose sum is at least as far from 0. It is exact,
+    not sampled (Pagano and Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440), and with one sample a
+    prompt it is McNemar's.
 
     Raises:
         ValueError: if there are no answers or not equally many.
     """
-    _check(before)
-    _check(after)
     if before.shape != after.shape:
-        raise ValueError(f"{len(before)} answers before and {len(after)} after are no pairs")
-    both, gained = int((before & after).sum()), int((~before & after).sum())
-    lost, neither = int((before & ~after).sum()), int((~before & ~after).sum())
-    changed = gained + lost
+        raise ValueError(
+            f"answers of shapes {before.shape} before and {after.shape} after are no pairs"
+        )
+    before_means, samples = _means(before)
+    after_means, _ = _means(after)
+    risen = np.rint((after_means - before_means) * samples).astype(np.int64)
+    gained, lost = int((risen > 0).sum()), int((risen < 0).sum())
+    if samples == 1:
+        test, p = "McNemar, exact", binomtest(gained, gained + lost).pvalue if gained + lost else 1
+        correlation = _phi(before_means > 0, after_means > 0)
+    else:
+        test, p = "paired randomization, exact", _flips(risen)
+        correlation = _correlation(before_means, after_means)
     return PairedChange(
-        difference=(gained - lost) / len(before),
-        ci95=_newcombe(both=both, first=gained, second=lost, neither=neither),
-        p=float(binomtest(gained, changed).pvalue) if changed else 1.0,
+        difference=int(risen.sum()) / risen.size / samples,
+        ci95=_difference(
+            (float(after_means.mean()), measure_accuracy(after).ci95),
+            (float(before_means.mean()), measure_accuracy(before).ci95),
+            correlation=correlation,
+        ),
+        p=float(p),
+        test=test,
         gained=gained,
         lost=lost,
-        n=len(before),
+        n=len(risen),
     )
 
 
-def _newcombe(*, both: int, first: int, second: int, neither: int) -> tuple[float, float]:
-    """Interval of the first share minus the second one, from the counts of the paired table."""
-    n = both + first + second + neither
-    share1, share2 = (both + first) / n, (both + second) / n
-    low1, high1 = _wilson(both + first, n)
-    low2, high2 = _wilson(both + second, n)
-    margins = (both + first) * (second + neither) * (both + second) * (first + neither)
-    association = both * neither - first * second
+def pass_at(correct: np.ndarray, k: int) -> float:
+    """The chance that at least one of `k` samples is right, mean over the prompts.
+
+    Unbiased (Chen et al., arXiv:2107.03374): of a prompt's n samples with c right ones it is
+    1 - C(n - c, k) / C(n, k).
+
+    Args:
+        correct: bool `prompts samples`.
+        k: at most the number of samples.
+    """
+    samples = correct.shape[1]
+    assert 1 <= k <= samples, (k, samples)
+    none = [comb(samples - int(right), k) / comb(samples, k) for right in correct.sum(axis=1)]
+    return 1.0 - float(np.mean(none))
+
+
+def _means(correct: np.ndarray) -> tuple[np.ndarray, int]:
+    """Each prompt's share of right answers, float64 `prompts`, and the samples of each."""
+    if correct.dtype != np.bool_ or correct.ndim not in {1, 2} or correct.size == 0:
+        raise ValueError(
+            f"answers are {correct.dtype} of shape {correct.shape}; expected bool `prompts` or "
+            "`prompts samples`, at least one"
+        )
+    rows = correct.reshape(len(correct), -1)
+    return rows.mean(axis=1), rows.shape[1]
+
+
+def _effective(means: np.ndarray, *, samples: int) -> float:
+    """As many independent answers would tell as much."""
+    n, share = len(means), float(means.mean())
+    between = float(means.var(ddof=1)) if n > 1 else 0.0
+    if samples == 1 or between == 0.0:
+        # All prompts alike: either all answers are, or the prompts are too few to tell.
+        return float(n)
+    return float(np.clip(n * share * (1 - share) / between, n, n * samples))
+
+
+def _flips(risen: np.ndarray) -> float:
+    """Two-sided p of the paired randomization test on whole differences."""
+    sizes = np.abs(risen[risen != 0])
+    reach = int(sizes.sum())
+    # chance[s]: that the positive ones sum up to s, all signs being equally likely.
+    chance = np.zeros(reach + 1)
+    chance[0] = 1.0
+    for size in sizes:
+        chance[size:] += chance[: reach + 1 - size].copy()
+        chance *= 0.5
+    positive = int(risen[risen > 0].sum())
+    far = max(positive, reach - positive)
+    if 2 * far == reach:
+        return 1.0
+    return min(2.0 * float(chance[far:].sum()), 1.0)
+
+
+def _phi(before: np.ndarray, after: np.ndarray) -> float:
+    """Correlation of two answers to the same prompt, corrected as Newcombe does."""
+    n = len(before)
+    both, neither = int((before & after).sum()), int((~before & ~after).sum())
+    gained, lost = int((~before & after).sum()), int((before & ~after).sum())
+    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    association = both * neither - gained * lost
     corrected = association if association < 0 else max(association - n / 2, 0.0)
-    phi = corrected / sqrt(margins) if margins else 0.0
+    return corrected / sqrt(margins) if margins else 0.0
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    if one.std() == 0 or other.std() == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _difference(
+    first: tuple[float, tuple[float, float]],
+    second: tuple[float, tuple[float, float]],
+    *,
+    correlation: float,
+) -> tuple[float, float]:
+    """Interval of the first share minus the second one, from the intervals of both."""
+    share1, (low1, high1) = first
+    share2, (low2, high2) = second
 
     def reach(one: float, other: float) -> float:
-        return sqrt(max(one**2 - 2 * phi * one * other + other**2, 0.0))
+        return sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
 
     difference = share1 - share2
     return (
@@ -105,14 +213,8 @@ def _newcombe(*, both: int, first: int, second: int, neither: int) -> tuple[floa
     )
 
 
-def _wilson(right: int, n: int) -> tuple[float, float]:
-    interval = binomtest(right, n).proportion_ci(LEVEL, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def _check(correct: np.ndarray) -> None:
-    if correct.dtype != np.bool_ or correct.ndim != 1 or len(correct) == 0:
-        raise ValueError(
-            f"answers are {correct.dtype} of shape {correct.shape}; expected bool `prompts`, "
-            "at least one"
-        )
+def _wilson(share: float, n: float) -> tuple[float, float]:
+    shrink = 1 + _Z**2 / n
+    middle = (share + _Z**2 / (2 * n)) / shrink
+    half = _Z * sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / shrink
+    return max(middle - half, 0.0), min(middle + half, 1.0)

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Literal
 
 from rewards.base import Tags
+
+Extraction = Literal["tags", "last_number"]
+"""What counts as the answer; see `find_answer`."""
 
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
 _NUMBER = re.compile(
@@ -16,6 +20,12 @@ _NUMBER = re.compile(
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?P<part>\.[0-9]+)?(?P<under>/[0-9]+)?\.?"
 )
 _LONGEST_NUMBER = 100
+_RUN = re.compile(r"-?[$0-9.,]+")
+
+
+def find_answer(completion: str, *, tags: Tags, extraction: Extraction) -> str | None:
+    """What a completion says the answer is: its last answer block, or the last number in it."""
+    return extract_answer(completion, tags) if extraction == "tags" else last_number(completion)
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:
@@ -28,6 +38,19 @@ def extract_answer(completion: str, tags: Tags) -> str | None:
     opens, closes = re.escape(tags.answer_open), re.escape(tags.answer_close)
     blocks = re.findall(f"{opens}((?:(?!{opens}|{closes}).)*){closes}", completion, re.DOTALL)
     return blocks[-1].strip() if blocks else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number in the text, as `flexible-extract` of lm-evaluation-harness reads it.
+
+    A number is a run of the characters 0-9, `.`, `,` and `$` with a digit in it, and the minus sign
+    right before it, whatever that follows: the last number of `5-10` is `-10`. Currency signs,
+    commas, and full stops at the end are taken off. A run that is no number then (`1.2.3`) is no
+    right answer, and no earlier one is looked for. Other than there, a run without digits (`...`)
+    is passed over, U+2212 is a minus sign, and answers are compared as numbers: `72.0` is `72`.
+    """
+    runs = [run for run in _RUN.findall(text.replace("\u2212", "-")) if re.search("[0-9]", run)]
+    return re.sub("[$,]", "", runs[-1]).rstrip(".") if runs else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -62,9 +85,17 @@ def same_answer(one: str, other: str) -> bool:
     return _plain(one) == _plain(other)
 
 
-def is_correct(completion: str, *, answer: str, tags: Tags) -> bool:
-    """Whether the completion's last answer is `answer`; rewards and evaluation both ask this."""
-    found = extract_answer(completion, tags)
+def answer_key(text: str) -> Fraction | str:
+    """What answers that are one in a vote have in common: their number, else their plain text."""
+    number = parse_number(text)
+    return _plain(text) if number is None else number
+
+
+def is_correct(
+    completion: str, *, answer: str, tags: Tags, extraction: Extraction = "tags"
+) -> bool:
+    """Whether the completion's answer is `answer`; rewards and evaluation both ask this."""
+    found = find_answer(completion, tags=tags, extraction=extraction)
     return found is not None and same_answer(found, answer)
 
 

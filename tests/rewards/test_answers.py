@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
-from rewards.answers import extract_answer, is_correct, parse_number, same_answer
+from rewards.answers import (
+    answer_key,
+    extract_answer,
+    is_correct,
+    last_number,
+    parse_number,
+    same_answer,
+)
 from rewards.base import Tags
 
 TAGS = Tags.of(Prompt())
@@ -152,3 +160,64 @@ def test_correctness_needs_an_answer_block():
     assert not is_correct("so 33", answer="33", tags=TAGS)
     assert not is_correct("<answer></answer>", answer="33", tags=TAGS)
     assert not is_correct("<answer>33</answer><answer>34</answer>", answer="33", tags=TAGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("48 + 24 = 72", "72"),
+        ("He has 72 clips.", "72"),
+        ("It costs $1,234.50.", "1234.50"),
+        ("so 5...", "5"),
+        ("**-7**", "-7"),
+        ("\u22127", "-7"),
+        ("between 5-10", "-10"),
+        ("half: 1/2", "2"),
+        ("1.2.3", "1.2.3"),
+        ("7 is it. Yes...", "7"),
+        ("$, . and -", None),
+        ("", None),
+        ("\u0667", None),  # a digit of another script
+    ],
+)
+def test_the_last_number(text: str, number: str | None):
+    assert last_number(text) == number
+
+
+@given(st.text(alphabet="0123456789.,$- ab", max_size=30))
+def test_the_last_number_is_that_of_lm_evaluation_harness(text: str):
+    """Its regular expression and what its metric ignores, wherever that leaves a number."""
+    matches = re.findall(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", text)
+    if not matches:
+        assert last_number(text) is None
+        return
+    theirs = re.sub(r"\.$", "", re.sub(r"[,$]", "", "".join(matches[-1])))
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", theirs):
+        assert last_number(text) == theirs
+
+
+@given(st.text(), st.integers(), st.text(alphabet=st.characters(exclude_categories=["Nd"])))
+def test_a_number_is_found_in_any_text(before: str, number: int, after: str):
+    after = re.sub("[$.,]", "", after)
+    assert last_number(f"{before} {number}{after}") == str(number)
+
+
+@given(st.text())
+def test_what_is_found_last_is_made_of_digits_points_and_a_sign(text: str):
+    found = last_number(text)
+    assert found is None or re.fullmatch(r"-?[0-9.]*[0-9]", found)
+
+
+def test_where_the_answer_is_looked_for():
+    assert is_correct("3 or <answer>4</answer> or 5", answer="4", tags=TAGS)
+    assert is_correct(
+        "3 or <answer>4</answer> or 5", answer="5", tags=TAGS, extraction="last_number"
+    )
+    assert not is_correct("none", answer="5", tags=TAGS, extraction="last_number")
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_answers_with_one_key_are_the_same(one: str, other: str):
+    assert answer_key(one) == answer_key(f" {one} ".upper().lower()) or not one.isascii()
+    if answer_key(one) == answer_key(other):
+        assert same_answer(one, other)
