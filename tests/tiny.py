@@ -19,7 +19,7 @@ from configs.schema import Config, Lora
 from pipeline.datatypes import Completion, Rollout, RolloutName, RolloutRequest
 from pipeline.decode.engine import Engine
 from pipeline.learner.learner import Learner
-from pipeline.model.gemma import architecture
+from pipeline.model.architecture import architecture
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import make_mesh, replicated
 from pipeline.model.vocabulary import Vocabulary
@@ -28,6 +28,16 @@ WINDOW = 8
 VOCAB = 96
 VOCABULARY = Vocabulary(pad=0, stops=(1, 50), forbidden=(0, 2, 3))
 LORA = Lora(rank=3, alpha=6.0)
+GEMMA2: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    # Small, so that they bite.
+    "attn_logit_softcapping": 4.0,
+    "final_logit_softcapping": 3.0,
+    "rope_theta": 10_000.0,
+    "rope_local_base_freq": None,
+}
+"""Changes that make a Gemma 2 of it."""
 
 _CONFIG: dict[str, dict[str, Any]] = {
     "run": {"name": "tiny", "seed": 5},

@@ -152,6 +152,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
             hidden,
             tokens[:, 1:],
             policy.embedding(params),
+            softcap=architecture.final_softcap,
             temperature=1.0,
             forbidden=everything,
             positions_at_once=TOKENS,

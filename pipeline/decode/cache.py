@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pipeline.model.gemma import Architecture, attend_causally
+from pipeline.model.attention import attend_causally, attend_where
+from pipeline.model.gemma import Architecture
 
 RingCache = tuple[Float[Array, "batch slots kv_heads head_dim"], ...]
 """Keys and values of one layer."""
@@ -62,10 +63,11 @@ class PromptAttention:
         value: Float[Array, "batch seq kv_heads head_dim"],
         *,
         window: int | None,
+        softcap: float | None,
         cache: None,
     ) -> tuple[Float[Array, "batch seq heads head_dim"], RingCache]:
         """See `Attend`."""
-        encoded, _ = attend_causally(query, key, value, window=window, cache=cache)
+        encoded, _ = attend_causally(query, key, value, window=window, softcap=softcap, cache=cache)
         slots = capacity(window=window, max_tokens=self.max_tokens)
         source = jnp.clip(held_positions(self.lengths, slots), 0, key.shape[1] - 1)
 
@@ -92,6 +94,7 @@ class TokenAttention:
         value: Float[Array, "batch 1 kv_heads head_dim"],
         *,
         window: int | None,
+        softcap: float | None,
         cache: RingCache,
     ) -> tuple[Float[Array, "batch 1 heads head_dim"], RingCache]:
         """See `Attend`. A ring never holds more than the window, so `window` is met by itself."""
@@ -99,10 +102,8 @@ class TokenAttention:
         keys, values = (
             _write(ring, new, self.positions) for ring, new in zip(cache, (key, value), strict=True)
         )
-        mask = seen(self.positions, slots=keys.shape[1])
-        encoded = jax.nn.dot_product_attention(
-            query, keys, values, scale=1.0, mask=mask[:, None, None, :]
-        )
+        mask = seen(self.positions, slots=keys.shape[1])[:, None]
+        encoded = attend_where(query, keys, values, seen=mask, softcap=softcap)
         return encoded, (keys, values)
 
 

@@ -134,6 +134,7 @@ class DecodePrograms:
         logits = scaled_logits(
             hidden,
             self.policy.embedding(base),
+            softcap=self.policy.architecture.final_softcap,
             temperature=heat.temperature,
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
         )

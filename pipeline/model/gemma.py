@@ -1,4 +1,7 @@
-"""Gemma 3 from tokens to hidden states, on Tunix's modules and parameters.
+"""Gemma 2 and 3 from tokens to hidden states, on the modules of Tunix's Gemma 3.
+
+Gemma 2 (arXiv:2408.00118) is Gemma 3 (arXiv:2503.19786) with soft-capped scores in place of norms
+of queries and keys, and other sizes; so both are one class with one set of parameter names.
 
 The forward pass is ours for three reasons: qwix attaches LoRA to the outermost `__call__` only, so
 every use of the model has to go through that one method; it must return hidden states, because the
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,72 +22,67 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
-LayerCache = Any
-"""What an `Attend` keeps for one layer; the model passes it through without looking inside."""
+from pipeline.model.attention import Attend, LayerCache, attend_causally
 
 
-@runtime_checkable
-class Attend(Protocol):
-    """Attention of one layer over whatever the caller keeps.
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The shape of a model.
 
-    Queries are scaled already. `window` is the number of positions a query sees, itself included
-    (None: all of them). Returns the encoded values and what to keep for this layer.
+    Attributes:
+        config: Tunix's, with the sizes.
+        local: for each layer, whether it sees a window only.
+        query_scale: queries are multiplied by this before attention.
+        query_key_norm: whether queries and keys are normalised.
+        attention_softcap: bound of the attention scores; None: they have none.
+        final_softcap: bound of the logits; None: they have none.
     """
 
-    def __call__(
-        self,
-        query: Float[Array, "batch seq heads head_dim"],
-        key: Float[Array, "batch seq kv_heads head_dim"],
-        value: Float[Array, "batch seq kv_heads head_dim"],
-        *,
-        window: int | None,
-        cache: LayerCache,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
-        """Attends and keeps; see the class."""
+    config: gemma3.ModelConfig
+    local: tuple[bool, ...]
+    query_scale: float
+    query_key_norm: bool
+    attention_softcap: float | None
+    final_softcap: float | None
+
+    def build(self, rngs: nnx.Rngs, activations: NamedSharding | None = None) -> Gemma:
+        """The model with fresh parameters; call it under `nnx.eval_shape` to allocate nothing."""
+        return Gemma(self, activations=activations, rngs=rngs)
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a query of `layer` sees; None: all."""
+        return self.config.sliding_window_size if self.local[layer] else None
 
 
-def attend_causally(
-    query: Float[Array, "batch seq heads head_dim"],
-    key: Float[Array, "batch seq kv_heads head_dim"],
-    value: Float[Array, "batch seq kv_heads head_dim"],
-    *,
-    window: int | None,
-    cache: LayerCache,
-) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
-    """Every position sees itself and the ones before it; the cache is passed through untouched.
-
-    Rows are left-aligned, so the padding behind a row's end is invisible to its real positions.
-    """
-    reach = None if window is None or window >= query.shape[1] else (window - 1, 0)
-    encoded = jax.nn.dot_product_attention(
-        query, key, value, scale=1.0, is_causal=True, local_window_size=reach
-    )
-    return encoded, cache
-
-
-class Gemma(gemma3.Gemma3):
-    """Gemma 3 whose `__call__` returns hidden states.
+class Gemma(nnx.Module):
+    """The model; its `__call__` returns hidden states.
 
     Args:
-        config: Tunix's architecture.
-        query_scale: queries are multiplied by this before attention.
+        architecture: its shape.
         activations: how hidden states are sharded; None leaves it to the compiler.
         rngs: initialises parameters.
     """
 
     def __init__(
         self,
-        config: gemma3.ModelConfig,
+        architecture: Architecture,
         *,
-        query_scale: float,
         activations: NamedSharding | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        super().__init__(config, rngs=rngs)
-        self.query_scale = query_scale
+        config = architecture.config
+        dtype = config.param_dtype
+        self.architecture = architecture
         self.activations = activations
+        self.embedder = gemma3.Embedder(
+            config.num_embed, config.embed_dim, rngs=rngs, param_dtype=dtype
+        )
+        self.layers = nnx.List(
+            [_make_layer(architecture, local=local, rngs=rngs) for local in architecture.local]
+        )
+        self.final_norm = gemma3.RMSNorm(config.embed_dim, rngs=rngs, param_dtype=dtype)
 
-    def __call__(  # hidden states instead of logits, on purpose
+    def __call__(
         self,
         tokens: Int[Array, "batch seq"],
         positions: Int[Array, "batch seq"],
@@ -97,16 +95,16 @@ class Gemma(gemma3.Gemma3):
 
         Args:
             tokens: token ids.
-            positions: position of each token in its row, for RoPE.
+            positions: position of each token in its sequence, for RoPE.
             attend: attention over the caches.
             caches: one entry a layer for `attend`; None: an empty one for each.
             remat: recompute each layer in the backward pass instead of keeping its activations.
         """
         x = self._constrain(self.embedder.encode(tokens))
         kept = []
-        for layer, cache in zip(self.layers, caches or [None] * self.num_layers, strict=True):
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             run = _recomputed(layer) if remat else _plain(layer)
-            x, cache = run(x, positions, self.query_scale, attend, cache)  # noqa: PLW2901
+            x, cache = run(x, positions, self.architecture, attend, cache)  # noqa: PLW2901
             x = self._constrain(x)
             kept.append(cache)
         return _normalize(self.final_norm, x), tuple(kept)
@@ -115,6 +113,14 @@ class Gemma(gemma3.Gemma3):
         if self.activations is None:
             return x
         return jax.lax.with_sharding_constraint(x, self.activations)
+
+
+def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> gemma3.DecoderLayer:
+    kind = gemma3.AttentionType.LOCAL_SLIDING if local else gemma3.AttentionType.GLOBAL
+    layer = gemma3.DecoderLayer(architecture.config, attn_type=kind, rngs=rngs)
+    if not architecture.query_key_norm:
+        del layer.attn._query_norm, layer.attn._key_norm  # noqa: SLF001  # Tunix's names
+    return layer
 
 
 _RunLayer = Callable[..., tuple[jax.Array, LayerCache]]
@@ -145,7 +151,7 @@ def _layer(
     layer: gemma3.DecoderLayer,
     x: jax.Array,
     positions: jax.Array,
-    query_scale: float,
+    architecture: Architecture,
     attend: Attend,
     cache: LayerCache,
 ) -> tuple[jax.Array, LayerCache]:
@@ -156,19 +162,22 @@ def _layer(
     else:
         query = attn.q_einsum(h)
         key, value = attn.kv_einsum(h)
+    if architecture.query_key_norm:
+        query = _normalize(attn._query_norm, query)  # noqa: SLF001  # Tunix's names
+        key = _normalize(attn._key_norm, key)  # noqa: SLF001
     rope = {
         "head_dim": attn.head_dim,
         "base_frequency": attn.rope_base_frequency,
         "scale_factor": attn.rope_scale_factor,
     }
-    query = gemma3.apply_rope(_normalize(attn._query_norm, query), positions, **rope)  # noqa: SLF001
-    key = gemma3.apply_rope(_normalize(attn._key_norm, key), positions, **rope)  # noqa: SLF001
+    query, key = (gemma3.apply_rope(x, positions, **rope) for x in (query, key))
     local = attn.attn_type == gemma3.AttentionType.LOCAL_SLIDING
     encoded, cache = attend(
-        query * query_scale,
+        query * architecture.query_scale,
         key,
         value,
         window=attn.sliding_window_size if local else None,
+        softcap=architecture.attention_softcap,
         cache=cache,
     )
     x += _normalize(layer.post_attention_norm, attn.attn_vec_einsum(encoded))
@@ -179,125 +188,3 @@ def _layer(
 def _normalize(norm: gemma3.RMSNorm, x: jax.Array) -> jax.Array:
     # In float32 whatever the type of x, as the reference implementation does.
     return norm(x.astype(jnp.float32)).astype(x.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """What a checkpoint's `config.json` says about the model's shape."""
-
-    config: gemma3.ModelConfig
-    query_scale: float
-
-    def build(self, rngs: nnx.Rngs, activations: NamedSharding | None = None) -> Gemma:
-        """The model with fresh parameters; call it under `nnx.eval_shape` to allocate nothing."""
-        return Gemma(self.config, query_scale=self.query_scale, activations=activations, rngs=rngs)
-
-    def window(self, layer: int) -> int | None:
-        """Positions that a query of `layer` sees; None: all."""
-        pattern = gemma3.GEMMA3_ATTENTION_PATTERN
-        if pattern[layer % len(pattern)] == gemma3.AttentionType.LOCAL_SLIDING:
-            return self.config.sliding_window_size
-        return None
-
-
-def architecture(hf: dict[str, Any], *, dtype: jnp.dtype) -> Architecture:
-    """Reads a Hugging Face `config.json` of a Gemma 3 text model.
-
-    Raises:
-        ValueError: one line with everything in it that this implementation does not compute.
-    """
-    wrong = _unsupported(hf)
-    if wrong:
-        raise ValueError("config.json: " + "; ".join(wrong))
-    rope_global, rope_local = _rope(hf)
-    config = gemma3.ModelConfig(
-        num_layers=hf["num_hidden_layers"],
-        num_embed=hf["vocab_size"],
-        embed_dim=hf["hidden_size"],
-        hidden_dim=hf["intermediate_size"],
-        num_heads=hf["num_attention_heads"],
-        head_dim=hf["head_dim"],
-        num_kv_heads=hf["num_key_value_heads"],
-        sliding_window_size=hf["sliding_window"],
-        local_base_frequency=rope_local["rope_theta"],
-        global_base_frequency=rope_global["rope_theta"],
-        local_scale_factor=_rope_factor(rope_local),
-        global_scale_factor=_rope_factor(rope_global),
-        param_dtype=dtype,
-    )
-    return Architecture(config=config, query_scale=hf["query_pre_attn_scalar"] ** -0.5)
-
-
-_REQUIRED = (
-    "num_hidden_layers",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "sliding_window",
-    "query_pre_attn_scalar",
-)
-
-
-def _rope(hf: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """RoPE settings of global and of local layers; transformers 5 and 4 write them differently."""
-    given = hf.get("rope_parameters") or {}
-    whole = {"rope_theta": hf.get("rope_theta", 1_000_000.0)}
-    local = {"rope_theta": hf.get("rope_local_base_freq", 10_000.0)}
-    return (
-        whole | (hf.get("rope_scaling") or {}) | (given.get("full_attention") or {}),
-        local | (given.get("sliding_attention") or {}),
-    )
-
-
-def _rope_type(rope: dict[str, Any]) -> str:
-    return rope.get("rope_type", rope.get("type", "default"))
-
-
-def _rope_factor(rope: dict[str, Any]) -> float:
-    return rope["factor"] if _rope_type(rope) == "linear" else 1.0
-
-
-def _rope_problems(rope: dict[str, Any]) -> list[str]:
-    kind = _rope_type(rope)
-    if kind not in {"default", "linear"}:
-        return [f"rope_type is {kind!r}, only 'default' and 'linear' are computed"]
-    if kind == "linear" and "factor" not in rope:
-        return ["rope_type 'linear' without a factor"]
-    return [
-        f"rope setting {key} is not computed"
-        for key in sorted(rope.keys() - {"rope_theta", "rope_type", "type", "factor"})
-    ]
-
-
-def _unsupported(hf: dict[str, Any]) -> list[str]:
-    if hf.get("model_type") != "gemma3_text":
-        return [f"model_type is {hf.get('model_type')!r}; this version reads 'gemma3_text'"]
-    wrong = [f"{key} is missing" for key in _REQUIRED if hf.get(key) is None]
-    if wrong:
-        return wrong
-    if hf["num_attention_heads"] % hf["num_key_value_heads"]:
-        wrong.append("num_attention_heads is not a multiple of num_key_value_heads")
-    for key, value in (
-        ("hidden_activation", "gelu_pytorch_tanh"),
-        ("rms_norm_eps", 1e-6),
-        ("attention_bias", False),
-        ("final_logit_softcapping", None),
-        ("attn_logit_softcapping", None),
-        ("tie_word_embeddings", True),
-        ("use_bidirectional_attention", False),
-    ):
-        if hf.get(key, value) != value:
-            wrong.append(f"{key} is {hf[key]!r}, only {value!r} is computed")
-    pattern = [
-        "sliding_attention" if kind == gemma3.AttentionType.LOCAL_SLIDING else "full_attention"
-        for kind in gemma3.GEMMA3_ATTENTION_PATTERN
-    ]
-    expected = [pattern[i % len(pattern)] for i in range(hf["num_hidden_layers"])]
-    if hf.get("layer_types", expected) != expected or hf.get("sliding_window_pattern", 6) != 6:
-        wrong.append("layer_types is not Gemma 3's five local layers to one global layer")
-    for rope in _rope(hf):
-        wrong += _rope_problems(rope)
-    return wrong

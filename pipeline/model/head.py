@@ -1,7 +1,8 @@
 """From hidden states to log-probs: the only place that turns them into logits.
 
-The distribution is the temperature-scaled softmax over the vocabulary minus the forbidden tokens,
-the same for sampler and learner. Logits exist for a few positions at a time and are computed again
+The distribution is the softmax over the vocabulary minus the forbidden tokens, of logits that are
+capped if the model says so and divided by the temperature, the same for sampler and learner. Logits
+exist for a few positions at a time and are computed again
 in the backward pass; the embedding is frozen, so only the hidden states get a gradient.
 """
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pipeline.model.attention import soft_cap
+
 FORBIDDEN = -1e30
 """Score of a token that may not be drawn; finite, so that no gradient becomes NaN."""
 
@@ -19,12 +22,13 @@ def scaled_logits(
     hidden: Float[Array, "*rows embed"],
     embedding: Float[Array, "vocab embed"],
     *,
+    softcap: float | None,
     temperature: Float[Array, ""] | float,
     forbidden: Bool[Array, " vocab"],
 ) -> Float[Array, "*rows vocab"]:
-    """Float32 logits divided by the temperature, forbidden tokens at `FORBIDDEN`."""
+    """Float32 logits, capped and divided by the temperature, forbidden tokens at `FORBIDDEN`."""
     logits = jnp.einsum("...d,vd->...v", hidden, embedding, preferred_element_type=jnp.float32)
-    return jnp.where(forbidden, FORBIDDEN, logits / temperature)
+    return jnp.where(forbidden, FORBIDDEN, soft_cap(logits, softcap) / temperature)
 
 
 def token_logprobs(
@@ -32,6 +36,7 @@ def token_logprobs(
     targets: Int[Array, "batch seq"],
     embedding: Float[Array, "vocab embed"],
     *,
+    softcap: float | None,
     temperature: float,
     forbidden: Bool[Array, " vocab"],
     positions_at_once: int,
@@ -53,7 +58,9 @@ def token_logprobs(
     def one_block(
         hidden: Float[Array, "batch block embed"], targets: Int[Array, "batch block"]
     ) -> tuple[Float[Array, "batch block"], Float[Array, "batch block"]]:
-        scores = scaled_logits(hidden, embedding, temperature=temperature, forbidden=forbidden)
+        scores = scaled_logits(
+            hidden, embedding, softcap=softcap, temperature=temperature, forbidden=forbidden
+        )
         log_z = jax.nn.logsumexp(scores, axis=-1)
         picked = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
         frozen = jax.lax.stop_gradient(scores - log_z[..., None])

@@ -11,7 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pipeline.hf_folder import read_config, weight_files
-from pipeline.model.gemma import Architecture, architecture
+from pipeline.model.architecture import architecture
+from pipeline.model.gemma import Architecture
 from pipeline.model.tensors import Entry, entry
 
 

@@ -24,7 +24,7 @@ from jax.experimental import topologies
 from configs.load import load_config
 from pipeline.decode.programs import DecodePrograms
 from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.gemma import architecture
+from pipeline.model.architecture import architecture
 from pipeline.model.policy import Policy
 from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from pipeline.decode.cache import (
     held_positions,
     seen,
 )
-from pipeline.model.gemma import attend_causally
+from pipeline.model.attention import attend_causally
 from tests import tiny
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
@@ -66,10 +68,11 @@ def test_bytes_are_counted_by_hand():
     assert found == 2 * 2 * 8 * 4 * (6 * 8 + 40)
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 4, 30])
 @pytest.mark.parametrize("prompts", [(1, 3, 7), (12, 5, 11)])
 def test_attention_over_rings_is_attention_over_everything(
-    window: int | None, prompts: tuple[int, ...]
+    window: int | None, prompts: tuple[int, ...], softcap: float | None
 ):
     total, bucket = 20, 12
     rng = np.random.default_rng(0)
@@ -79,14 +82,15 @@ def test_attention_over_rings_is_attention_over_everything(
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
     query, key, value = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
-    expected, _ = attend_causally(query, key, value, window=window, cache=None)
+    kind: Any = {"window": window, "softcap": softcap}
+    expected, _ = attend_causally(query, key, value, **kind, cache=None)
 
     lengths = jnp.asarray(prompts)
     # Nothing of the padding may get into the rings.
     real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
     padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
     prefill = PromptAttention(lengths, total)
-    _, cache = prefill(query[:, :bucket], *padded, window=window, cache=None)
+    _, cache = prefill(query[:, :bucket], *padded, **kind, cache=None)
     assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
     assert cache[0].shape[1] == capacity(window=window, max_tokens=total)
     cache = tuple(jnp.nan_to_num(x, nan=1e6) for x in cache)
@@ -95,7 +99,7 @@ def test_attention_over_rings_is_attention_over_everything(
     for step in range(total - max(prompts)):
         at = lengths + step
         new = (x[rows, at][:, None] for x in (query, key, value))
-        found, cache = TokenAttention(at)(*new, window=window, cache=cache)
+        found, cache = TokenAttention(at)(*new, **kind, cache=cache)
         np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
 
 
@@ -104,7 +108,7 @@ def test_a_row_writes_to_its_own_slot_only():
     one = jnp.ones((2, 1, KV_HEADS, HEAD_DIM))
     query = jnp.ones((2, 1, HEADS, HEAD_DIM))
     attend = TokenAttention(jnp.array([1, 6]))
-    _, (keys, values) = attend(query, one, 2 * one, window=4, cache=cache)
+    _, (keys, values) = attend(query, one, 2 * one, window=4, softcap=None, cache=cache)
     written = np.array([[0, 1, 0, 0], [0, 0, 1, 0]])
     np.testing.assert_array_equal(keys[..., 0, 0], written)
     np.testing.assert_array_equal(values[..., 0, 0], 2 * written)

@@ -60,7 +60,9 @@ def naive() -> Any:
         hidden, _ = tiny.policy().bind(base, adapter)(tokens, positions)
         embedding = tiny.policy().embedding(base)
         forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
-        logits = scaled_logits(hidden, embedding, temperature=heat.temperature, forbidden=forbidden)
+        logits = scaled_logits(
+            hidden, embedding, softcap=None, temperature=heat.temperature, forbidden=forbidden
+        )
         noise = jax.vmap(gumbel_noise, (None, 1, None), 1)(keys, at, tiny.VOCAB)
         return jax.nn.log_softmax(logits), logits + (1 - heat.greedy) * noise
 

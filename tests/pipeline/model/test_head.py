@@ -20,6 +20,7 @@ from tests import tiny
 BATCH, SEQ, EMBED, VOCAB = 3, 7, 5, 11
 BANNED = (0, 4)
 TEMPERATURE = 0.7
+SOFTCAP = 1.5
 
 
 def inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -37,6 +38,7 @@ def ours(hidden: Any, *, block: int) -> tuple[jax.Array, jax.Array]:
         jnp.asarray(hidden),
         targets,
         embedding,
+        softcap=SOFTCAP,
         temperature=TEMPERATURE,
         forbidden=forbidden,
         positions_at_once=block,
@@ -47,8 +49,9 @@ def whole(hidden: Any) -> tuple[jax.Array, jax.Array]:
     """The same from all logits at once, over the tokens that are left."""
     _, targets, embedding, forbidden = inputs()
     kept = np.flatnonzero(~forbidden)
-    logits = jnp.einsum("bsd,vd->bsv", hidden, embedding[kept]) / TEMPERATURE
-    scores = jax.nn.log_softmax(logits, axis=-1)
+    logits = jnp.einsum("bsd,vd->bsv", hidden, embedding[kept])
+    capped = SOFTCAP * jnp.tanh(logits / SOFTCAP)
+    scores = jax.nn.log_softmax(capped / TEMPERATURE, axis=-1)
     place = np.searchsorted(kept, targets)
     picked = jnp.take_along_axis(scores, place[..., None], axis=-1)[..., 0]
     return picked, -jnp.sum(jnp.exp(scores) * scores, axis=-1)
@@ -61,6 +64,7 @@ def test_by_hand():
         hidden,
         jnp.array([[1, 0]]),
         embedding,
+        softcap=None,
         temperature=2.0,
         forbidden=jnp.array([False, False, True]),
         positions_at_once=1,
@@ -107,7 +111,13 @@ def test_a_forbidden_target_gives_no_nan():
 
     def total(h: jax.Array) -> jax.Array:
         found, entropy = token_logprobs(
-            h, targets, embedding, temperature=0.5, forbidden=forbidden, positions_at_once=2
+            h,
+            targets,
+            embedding,
+            softcap=SOFTCAP,
+            temperature=0.5,
+            forbidden=forbidden,
+            positions_at_once=2,
         )
         return jnp.sum(found * 0.0) + jnp.sum(entropy)
 
@@ -119,12 +129,17 @@ def test_a_forbidden_target_gives_no_nan():
 def test_scaled_logits_are_float32_whatever_the_type():
     hidden, _, embedding, forbidden = inputs()
     half = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(embedding, jnp.bfloat16)
-    found = scaled_logits(*half, temperature=2.0, forbidden=jnp.asarray(forbidden))
+    given: dict[str, Any] = {"temperature": 2.0, "forbidden": jnp.asarray(forbidden)}
+    found = scaled_logits(*half, softcap=None, **given)
     assert found.dtype == jnp.float32
     exact = [np.asarray(x, np.float64) for x in half]
     expected = np.einsum("bsd,vd->bsv", *exact) / 2
     np.testing.assert_allclose(found[..., ~forbidden], expected[..., ~forbidden], rtol=1e-5)
     assert (np.asarray(found)[..., forbidden] == FORBIDDEN).all()
+    capped = np.asarray(scaled_logits(*half, softcap=3.0, **given))
+    by_hand = 3 * np.tanh(expected * 2 / 3) / 2
+    np.testing.assert_allclose(capped[..., ~forbidden], by_hand[..., ~forbidden], rtol=1e-5)
+    assert (capped[..., forbidden] == FORBIDDEN).all()
 
 
 REAL_VOCABULARY = 262_144

@@ -1,0 +1,129 @@
+"""What a position attends to: the interface, and attention over whole sequences.
+
+Decoding attends over rings instead (see decode/cache.py). Scores may be soft-capped, as Gemma 2
+does it (arXiv:2408.00118): cap * tanh(score / cap), before anything is masked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+LayerCache = Any
+"""What an `Attend` keeps for one layer; the model passes it through without looking inside."""
+
+_UNSEEN = -1e30
+"""Score of a position that is not seen; finite, so that no gradient becomes NaN."""
+
+
+@runtime_checkable
+class Attend(Protocol):
+    """Attention of one layer over whatever the caller keeps.
+
+    Queries are scaled already. `window` is the number of positions a query sees, itself included
+    (None: all of them), `softcap` the bound of the scores (None: they have none). Returns the
+    encoded values and what to keep for this layer.
+    """
+
+    def __call__(
+        self,
+        query: Float[Array, "batch seq heads head_dim"],
+        key: Float[Array, "batch seq kv_heads head_dim"],
+        value: Float[Array, "batch seq kv_heads head_dim"],
+        *,
+        window: int | None,
+        softcap: float | None,
+        cache: LayerCache,
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+        """Attends and keeps; see the class."""
+
+
+def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """`x` drawn smoothly into [-cap, cap]; None leaves it as it is."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def attend_where(
+    query: Float[Array, "batch seq heads head_dim"],
+    key: Float[Array, "batch slots kv_heads head_dim"],
+    value: Float[Array, "batch slots kv_heads head_dim"],
+    *,
+    seen: Bool[Array, "#batch #seq slots"],
+    softcap: float | None,
+) -> Float[Array, "batch seq heads head_dim"]:
+    """softmax(capped scores of the keys that are seen) x values, the softmax in float32.
+
+    Each kv head serves heads / kv_heads query heads that stand together.
+    """
+    if softcap is None:
+        mask = jnp.broadcast_to(seen, (query.shape[0], query.shape[1], key.shape[1]))[:, None]
+        return jax.nn.dot_product_attention(query, key, value, scale=1.0, mask=mask)
+    grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), _UNSEEN)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
+
+
+def attend_causally(
+    query: Float[Array, "batch seq heads head_dim"],
+    key: Float[Array, "batch seq kv_heads head_dim"],
+    value: Float[Array, "batch seq kv_heads head_dim"],
+    *,
+    window: int | None,
+    softcap: float | None,
+    cache: LayerCache,
+) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+    """Every position sees itself and the ones before it; the cache is passed through untouched.
+
+    Rows are left-aligned, so the padding behind a row's end is invisible to its real positions.
+    """
+    if softcap is not None:
+        causal = _causal(query.shape[1], window=window)[None]
+        return attend_where(query, key, value, seen=causal, softcap=softcap), cache
+    reach = None if window is None or window >= query.shape[1] else (window - 1, 0)
+    encoded = jax.nn.dot_product_attention(
+        query, key, value, scale=1.0, is_causal=True, local_window_size=reach
+    )
+    return encoded, cache
+
+
+@dataclass(frozen=True)
+class PackedAttention:
+    """`Attend` for rows in which several sequences stand behind one another.
+
+    A position sees the earlier ones of its own sequence and itself, of those at most `window`, so
+    that a packed sequence is computed as if it had the row to itself. Positions for RoPE have to
+    begin anew with each sequence.
+
+    Attributes:
+        segments: number of the sequence that each position belongs to; equal numbers in a row
+            stand together.
+    """
+
+    segments: Int[Array, "batch seq"]
+
+    def __call__(
+        self,
+        query: Float[Array, "batch seq heads head_dim"],
+        key: Float[Array, "batch seq kv_heads head_dim"],
+        value: Float[Array, "batch seq kv_heads head_dim"],
+        *,
+        window: int | None,
+        softcap: float | None,
+        cache: LayerCache,
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+        """See `Attend`; the cache is passed through untouched."""
+        same = self.segments[:, :, None] == self.segments[:, None, :]
+        seen = same & _causal(query.shape[1], window=window)
+        return attend_where(query, key, value, seen=seen, softcap=softcap), cache
+
+
+def _causal(seq: int, *, window: int | None) -> Bool[Array, "seq seq"]:
+    """Which positions (second axis) each position (first axis) sees in a row of its own."""
+    behind = jnp.arange(seq)[:, None] - jnp.arange(seq)[None, :]
+    return (behind >= 0) & (behind < (seq if window is None else window))
