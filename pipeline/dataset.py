@@ -8,9 +8,11 @@ order.py).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from configs.schema import Config, NamedSource, Source
+from configs.schema import Config, Data, NamedSource, Source
 from configs.task import MIXTURE_TRAIN
 from pipeline.datatypes import Prompt
 from pipeline.examples import load_examples
@@ -31,31 +33,31 @@ class Reading:
 
     Attributes:
         source: where they are.
-        name: the prompts' source.
         where: the setting that names the source, for messages.
         maker: makes the prompts.
         answer_column: column with the reference answer.
         answer_pattern: finds it in there; None: it is all of it.
+        mixed_as: what the prompts' source is called in a mixture; None: there is no mixture.
         first_id: added to a row's number, for the prompt's id.
     """
 
     source: Source
-    name: str
     where: str
     maker: PromptMaker
     answer_column: str
     answer_pattern: str | None
+    mixed_as: str | None = None
     first_id: int = 0
 
     @staticmethod
-    def of(source: Source, *, name: str, where: str, config: Config, maker: PromptMaker) -> Reading:
+    def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> Reading:
         """As `data` and `prompt` say, unless the source says otherwise."""
         column, pattern = config.data.answer_column, config.data.answer_pattern
         if isinstance(source, NamedSource):
             maker = maker.with_template(source.template)
             column = source.answer_column or column
             pattern = pattern if source.answer_pattern is None else source.answer_pattern
-        return Reading(source, name, where, maker, column, pattern)
+        return Reading(source, where, maker, column, pattern)
 
 
 def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
@@ -70,32 +72,27 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
     """
     data, maker = config.data, PromptMaker(config.prompt, tokenizer)
 
-    def load(source: Source, name: str, where: str, first_id: int = 0) -> LoadedSplit:
-        reading = Reading.of(source, name=name, where=where, config=config, maker=maker)
-        return load_split(replace(reading, first_id=first_id), config=config)
+    def load(source: Source, where: str, **mixed: Any) -> LoadedSplit:
+        reading = Reading.of(source, where=where, config=config, maker=maker)
+        return load_split(replace(reading, **mixed), config=config)
 
-    test = load(data.test, "test", "data.test")
-    sets = {
-        source.name: load(source, source.name, f"eval.sets ({source.name})")
-        for source in config.eval.sets
-    }
+    test = load(data.test, "data.test")
+    sets = {source.name: load(source, f"eval.sets ({source.name})") for source in config.eval.sets}
     measured, validation = [test, *sets.values()], None
     if data.validation is not None:
-        loaded = load(data.validation, "validation", "data.validation")
-        validation = without_overlaps(loaded, measured, where="data.validation")
+        where = "data.validation"
+        validation = without_overlaps(load(data.validation, where), measured, where=where)
         measured.append(validation)
-    named = [(MIXTURE_TRAIN, data.train), *((source.name, source) for source in data.mixture)]
     sources = {}
-    for number, (name, source) in enumerate(named):
-        where = "data.train" if number == 0 else f"data.mixture ({name})"
-        split = load(source, name, where, number * SOURCE_STRIDE)
+    for number, (name, source) in enumerate(_training_sources(data).items()):
+        mixed_as = name if data.mixture else None
+        where = _where(name)
+        split = load(source, where, mixed_as=mixed_as, first_id=number * SOURCE_STRIDE)
         sources[name] = without_overlaps(split, measured, where=where)
     weights = shares({MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in data.mixture})
     if data.mixture:
         _check_sizes(sources, weights, prompts_per_step=config.rollout.prompts_per_step)
-    sft = None
-    if config.run.warm_start:
-        sft = load_examples(config, maker, measured=texts(measured))
+    warm = config.run.warm_start
     return LoadedData(
         train=joined(list(sources.values())),
         validation=validation,
@@ -103,7 +100,7 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
         sets=sets,
         sources=sources,
         weights=weights,
-        sft=sft,
+        sft=load_examples(config, maker, measured=texts(measured)) if warm else None,
     )
 
 
@@ -171,23 +168,31 @@ def _make_prompt(row: Row, reading: Reading) -> Prompt | Malformed:
         tokens=made.tokens,
         answer=answer,
         row=row.values,
-        source=reading.name,
+        source=reading.mixed_as,
     )
 
 
+def _training_sources(data: Data) -> dict[str, Source]:
+    return {MIXTURE_TRAIN: data.train} | {source.name: source for source in data.mixture}
+
+
+def _where(name: str) -> str:
+    """The setting that names a training source."""
+    return "data.train" if name == MIXTURE_TRAIN else f"data.mixture ({name})"
+
+
 def _check_sizes(
-    sources: dict[str, LoadedSplit], weights: dict[str, float], *, prompts_per_step: int
+    sources: Mapping[str, LoadedSplit], weights: Mapping[str, float], *, prompts_per_step: int
 ) -> None:
     """Refuses a mixture whose steps would need prompts twice."""
     lines = []
     for name, split in sources.items():
         most = most_of_a_source(weights[name], prompts_per_step)
         if most > len(split.prompts):
-            where = "data.train" if name == MIXTURE_TRAIN else f"data.mixture ({name})"
             lines.append(
-                f"{where}: its share of {weights[name]:.1%} is up to {most} prompts of the "
-                f"rollout.prompts_per_step = {prompts_per_step}, and it has {len(split.prompts)}; "
-                "lower one of them, or the weight"
+                f"{_where(name)}: its share of {weights[name]:.1%} is up to {most} of the "
+                f"rollout.prompts_per_step = {prompts_per_step} prompts, and it has "
+                f"{len(split.prompts)}; lower prompts_per_step or its weight"
             )
     if lines:
         raise DataError("\n".join(lines))

@@ -34,7 +34,7 @@ class Prompt:
         tokens: int32 `seq`, <bos> first.
         answer: the reference answer.
         row: the row's columns, for reward functions that want more.
-        source: name of the dataset in a mixture, else of the split.
+        source: name of its dataset in a mixture; None: there is no mixture.
     """
 
     id: int
@@ -42,7 +42,7 @@ class Prompt:
     tokens: np.ndarray
     answer: str
     row: Mapping[str, object]
-    source: str = "train"
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ class Rollout:
         rewards: score of each part, None where the reward function failed.
         reward: weighted sum, None if any part failed; such a rollout is excluded from learning.
         advantage: 0 where there is no reward or the group carries no signal.
+        source: name of the prompt's dataset in a mixture; None: there is no mixture.
     """
 
     completion: Completion
@@ -128,6 +129,7 @@ class Rollout:
     rewards: Mapping[str, float | None]
     reward: float | None
     advantage: float
+    source: str | None = None
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def prompts_for_step(
         own = [prompt for prompt in prompts if prompt.source == name]
         before = taken[:, number]
         count = int(before[step + 1] - before[step])
-        _check_enough(count, len(own), f"step {step + 1}: the share of {name!r},", "that source")
+        _check_enough(count, len(own), f"step {step + 1}: the share of {name!r}", "that source")
         drawn = _of_source(len(own), before, seed=_source_seed(seed, name), step=step)
         chosen += [own[index] for index in drawn]
     return tuple(chosen)

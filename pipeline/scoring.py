@@ -31,6 +31,7 @@ def reward_inputs(
                 answer=prompt.answer,
                 row=prompt.row,
                 tags=tags,
+                source=prompt.source,
             )
         )
     return inputs
@@ -72,7 +73,7 @@ def score_rollouts(
     groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
     advantages, stats = group_advantages(groups, kind=config.learner.advantage)
     rollouts = [
-        Rollout(completion, given.completion, row, reward, float(advantage))
+        Rollout(completion, given.completion, row, reward, float(advantage), given.source)
         for completion, given, row, reward, advantage in zip(
             completions, inputs, parts, rewards, advantages.ravel(), strict=True
         )

@@ -51,6 +51,7 @@ class RewardInput:
         answer: the reference answer.
         row: all columns of the dataset's row.
         tags: the configured tags.
+        source: name of the row's dataset in a mixture; None: there is no mixture.
     """
 
     prompt: str
@@ -59,6 +60,7 @@ class RewardInput:
     answer: str
     row: Mapping[str, object]
     tags: Tags
+    source: str | None = None
 
 
 @dataclass(frozen=True)

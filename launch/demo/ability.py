@@ -48,9 +48,8 @@ def measure(config: Config, *, prompts: int) -> Ability:
     import numpy as np
 
     from pipeline.dataset import load_data
-    from pipeline.datatypes import RolloutName, RolloutRequest
     from pipeline.decode.engine import Engine
-    from pipeline.evaluation import judge
+    from pipeline.evaluation import judge, requests
     from pipeline.model.policy import open_policy
     from pipeline.model.sharding import make_mesh
     from pipeline.model.vocabulary import Vocabulary
@@ -65,20 +64,15 @@ def measure(config: Config, *, prompts: int) -> Ability:
 
     def draws(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         """Right and well-formed answers, bool `prompts samples` each."""
-        repeated = [prompt for prompt in asked for _ in range(samples)]
-        requests = [
-            RolloutRequest(RolloutName("test", 0, prompt.id, number % samples), prompt.tokens)
-            for number, prompt in enumerate(repeated)
-        ]
         completions = engine.generate(
-            requests,
+            requests(asked, phase="test", samples=samples),
             adapter=policy.no_adapter(),
             version=0,
             adapter_sha256="",
             temperature=temperature,
         )
-        judged = judge(repeated, completions, tokenizer=tokenizer, tags=Tags.of(config.prompt))
-        return judged.correct.reshape(-1, samples), judged.well_formed.reshape(-1, samples)
+        judged = judge(asked, completions, tokenizer=tokenizer, tags=Tags.of(config.prompt))
+        return judged.correct, judged.well_formed
 
     greedy, formed = draws(1, 0.0)
     sampled, _ = draws(SAMPLES, 1.0)

@@ -84,7 +84,7 @@ def _load(
 def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
     maker = PromptMaker(config.prompt, tokenizer)
     source, where = config.data.train, "data.train"
-    reading = Reading.of(source, name="train", where=where, config=config, maker=maker)
+    reading = Reading.of(source, where=where, config=config, maker=maker)
     return load_split(reading, config=config)
 
 
@@ -324,6 +324,94 @@ def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
         "train: 5 prompts, left out: 2 in a later split, duplicates kept: 1",
         "validation: 2 prompts, left out: 3 in a later split, duplicates kept: 1",
         "test: 4 prompts",
+    )
+
+
+def _mixture(
+    folder: Path, *, prompts_per_step: int = 3, more: str = "kla", **weight: float
+) -> Config:
+    """Sources `train` and `more`, a validation split, and a set with a form of its own."""
+
+    def write(name: str, text: str) -> str:
+        rows = [{"question": letter, "answer": "1"} for letter in text]
+        return _write(folder / f"{name}.jsonl", rows)
+
+    other = [{"q": letter, "solution": f"#### {letter}"} for letter in "dkz"]
+    config = _config(
+        {"path": write("train", "abcdefg")},
+        prompt={"turn": "plain"},
+        mixture=[{"name": "more", "path": write("more", more), **weight}],
+        validation={"path": write("validation", "czv")},
+        test={"path": write("test", "bt")},
+    )
+    sets = [
+        {
+            "name": "other",
+            "path": _write(folder / "other.jsonl", other),
+            "template": "{q}",
+            "answer_column": "solution",
+            "answer_pattern": "#### (.+)",
+        }
+    ]
+    tree = config.model_dump() | {"eval": {"every_steps": 1, "sets": sets}}
+    tree["rollout"]["prompts_per_step"] = prompts_per_step
+    return Config.model_validate(tree)
+
+
+def test_a_mixture_is_read_beside_what_is_measured(tokenizer: Tokenizer, tmp_path: Path):
+    data = load_data(_mixture(tmp_path, weight=0.5), tokenizer)
+    assert data.validation is not None
+    # b is in test, c in validation, d and k in the set.
+    assert [(p.text, p.id, p.source) for p in data.train.prompts] == [
+        ("a", 1, "train"),
+        ("e", 5, "train"),
+        ("f", 6, "train"),
+        ("g", 7, "train"),
+        ("l", 10**9 + 2, "more"),
+        ("a", 10**9 + 3, "more"),
+    ]
+    assert [p.text for p in data.validation.prompts] == ["c", "v"]
+    assert [(p.text, p.answer, p.id) for p in data.sets["other"].prompts] == [
+        ("d", "d", 1),
+        ("k", "k", 2),
+        ("z", "z", 3),
+    ]
+    assert data.weights == {"train": 2 / 3, "more": 1 / 3}
+    assert data.overlaps == 5
+    assert data.report == (
+        "train: 4 prompts, left out: 3 in a later split",
+        "mixture.more: 2 prompts, left out: 1 in a later split",
+        "validation: 2 prompts, left out: 1 in a later split",
+        "test: 2 prompts",
+        "sets.other: 3 prompts",
+    )
+    assert list(data.fingerprints) == [
+        "train",
+        "mixture.more",
+        "validation",
+        "test",
+        "sets.other",
+    ]
+
+
+def test_a_source_changes_its_own_fingerprint_only(tokenizer: Tokenizer, tmp_path: Path):
+    before = load_data(_mixture(tmp_path), tokenizer).fingerprints
+    after = load_data(_mixture(tmp_path, more="klx"), tokenizer).fingerprints
+    assert {name for name in before if before[name] != after[name]} == {"mixture.more"}
+
+
+def test_without_a_mixture_prompts_have_no_source(tokenizer: Tokenizer, tmp_path: Path):
+    data = load_data(_splits(tmp_path, train="ab", test="c"), tokenizer)
+    assert {prompt.source for prompt in (*data.train.prompts, *data.test.prompts)} == {None}
+    assert data.weights == {"train": 1.0}
+
+
+def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokenizer, tmp_path: Path):
+    with pytest.raises(DataError) as raised:
+        load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
+    assert str(raised.value) == (
+        "data.mixture (more): its share of 66.7% is up to 4 of the rollout.prompts_per_step = 6 "
+        "prompts, and it has 2; lower prompts_per_step or its weight"
     )
 
 
