@@ -11,6 +11,7 @@ from actors.learner import PROBE_VERSION, LearnerActor
 from actors.opening import open_model
 from actors.sampler import SamplerActor
 from configs.schema import Config
+from pipeline.datatypes import Which
 
 
 class ColocatedActor(LearnerActor, SamplerActor):
@@ -27,9 +28,9 @@ class ColocatedActor(LearnerActor, SamplerActor):
         self.serve(opened)
         return opened.load_s
 
-    def publish(self, *, probe: bool) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+    def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Version and hash; the adapter itself does not move."""
-        label, _ = LearnerActor.publish(self, probe=probe)
+        label, _ = LearnerActor.publish(self, which=which)
         return label, {}
 
     def load(self, version: int, sha256: str, payload: Mapping[str, Any]) -> str:
@@ -37,6 +38,8 @@ class ColocatedActor(LearnerActor, SamplerActor):
         from pipeline.model import lora
 
         del sha256, payload
-        self.adapter = self._adapter(probe=version == PROBE_VERSION)
+        current = self.learner.state.version
+        named: dict[int, Which] = {PROBE_VERSION: "probe", current: "current"}
+        self.adapter, _ = self._adapter(named.get(version, "best"))
         self.version, self.sha256 = version, lora.sha256(self.adapter)
         return self.sha256

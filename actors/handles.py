@@ -24,7 +24,9 @@ from pipeline.datatypes import (
     Restored,
     Rollout,
     RolloutRequest,
+    Which,
 )
+from pipeline.packing import Packed
 from rewards.base import Outcome, RewardInput
 
 # Two threads: one works, the other can be told to abort.
@@ -106,18 +108,23 @@ class RayLearner:
         restored: Restored = await _call(self.actor.restore.remote())
         return restored
 
-    async def publish(self, *, probe: bool = False) -> Published:
+    async def publish(self, which: Which = "current") -> Published:
         """See `pipeline.interfaces.Learner`; the payload stays in Ray's object store."""
-        label, payload = self.actor.publish.options(num_returns=2).remote(probe=probe)
+        label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
         version, sha = await _call(label)
         return Published(version, sha, payload)
 
-    async def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
+    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
         """See `pipeline.interfaces.Learner`."""
         rows: list[np.ndarray] = await _call(
-            self.actor.score.remote(list(completions), probe=probe)
+            self.actor.score.remote(list(completions), which=which)
         )
         return rows
+
+    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+        """See `pipeline.interfaces.Learner`."""
+        metrics: dict[str, float] = await _call(self.actor.imitate.remote(list(sequences)))
+        return metrics
 
     async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """See `pipeline.interfaces.Learner`."""
@@ -128,9 +135,17 @@ class RayLearner:
         """See `pipeline.interfaces.Learner`."""
         await _call(self.actor.save.remote(dict(meta)))
 
-    async def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+    async def keep_best(self) -> None:
         """See `pipeline.interfaces.Learner`."""
-        report: ExportReport = await _call(self.actor.export.remote(folder, list(examples)))
+        await _call(self.actor.keep_best.remote())
+
+    async def export(
+        self, folder: str, examples: Sequence[Completion], *, which: Which
+    ) -> ExportReport:
+        """See `pipeline.interfaces.Learner`."""
+        report: ExportReport = await _call(
+            self.actor.export.remote(folder, list(examples), which=which)
+        )
         return report
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from actors.opening import OpenedModel, open_model
 from configs.schema import Config
-from pipeline.datatypes import Completion, ExportReport, Restored, Rollout
+from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
+from pipeline.packing import Packed
 from pipeline.run_dir import RunFolder
 
 if TYPE_CHECKING:
@@ -65,18 +66,27 @@ class LearnerActor:
         self.learner.state, meta, damaged = found
         return Restored(meta, tuple(damaged))
 
-    def publish(self, *, probe: bool) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
-        """Version and hash of the current or the probe adapter, and the adapter."""
+    def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+        """Version and hash of an adapter, and the adapter.
+
+        Raises:
+            FileNotFoundError: if the best one is asked for and none was kept.
+        """
         import jax
 
         from pipeline.model import lora
 
-        adapter = jax.device_get(self._adapter(probe=probe))
-        return (self._version(probe=probe), lora.sha256(adapter)), adapter
+        adapter, version = self._adapter(which)
+        payload = jax.device_get(adapter)
+        return (version, lora.sha256(payload)), payload
 
-    def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
+    def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
         """Log-probs of the completions' tokens."""
-        return self.learner.score(completions, adapter=self._adapter(probe=probe))
+        return self.learner.score(completions, adapter=self._adapter(which)[0])
+
+    def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+        """See `pipeline.learner.learner.Learner.imitate`."""
+        return self.learner.imitate(sequences)
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """See `pipeline.learner.learner.Learner.update`."""
@@ -86,17 +96,38 @@ class LearnerActor:
         """Writes a checkpoint of the current version."""
         self.checkpoints.save(self.learner.state, dict(meta))
 
-    def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+    def keep_best(self) -> None:
+        """Keeps the current adapter as the best so far, beside the checkpoints."""
+        from pipeline.model.adapter_file import write_adapter_file
+
+        state = self.learner.state
+        write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
+
+    def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
         """See `pipeline.learner.export.export`."""
         from pipeline.learner.export import export
 
         like = Path(self.config.model.path)
-        return export(self.learner, Path(folder), like=like, examples=examples)
+        return export(
+            self.learner,
+            Path(folder),
+            adapter=self._adapter(which)[0],
+            like=like,
+            examples=examples,
+        )
 
-    def _adapter(self, *, probe: bool) -> Params:
-        if probe:
-            return self.learner.policy.probe_adapter(self.config.run.seed)
-        return self.learner.state.adapter
+    @property
+    def _best(self) -> Path:
+        return RunFolder.of(self.config).checkpoints / "best"
 
-    def _version(self, *, probe: bool) -> int:
-        return PROBE_VERSION if probe else self.learner.state.version
+    def _adapter(self, which: Which) -> tuple[Params, int]:
+        """An adapter and its version."""
+        learner = self.learner
+        if which == "probe":
+            return learner.policy.probe_adapter(self.config.run.seed), PROBE_VERSION
+        if which == "current":
+            return learner.state.adapter, learner.state.version
+        from pipeline.model.adapter_file import read_adapter_file
+
+        adapter, version = read_adapter_file(self._best)
+        return learner.policy.place_adapter(adapter), version

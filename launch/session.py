@@ -13,10 +13,11 @@ from actors.handles import Crew
 from launch.cluster import cluster, wait_for_devices
 from launch.preparation import Prepared
 from pipeline.budget import Budget
-from pipeline.coordinator import Coordinator, Progress, Workers
+from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import Clock, Deadline
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
+from pipeline.team import Workers
 from pipeline.tracking import Tracker
 
 EXIT_FAILED = 1

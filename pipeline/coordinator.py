@@ -1,4 +1,4 @@
-"""The synchronous GRPO loop.
+"""The synchronous loop: a warm start on worked examples, if asked for, then GRPO.
 
     prompts -> [samplers] -> completions -> [scorer] -> rollouts -> [learner] -> adapter v + 1
                    ^                                                                  |
@@ -6,7 +6,9 @@
 
     each step   produces   rollouts of version v, then version v + 1
                 waits for  all completions, all rewards, the update, the sync
-    the end     evaluates, exports, writes the summary
+    warm start  examples -> [learner] -> adapter v + 1, steps like the others
+    between     validates now and then, keeps the best version (examiner.py)
+    the end     tests and exports the best version, writes the summary
 
 Whether sampler and learner share a process is not known here. A signal sets `stop`: sampling and
 scoring are abandoned, an update is finished, then a checkpoint is written.
@@ -15,32 +17,23 @@ scoring are abandoned, an update is finished, then a checkpoint is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline import dispatch, evaluation, parity
-from pipeline.datatypes import Completion, Phase, Prompt, Published, RolloutName, RolloutRequest
-from pipeline.deadline import Deadline
+from pipeline.datatypes import Completion, Prompt, RolloutName, RolloutRequest
+from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluation import Evaluation
-from pipeline.interfaces import Learner, Sampler, Scorer
+from pipeline.examiner import Examiner
 from pipeline.order import prompts_for_step
+from pipeline.packing import sequences_for_step
 from pipeline.records import Records, step_metrics
 from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
 from pipeline.splits import LoadedData
+from pipeline.team import Interrupted, Team, Workers
 from pipeline.tokenizer import Tokenizer
 from rewards.base import Tags
-
-T = TypeVar("T")
-
-ABORT_PATIENCE_S = 30.0
-"""How long a sampler may take to notice that it was told to stop."""
-
-
-class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
-    """A signal arrived; what was in flight is abandoned."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +57,12 @@ class Progress:
     wall_s: float = 0.0
 
 
-@dataclass
-class Workers:
-    """Whom the coordinator commands."""
-
-    samplers: Sequence[Sampler]
-    learner: Learner
-    scorer: Scorer
-
-
 class Coordinator:
     """One run from the first probe to the summary.
 
     Args:
         config: what to do.
-        data: prompts of the splits.
+        data: prompts of the splits, and worked examples if there is a warm start.
         tokenizer: for turning completions into text.
         workers: who does it.
         records: where it is written down.
@@ -104,15 +88,20 @@ class Coordinator:
         self.config = config
         self.data = data
         self.tokenizer = tokenizer
-        self.workers = workers
+        self.team = Team(workers, config=config, stop=stop)
         self.records = records
         self.deadline = deadline
         self.progress = progress
         self.resumed_from = resumed_from
-        self.stop = stop
         self.tags = Tags.of(config.prompt)
-        self.bounds = parity.Bounds.of(config)
-        self.published: Published | None = None
+        self.examiner = Examiner(
+            config,
+            data=data,
+            tokenizer=tokenizer,
+            team=self.team,
+            records=records,
+            deadline=deadline,
+        )
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """The whole run.
@@ -122,16 +111,19 @@ class Coordinator:
         """
         try:
             await self._check_parity()
-            before = await self._evaluate_before()
+            before = await self.examiner.before(self.progress.step)
             await self._validate()  # a signal may have come between a step and its validation
             while self.deadline.allows(self.progress.step):
+                self.team.raise_if_stopped()
                 watch = self._stopwatch()
-                await self._step()
+                warming_up = self.progress.step < self.config.sft_steps
+                await (self._imitate() if warming_up else self._step())
+                self.deadline.observe_step(watch.total_s)
                 await self._validate()
                 if self.progress.step % self.config.checkpoint.every_steps == 0:
                     await self._save()
-                self.deadline.observe_step(watch.total_s)
             await self._save()
+            await self._validate(last=True)
             await self._finish(before)
         except Interrupted:
             await self._save()
@@ -139,28 +131,52 @@ class Coordinator:
             return "interrupted"
         return "finished"
 
+    async def _imitate(self) -> None:
+        """Worked examples -> update -> publish."""
+        config, step, watch = self.config, self.progress.step, self._stopwatch()
+        assert self.data.sft is not None
+        sequences = sequences_for_step(
+            self.data.sft.examples,
+            seed=config.run.seed,
+            step=step,
+            sequences=config.sft.sequences_per_step,
+            length=config.rollout.max_tokens,
+        )
+        learned = await self.team.learner.imitate(sequences)
+        watch.lap("learn")
+        await self.team.publish()
+        watch.lap("sync")
+        self.progress = replace(
+            self.progress,
+            step=step + 1,
+            tokens_trained=self.progress.tokens_trained + int(learned["tokens_trained"]),
+        )
+        metrics = {f"sft/{name}": value for name, value in learned.items()}
+        self.records.imitation(step + 1, metrics | watch.metrics())
+
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
         config, step, watch = self.config, self.progress.step, self._stopwatch()
         prompts = prompts_for_step(
             self.data.train.prompts,
             seed=config.run.seed,
-            step=step,
+            step=step - config.sft_steps,
             prompts_per_step=config.rollout.prompts_per_step,
+            weights=self.data.weights,
         )
         completions = await self._sample(prompts, step)
         watch.lap("sample")
         inputs = reward_inputs(
             completions, {p.id: p for p in prompts}, tokenizer=self.tokenizer, tags=self.tags
         )
-        outcomes = await self._unless_stopped(self.workers.scorer.score(inputs))
+        outcomes = await self.team.unless_stopped(self.team.scorer.score(inputs))
         errors = reward_errors(outcomes)
         rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
         watch.lap("reward")
-        learned = await self.workers.learner.update(rollouts)
+        learned = await self.team.learner.update(rollouts)
         watch.lap("learn")
         self._watch_parity(learned)
-        await self._publish()
+        await self.team.publish()
         watch.lap("sync")
         self.progress = replace(
             self.progress,
@@ -179,40 +195,20 @@ class Coordinator:
             step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
         )
 
-    async def _validate(self) -> None:
-        """The validation split every `eval.every_steps` steps, once each, whatever interrupts."""
-        step, every, folder = self.progress.step, self.config.eval.every_steps, self.records.folder
-        name = f"validation_{step:06d}"
-        if not every or not step or step % every or folder.read_rollouts(name) is not None:
-            return
-        assert self.data.validation is not None
-        watched, _ = await self._evaluate("validation", self.data.validation.prompts)
-        self.records.evaluation("validation", step, watched.summary())
-        folder.write_rollouts(name, watched.rows)
+    async def _validate(self, *, last: bool = False) -> None:
+        if self.examiner.is_due(self.progress.step, last=last):
+            await self.examiner.validate(self.progress.step, save=self._save)
 
     async def _check_parity(self) -> None:
-        largest = await self._unless_stopped(
-            parity.check_probe(
-                self.workers.samplers,
-                self.workers.learner,
-                self.data.train.prompts,
-                bound=self.bounds.probe,
-                temperature=self.config.rollout.temperature,
-            ),
-            aborts=self.workers.samplers,
-        )
+        largest = await self.team.probe(self.data.train.prompts)
+        bound = self.team.bounds.probe
         self.records.event(
             "parity",
             f"parity: sampler and learner agree to {largest:.1e} under a random adapter",
             largest=largest,
-            bound=self.bounds.probe,
+            bound=bound,
         )
-        await self._publish()
-
-    async def _publish(self) -> None:
-        """Brings the learner's adapter to the samplers."""
-        self.published = await self.workers.learner.publish()
-        await parity.sync(self.workers.samplers, self.published)
+        await self.team.publish()
 
     async def _sample(self, prompts: Sequence[Prompt], step: int) -> list[Completion]:
         size = self.config.rollout.group_size
@@ -221,83 +217,33 @@ class Coordinator:
             for prompt in prompts
             for sample in range(size)
         ]
-        return await self._generate(requests, temperature=self.config.rollout.temperature)
-
-    async def _generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
-    ) -> list[Completion]:
-        completions = await self._unless_stopped(
-            dispatch.generate(
-                self.workers.samplers,
-                requests,
-                rows=self.config.plan.rollout_rows,
-                temperature=temperature,
-            ),
-            aborts=self.workers.samplers,
-        )
-        assert self.published is not None
-        parity.check_labels(completions, self.published)
-        return completions
+        return await self.team.generate(requests, temperature=self.config.rollout.temperature)
 
     def _watch_parity(self, learned: dict[str, float]) -> None:
-        alarm = self.bounds.alarm(learned)
+        alarm = self.team.bounds.alarm(learned)
         if alarm:
             self.records.event("parity_alarm", f"parity alarm: {alarm}", step=self.progress.step)
 
-    async def _evaluate(
-        self, phase: Phase, prompts: Sequence[Prompt]
-    ) -> tuple[Evaluation, list[Completion]]:
-        completions = await self._generate(
-            evaluation.requests(prompts, phase=phase), temperature=self.config.eval.temperature
-        )
-        judged = evaluation.judge(prompts, completions, tokenizer=self.tokenizer, tags=self.tags)
-        return judged, completions
-
-    async def _evaluate_before(self) -> Evaluation:
-        """The untrained policy on the test split; read from the run folder if it is there.
-
-        Raises:
-            RuntimeError: if it is not there and the policy is no longer untrained.
-        """
-        folder = self.records.folder
-        rows = folder.read_rollouts("test_before")
-        if rows is not None:
-            before = Evaluation.of(rows)
-        elif self.progress.step:
-            raise RuntimeError(
-                f"{folder.rollouts / 'test_before.jsonl'} is gone, and what the policy answered "
-                f"before its {self.progress.step} steps cannot be measured any more"
-            )
-        else:
-            watch = self._stopwatch()
-            before, _ = await self._evaluate("test", self.data.test.prompts)
-            folder.journal("reserved", reason="test evaluation", seconds=watch.total_s)
-            self.records.evaluation("test_before", 0, before.summary())
-            folder.write_rollouts("test_before", before.rows)  # last: it says that all is recorded
-        seconds = [entry["seconds"] for entry in folder.events("reserved")]
-        self.deadline.reserve_s += max(seconds, default=0.0)
-        return before
-
-    async def _finish(self, before: Evaluation) -> None:
-        """Evaluates the tuned policy, exports it, sums up."""
-        after, completions = await self._evaluate("test", self.data.test.prompts)
-        self.records.folder.write_rollouts("test_after", after.rows)
-        self.records.evaluation("test_after", self.progress.step, after.summary())
-        report = await self.workers.learner.export(
-            str(self.records.folder.export), completions[: self.config.plan.micro_batch_rows]
+    async def _finish(self, before: dict[str, Evaluation]) -> None:
+        """Tests the policy that is exported, exports it, sums up."""
+        step = self.progress.step
+        result = await self.examiner.after(step, before=before)
+        report = await self.team.learner.export(
+            str(self.records.folder.export),
+            result.completions[: self.config.plan.micro_batch_rows],
+            which=result.which,
         )
         self.records.event(
             "exported",
             f"export: {report.folder}, log-probs equal to {report.max_difference:.1e}",
             **asdict(report),
         )
-        compared = evaluation.compare(before, after)
-        self.records.comparison(compared)
-        self._summarize(ended="finished", eval=compared)
+        best = {} if result.best is None else {"best": result.best}
+        self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
-        await self.workers.learner.save(asdict(self.progress))
+        await self.team.learner.save(asdict(self.progress))
         self.records.folder.journal(
             "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
         )
@@ -313,69 +259,12 @@ class Coordinator:
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
             **more,
-            "adapter_sha256": self.published.sha256 if self.published else None,
+            "adapter_sha256": self.team.published.sha256 if self.team.published else None,
             "resumed_from": self.resumed_from,
             "faults": {"reward_errors": progress.reward_errors},
         }
         self.records.folder.write_summary(summary)
         self.records.tracker.summarize(summary)
 
-    async def _unless_stopped(
-        self, work: Coroutine[Any, Any, T], *, aborts: Sequence[Sampler] = ()
-    ) -> T:
-        """The result of `work`, abandoned if `stop` is set first.
-
-        Args:
-            work: what to do; not begun if `stop` is set already.
-            aborts: samplers that are told, and get a while to end what they do.
-
-        Raises:
-            Interrupted: if it was abandoned.
-        """
-        if self.stop.is_set():
-            work.close()
-            raise Interrupted
-        task, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if task.done():
-            return task.result()
-        # What goes wrong while ending is of no interest: a sampler that is gone has ended.
-        ending = asyncio.gather(
-            task, *(sampler.abort() for sampler in aborts), return_exceptions=True
-        )
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ending, ABORT_PATIENCE_S if aborts else 0)
-        raise Interrupted
-
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self.deadline.clock.now)
-
-
-class Stopwatch:
-    """Seconds by part of a step.
-
-    Args:
-        now: reads the clock, in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._started = self._last = now()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """Ends the part that began at the last lap."""
-        now = self._now()
-        self._laps[name] = now - self._last
-        self._last = now
-
-    @property
-    def total_s(self) -> float:
-        """Seconds so far."""
-        return self._now() - self._started
-
-    def metrics(self) -> dict[str, float]:
-        """`time/PART_s` and, from the start to the last lap, `time/step_s`."""
-        laps = {f"time/{name}_s": seconds for name, seconds in self._laps.items()}
-        return {**laps, "time/step_s": self._last - self._started}

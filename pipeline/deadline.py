@@ -1,4 +1,4 @@
-"""When to stop: after so many steps, or early enough to evaluate and export within the time."""
+"""Time: how much is used, when to stop so that evaluation and export fit, what a step spends."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ class Deadline:
         clock: time used.
         steps: end after this many steps; None: no such bound.
         time_s: end within this time; None: no such bound.
-        reserve_s: what evaluation and export at the end will need, `SAFETY` not included.
+        reserve_s: what the export at the end will need, `SAFETY` not included.
+        evaluations_s: what the evaluations at the end will need, likewise.
     """
 
     clock: Clock
     steps: int | None
     time_s: float | None
     reserve_s: float = 0.0
+    evaluations_s: float = 0.0
     _slowest_s: float = field(default=0.0, init=False)
 
     def observe_step(self, seconds: float) -> None:
@@ -56,5 +58,34 @@ class Deadline:
         if self.steps is not None:
             return step < self.steps
         assert self.time_s is not None
-        needed = SAFETY * (self._slowest_s + self.reserve_s)
+        needed = SAFETY * (self._slowest_s + self.evaluations_s + self.reserve_s)
         return self.clock.elapsed_s + needed < self.time_s
+
+
+class Stopwatch:
+    """Seconds by part of a step.
+
+    Args:
+        now: reads the clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._started = self._last = now()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Ends the part that began at the last lap."""
+        now = self._now()
+        self._laps[name] = now - self._last
+        self._last = now
+
+    @property
+    def total_s(self) -> float:
+        """Seconds so far."""
+        return self._now() - self._started
+
+    def metrics(self) -> dict[str, float]:
+        """`time/PART_s` and, from the start to the last lap, `time/step_s`."""
+        laps = {f"time/{name}_s": seconds for name, seconds in self._laps.items()}
+        return {**laps, "time/step_s": self._last - self._started}

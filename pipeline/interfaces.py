@@ -13,7 +13,9 @@ from pipeline.datatypes import (
     Published,
     Rollout,
     RolloutRequest,
+    Which,
 )
+from pipeline.packing import Packed
 from rewards.base import Outcome, RewardInput
 
 
@@ -35,11 +37,14 @@ class Sampler(Protocol):
 class Learner(Protocol):
     """Owns adapter and optimizer."""
 
-    async def publish(self, *, probe: bool = False) -> Published:
-        """The current adapter, or the random probe adapter, for the samplers."""
+    async def publish(self, which: Which = "current") -> Published:
+        """An adapter for the samplers."""
 
-    async def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
-        """Log-probs of the completions' tokens under the current or the probe adapter."""
+    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+        """Log-probs of the completions' tokens under an adapter."""
+
+    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+        """Learns from one step's packed examples; returns metrics. The version goes up by one."""
 
     async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Learns from one step's rollouts; returns metrics. The version goes up by one."""
@@ -47,7 +52,12 @@ class Learner(Protocol):
     async def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version, with `meta` in it."""
 
-    async def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
+    async def keep_best(self) -> None:
+        """Keeps the current adapter as the best so far; the one kept before is gone."""
+
+    async def export(
+        self, folder: str, examples: Sequence[Completion], *, which: Which
+    ) -> ExportReport:
         """Writes the merged model, verified by loading it back."""
 
 

@@ -78,7 +78,7 @@ async def check_probe(
     Raises:
         ParityError: if a difference is above `bound`, or if the adapter changes nothing.
     """
-    published = await learner.publish(probe=True)
+    published = await learner.publish("probe")
     drawn: list[Completion] = []
     for number, sampler in enumerate(samplers):
         await sync([sampler], published)
@@ -88,7 +88,7 @@ async def check_probe(
         ]
         drawn += await sampler.generate(requests, temperature=temperature)
     check_labels(drawn, published)
-    scored = await learner.score(drawn, probe=True)
+    scored = await learner.score(drawn, which="probe")
     difference = _largest_difference([completion.logprobs for completion in drawn], scored)
     if not difference <= bound:
         raise ParityError(
@@ -96,7 +96,7 @@ async def check_probe(
             f"allowed {bound:.3g} (parity.probe)"
         )
     # Two sides that both ignore the adapter agree perfectly.
-    effect = _largest_difference(await learner.score(drawn, probe=False), scored)
+    effect = _largest_difference(await learner.score(drawn, which="current"), scored)
     if effect == 0.0:
         raise ParityError("a random adapter changes no log-prob: LoRA does not reach the model")
     return difference

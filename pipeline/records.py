@@ -16,15 +16,20 @@ from pipeline.tracking import Tracker
 
 
 def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, float]:
-    """What a step's rollouts were like. Means are over rollouts that have the value."""
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    """What a step's rollouts were like. Means are over rollouts that have the value.
+
+    In a mixture those of each source are there too: `reward/SOURCE/mean` beside `reward/mean`.
+    """
     lengths = [len(rollout.completion.tokens) for rollout in rollouts]
     ended = [rollout.completion.stop_reason == "eos" for rollout in rollouts]
-    metrics = {"reward/mean": _mean(rewards), "reward/std": float(np.std(rewards or [0.0]))}
-    for name in rollouts[0].rewards:
-        values = [rollout.rewards[name] for rollout in rollouts]
-        metrics[f"reward/{name}"] = _mean([value for value in values if value is not None])
-        metrics[f"reward/{name}_errors"] = float(sum(value is None for value in values))
+    metrics = _reward_metrics(rollouts, "reward")
+    for source in sorted({rollout.source for rollout in rollouts if rollout.source is not None}):
+        own = [rollout for rollout in rollouts if rollout.source == source]
+        metrics |= _reward_metrics(own, f"reward/{source}")
+        metrics |= {
+            f"rollout/{source}/count": float(len(own)),
+            f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
+        }
     return metrics | {
         "rollout/tokens_mean": _mean(lengths),
         "rollout/tokens_max": float(max(lengths)),
@@ -34,6 +39,16 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
         "groups/short": float(stats.short),
         "groups/excluded_rollouts": float(stats.excluded),
     }
+
+
+def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    metrics = {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards or [0.0]))}
+    for name in rollouts[0].rewards:
+        values = [rollout.rewards[name] for rollout in rollouts]
+        metrics[f"{prefix}/{name}"] = _mean([value for value in values if value is not None])
+        metrics[f"{prefix}/{name}_errors"] = float(sum(value is None for value in values))
+    return metrics
 
 
 def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
@@ -53,12 +68,36 @@ def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str,
             "reward": rollout.reward,
             "advantage": rollout.advantage,
         }
+        if rollout.source is not None:
+            row["source"] = rollout.source
         if tokens:
             row["prompt_tokens"] = drawn.prompt_tokens.tolist()
             row["tokens"] = drawn.tokens.tolist()
             row["logprobs"] = drawn.logprobs.tolist()
         rows.append(row)
     return rows
+
+
+def accuracy_line(summary: Mapping[str, Any]) -> str:
+    """An evaluation's summary in words."""
+    low, high = summary["ci95"]
+    several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
+    names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]
+    votes = [f"{name} {summary[name]:.3f}" for name in names]
+    accuracy = f"accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
+    counted = f"{accuracy} on {summary['n']} prompts{several}"
+    return ", ".join([counted, *votes, f"{summary['well_formed']:.1%} well formed"])
+
+
+def change_line(compared: Mapping[str, Any]) -> str:
+    """What `evaluation.compare` found, in words."""
+    before, after = compared["before"]["accuracy"], compared["after"]["accuracy"]
+    points = 100 * compared["paired_difference"]
+    low, high = (100 * bound for bound in compared["paired_ci95"])
+    return (
+        f"{before:.1%} -> {after:.1%}: {points:+.1f} points [{low:+.1f}, {high:+.1f}], "
+        f"paired p = {compared['paired_p']:.1e}"
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -85,12 +124,8 @@ class Console:
         else:
             self._bar.write(text)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, shown: str) -> None:
         """A step is done."""
-        shown = (
-            f"reward {metrics['reward/mean']:.3f}  tokens {metrics['rollout/tokens_mean']:.1f}  "
-            f"mixed {metrics['groups/mixed']:.0f}  {metrics['time/step_s']:.1f} s"
-        )
         if self._bar is None:
             print(f"step {step}/{self._total or '?'}  {shown}", flush=True)
         else:
@@ -124,7 +159,21 @@ class Records:
         rows = rollout_rows(rollouts, tokens=tokens)
         self.folder.write_rollouts(f"step_{step:06d}", rows)
         self.tracker.log(metrics, step=step)
-        self.console.step(step, metrics)
+        self.console.step(
+            step,
+            f"reward {metrics['reward/mean']:.3f}  tokens {metrics['rollout/tokens_mean']:.1f}  "
+            f"mixed {metrics['groups/mixed']:.0f}  {metrics['time/step_s']:.1f} s",
+        )
+
+    def imitation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records a step of the supervised phase, counted from 1."""
+        self.folder.write_metrics({"step": step, **metrics})
+        self.tracker.log(metrics, step=step)
+        self.console.step(
+            step,
+            f"sft loss {metrics['sft/loss']:.4f}  tokens {metrics['sft/tokens_trained']:.0f}  "
+            f"{metrics['time/step_s']:.1f} s",
+        )
 
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[str]]) -> None:
         """Journals and says which reward functions failed, how often, and why the first time."""
@@ -140,11 +189,7 @@ class Records:
 
     def evaluation(self, name: str, step: int, summary: Mapping[str, Any]) -> None:
         """Records an evaluation's result."""
-        low, high = summary["ci95"]
-        self.console.say(
-            f"{name}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}] on "
-            f"{summary['n']} prompts, {summary['well_formed']:.1%} well formed"
-        )
+        self.console.say(f"{name}: {accuracy_line(summary)}")
         numbers = {
             f"eval/{name}/{key}": value
             for key, value in summary.items()
@@ -153,15 +198,9 @@ class Records:
         self.folder.journal("evaluated", name=name, step=step, **summary)
         self.tracker.log(numbers, step=step)
 
-    def comparison(self, compared: Mapping[str, Any]) -> None:
+    def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Says what `evaluation.compare` found."""
-        before, after = compared["before"]["accuracy"], compared["after"]["accuracy"]
-        points = 100 * compared["paired_difference"]
-        low, high = (100 * bound for bound in compared["paired_ci95"])
-        self.console.say(
-            f"test accuracy {before:.1%} -> {after:.1%}: {points:+.1f} points "
-            f"[{low:+.1f}, {high:+.1f}], paired p = {compared['paired_p']:.1e}"
-        )
+        self.console.say(f"{name} accuracy {change_line(compared)}")
 
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Journals an event and says it."""

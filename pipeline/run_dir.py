@@ -141,6 +141,12 @@ class RunFolder:
         path = self.rollouts / f"{name}.jsonl"
         return list(_read_jsonl(path)) if path.is_file() else None
 
+    @property
+    def validated(self) -> list[int]:
+        """Steps whose validation is on record, ascending."""
+        found = self.rollouts.glob("validation_*.jsonl")
+        return sorted(int(path.stem.removeprefix("validation_")) for path in found)
+
     def rewind(self, step: int) -> None:
         """Forgets metrics and rollouts of steps after the first `step`, which are done again."""
         kept = [row for row in self.metrics if row["step"] <= step]

@@ -16,26 +16,33 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
-from pipeline.coordinator import Coordinator, Progress, Workers
+from pipeline.coordinator import Coordinator, Progress
 from pipeline.datatypes import (
     Completion,
+    Example,
     ExportReport,
     Prompt,
     Published,
     Restored,
     Rollout,
     RolloutRequest,
+    Which,
 )
 from pipeline.deadline import Clock, Deadline
+from pipeline.examples import LoadedExamples
+from pipeline.packing import Packed
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
 from pipeline.splits import LoadedData, LoadedSplit
+from pipeline.team import Workers
 from pipeline.tokenizer import Tokenizer
 from pipeline.tracking import Tracker
 from rewards.base import Outcome, RewardInput, score
 from rewards.resolve import resolve
 
 EOS = 1
+PROMPTS = 20
+"""Prompts of a split for samplers with a skill."""
 FRESH = hashlib.sha256(b"fresh").hexdigest()
 PROBE = hashlib.sha256(b"probe").hexdigest()
 
@@ -82,13 +89,25 @@ def make_prompts(count: int) -> tuple[Prompt, ...]:
     )
 
 
-def make_data(*, train: int = 5, validation: int = 0, test: int = 4) -> LoadedData:
-    """Splits of so many prompts; none: no such split."""
+def make_data(
+    *, train: int = 5, validation: int = 0, test: int = 4, sets: Sequence[str] = (), sft: int = 0
+) -> LoadedData:
+    """Splits of so many prompts; none: no such split. Evaluation sets are like the test split."""
 
     def split(count: int) -> LoadedSplit:
         return LoadedSplit(make_prompts(count), malformed=(), too_long=(), duplicates=0)
 
-    return LoadedData(split(train), split(validation) if validation else None, split(test))
+    examples = tuple(
+        Example(n, np.array([2, 50 + n], np.int32), np.array([60 + n, EOS], np.int32))
+        for n in range(1, sft + 1)
+    )
+    return LoadedData(
+        train=split(train),
+        validation=split(validation) if validation else None,
+        test=split(test),
+        sets={name: split(test) for name in sets},
+        sft=LoadedExamples(examples, (), (), duplicates=0, overlaps=0) if sft else None,
+    )
 
 
 class CharTokenizer(Tokenizer):
@@ -102,6 +121,12 @@ class CharTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         return "".join(chr(int(token)) for token in tokens if token != EOS)
+
+    def find(self, piece: str) -> int | None:
+        return ord(piece) if len(piece) == 1 else None
+
+    def piece(self, id_: int) -> str:
+        return chr(id_)
 
 
 class FakeClock:
@@ -151,7 +176,11 @@ def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
 
 
 class FakeSampler:
-    """Draws well-formed right answers, well-formed wrong ones, and such without an end."""
+    """Draws well-formed right answers, well-formed wrong ones, and such without an end.
+
+    Attributes:
+        skill: share of the prompts that a version answers right, the first ones; None: a coin.
+    """
 
     def __init__(self, script: Script, *, seed: int, number: int) -> None:
         self.script = script
@@ -159,6 +188,7 @@ class FakeSampler:
         self.adapter, self.version = "", -2
         self.seed = seed
         self.aborted = asyncio.Event()
+        self.skill: Callable[[int], float] | None = None
 
     async def load(self, published: Published) -> str:
         self.script.note(f"{self.name}.load {published.version}")
@@ -178,7 +208,10 @@ class FakeSampler:
     def draw(self, request: RolloutRequest, temperature: float) -> Completion:
         key = request.name.key(self.seed)
         rng = np.random.default_rng([*key, int(self.adapter[:8], 16), int(1000 * temperature)])
-        answer = 2 * request.name.prompt_id + int(rng.integers(2))
+        wrong = bool(rng.integers(2))
+        if self.skill is not None:
+            wrong = request.name.prompt_id > round(PROMPTS * self.skill(self.version))
+        answer = 2 * request.name.prompt_id + int(wrong)
         text = f"<reasoning>{rng.integers(10**6)}</reasoning><answer>{answer}</answer>"
         ended = rng.random() < 0.8
         tokens = np.array([ord(c) for c in text] + [EOS] * ended, np.int32)
@@ -197,8 +230,14 @@ class FakeSampler:
         self.aborted.set()
 
 
-Disk = dict[int, tuple[str, dict[str, Any]]]
-"""Checkpoints: the adapter and the coordinator's part, by version."""
+class Disk(dict[int, tuple[str, dict[str, Any]]]):
+    """Checkpoints: the adapter and the coordinator's part, by version.
+
+    Attributes:
+        best: version and adapter that were kept as the best.
+    """
+
+    best: tuple[int, str] | None = None
 
 
 class FakeLearner:
@@ -222,16 +261,35 @@ class FakeLearner:
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None)
 
-    async def publish(self, *, probe: bool = False) -> Published:
-        self.script.note("learner.publish probe" if probe else f"learner.publish {self.version}")
-        if probe:
-            return Published(-1, PROBE, PROBE)
-        return Published(self.version, self.adapter, self.adapter)
+    async def publish(self, which: Which = "current") -> Published:
+        version, adapter = self.named(which)
+        self.script.note(f"learner.publish {which if which == 'probe' else version}")
+        return Published(version, adapter, adapter)
 
-    async def score(self, completions: Sequence[Completion], *, probe: bool) -> list[np.ndarray]:
-        self.script.note("learner.score probe" if probe else "learner.score")
-        adapter = PROBE if probe else self.adapter
+    def named(self, which: Which) -> tuple[int, str]:
+        """Version and adapter."""
+        if which == "best":
+            assert self.disk.best is not None
+            return self.disk.best
+        return (-1, PROBE) if which == "probe" else (self.version, self.adapter)
+
+    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+        self.script.note("learner.score probe" if which == "probe" else "learner.score")
+        _, adapter = self.named(which)
         return [logprobs(drawn.tokens, adapter) + self.score_error for drawn in completions]
+
+    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+        self.script.note(f"learner.imitate {self.version}")
+        digest = hashlib.sha256(self.adapter.encode())
+        for example in (example for packed in sequences for example in packed):
+            digest.update(f"{example.id}".encode())
+        self.adapter, self.version = digest.hexdigest(), self.version + 1
+        learned = sum(len(e.completion_tokens) for packed in sequences for e in packed)
+        return {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_trained": float(learned)}
+
+    async def keep_best(self) -> None:
+        self.script.note(f"learner.keep_best {self.version}")
+        self.disk.best = (self.version, self.adapter)
 
     async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
@@ -250,8 +308,10 @@ class FakeLearner:
         self.script.note(f"learner.save {self.version}")
         self.disk.setdefault(self.version, (self.adapter, dict(meta)))
 
-    async def export(self, folder: str, examples: Sequence[Completion]) -> ExportReport:
-        self.script.note(f"learner.export {self.version}")
+    async def export(
+        self, folder: str, examples: Sequence[Completion], *, which: Which
+    ) -> ExportReport:
+        self.script.note(f"learner.export {self.named(which)[0]}")
         self.exported = list(examples)
         return ExportReport(folder, 0.0, sum(len(drawn.tokens) for drawn in examples))
 
@@ -309,7 +369,7 @@ class Process:
         script: Script | None = None,
     ) -> None:
         self.script = script or Script()
-        self.folder = RunFolder.of(config)
+        self.folder, self.disk = RunFolder.of(config), disk
         self.tracker = FakeTracker()
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [

@@ -106,6 +106,7 @@ class Checkpoints:
             like,
             adapter=tree["adapter"],
             optimizer=tree["optimizer"],
+            reference=tree.get("reference"),
             version=facts["version"],
             updates=facts["updates"],
         )
@@ -116,7 +117,8 @@ class Checkpoints:
 
 
 def _tree(state: LearnerState) -> dict[str, Any]:
-    return {"adapter": state.adapter, "optimizer": state.optimizer}
+    tree: dict[str, Any] = {"adapter": state.adapter, "optimizer": state.optimizer}
+    return tree if state.reference is None else {**tree, "reference": state.reference}
 
 
 def _sha256(state: LearnerState, meta: Meta) -> str:

@@ -28,20 +28,26 @@ def merged(policy: Policy, base: Params, adapter: Params) -> dict[str, np.ndarra
 
 
 def export(
-    learner: Learner, folder: Path, *, like: Path, examples: Sequence[Completion]
+    learner: Learner,
+    folder: Path,
+    *,
+    like: Path,
+    examples: Sequence[Completion],
+    adapter: Params | None = None,
 ) -> ExportReport:
     """Writes the merged model, reloads it, compares log-probs, and only then puts it in place.
 
     Args:
-        learner: whose base and current adapter are merged.
+        learner: whose base is merged with the adapter.
         folder: where the export will be; one that is there already is replaced.
         like: the folder the base came from.
         examples: completions whose log-probs are compared.
+        adapter: what is exported; None: the learner's current one.
 
     Raises:
         RuntimeError: if the reloaded export scores tokens differently; `folder` is left as it was.
     """
-    policy, adapter = learner.policy, learner.state.adapter
+    policy, adapter = learner.policy, adapter or learner.state.adapter
     fresh = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)

@@ -1,7 +1,8 @@
-"""The learner: adapter, optimizer state, and the GRPO update (arXiv:2402.03300) on them.
+"""The learner: adapter, optimizer state, and the updates on them: imitation, then GRPO.
 
-What departs from the paper: log-probs of the policy that drew the rollouts are the learner's own,
-never the sampler's; while each batch is used once they are the current ones, so the ratio is 1.
+What departs from the paper of GRPO (arXiv:2402.03300): log-probs of the policy that drew the
+rollouts are the learner's own, never the sampler's; while each batch is used once they are the
+current ones, so the ratio is 1.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import optax
 from configs.schema import Config
 from pipeline.batching import TokenBatch, micro_batches
 from pipeline.datatypes import Completion, Rollout, RolloutName
-from pipeline.learner.optimizer import learning_rate
-from pipeline.learner.programs import PER_TOKEN, DeviceBatch, LearnerPrograms
+from pipeline.learner.optimizer import grpo_rate, imitation_rate
+from pipeline.learner.programs import PER_TOKEN, DeviceBatch, ExampleBatch, LearnerPrograms
 from pipeline.model import lora
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.packing import Packed, packed_batches
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,16 @@ class LearnerState:
         adapter: float32 parameters.
         optimizer: optax state.
         version: steps learned from; the policy version.
-        updates: optimizer updates made.
+        updates: optimizer updates made in this phase.
+        reference: the adapter that the KL term pulls towards, which is the one at the beginning of
+            the GRPO phase; None where that is the base itself or there is no KL term.
     """
 
     adapter: Params
     optimizer: optax.OptState
     version: int
     updates: int
+    reference: Params | None = None
 
 
 class Learner:
@@ -61,17 +66,33 @@ class Learner:
         self._vocabulary = vocabulary
         programs = LearnerPrograms(policy, config, vocabulary)
         self._programs = programs
-        self._rate = learning_rate(config)
-        self._rate(0)  # compiles the operations that it consists of
+        self._rates = {"sft": imitation_rate(config), "grpo": grpo_rate(config)}
+        for rate in self._rates.values():
+            rate(0)  # compiles the operations that it consists of
         self._compiled = programs.compile()
         self._zeros = policy.no_adapter()
         self._whole = replicated(policy.mesh)
         self.state = self._fresh()
 
     def _fresh(self) -> LearnerState:
-        adapter = self.policy.fresh_adapter(self._config.run.seed)
+        start = self._config.lora.start
+        if start is None:
+            adapter = self.policy.fresh_adapter(self._config.run.seed)
+        else:
+            from pipeline.model.adapter_source import load_adapter
+
+            adapter = load_adapter(start, self.policy).adapter
+        return self._begin_phase(adapter, version=0)
+
+    def _begin_phase(self, adapter: Params, *, version: int) -> LearnerState:
+        """The state in which a phase begins: a new optimizer, and this adapter as reference."""
         optimizer = jax.device_put(self._programs.optimizer.init(adapter), self._whole)
-        return LearnerState(adapter, optimizer, version=0, updates=0)
+        moved = self._config.run.warm_start or self._config.lora.start is not None
+        reference = None
+        if self._programs.keeps_reference and moved:
+            # A copy: updates take the adapter's own memory.
+            reference = self.policy.place_adapter(jax.device_get(adapter))
+        return LearnerState(adapter, optimizer, version=version, updates=0, reference=reference)
 
     @property
     def adapter_sha256(self) -> str:
@@ -105,6 +126,45 @@ class Learner:
             }
         self.state = replace(self.state, version=self.state.version + 1)
         return metrics
+
+    def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+        """Learns from one step's packed examples and moves on to the next version.
+
+        After the last step of the supervised phase the GRPO phase begins: with a new optimizer,
+        and with the adapter as it is then for the KL term's reference.
+
+        Returns:
+            Metrics: the loss in nats a token, the gradient's norm, the learning rate.
+        """
+        program, apply = self._compiled.imitation, self._compiled.apply_imitation
+        assert program is not None
+        assert apply is not None
+        batches = packed_batches(
+            sequences,
+            rows=self._config.plan.micro_batch_rows,
+            length=self._config.rollout.max_tokens,
+            pad=self._vocabulary.pad,
+        )
+        state = self.state
+        total = jax.tree.map(jnp.zeros_like, state.adapter)
+        shares = []
+        for batch in batches:
+            placed = ExampleBatch(**jax.device_put(vars(batch), by_row(self.policy.mesh)))
+            total, share = program(self.base, state.adapter, total, placed)
+            shares.append(share)
+        adapter, optimizer, norm = apply(state.adapter, state.optimizer, total)
+        version = state.version + 1
+        self.state = replace(
+            state, adapter=adapter, optimizer=optimizer, version=version, updates=state.updates + 1
+        )
+        if version == self._config.sft_steps:
+            self.state = self._begin_phase(adapter, version=version)
+        return {
+            "loss": float(sum(share["loss"] for share in jax.device_get(shares))),
+            "grad_norm": float(norm),
+            "lr": float(self._rates["sft"](state.updates)),
+            "tokens_trained": float(sum(batch.num_tokens for batch in batches)),
+        }
 
     def score(
         self, completions: Sequence[Completion], *, adapter: Params, base: Params | None = None
@@ -151,7 +211,8 @@ class Learner:
         if self._programs.keeps_old:
             batch = replace(batch, old_logprobs=self._score(batch, adapter, self.base))
         if self._programs.keeps_reference:
-            batch = replace(batch, reference_logprobs=self._score(batch, self._zeros, self.base))
+            reference = self._zeros if self.state.reference is None else self.state.reference
+            batch = replace(batch, reference_logprobs=self._score(batch, reference, self.base))
         return batch
 
     def _one_update(
@@ -171,7 +232,7 @@ class Learner:
         # Added up on the host: sums of device scalars would be compiled at the first update.
         shares = jax.device_get(shares)
         sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
-        sums |= {"grad_norm": float(norm), "lr": float(self._rate(state.updates))}
+        sums |= {"grad_norm": float(norm), "lr": float(self._rates["grpo"](state.updates))}
         return sums, logprobs
 
 

@@ -17,13 +17,17 @@ from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
 from pipeline.learner.losses import clipped_policy_loss, kl_k3, weighted_sum
-from pipeline.learner.optimizer import make_optimizer
+from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
+from pipeline.model.attention import PackedAttention
 from pipeline.model.head import token_logprobs
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import build, by_row, replicated, rows_per_device
 from pipeline.model.vocabulary import Vocabulary
 
 Scalars = dict[str, Float[Array, ""]]
+
+IMITATION_TEMPERATURE = 1.0
+"""Worked examples are learned at the model's own temperature, whatever rollouts are drawn at."""
 
 PER_TOKEN = ("clip_fraction", "entropy", "kl")
 """Metrics of the gradient program that describe tokens rather than add up to the loss."""
@@ -51,18 +55,35 @@ class DeviceBatch:
     reference_logprobs: Float[Array, "batch seq"] | None
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExampleBatch:
+    """A `PackedBatch` on the devices; see there."""
+
+    tokens: Int[Array, "batch seq"]
+    targets: Int[Array, "batch seq"]
+    weights: Float[Array, "batch seq"]
+    segments: Int[Array, "batch seq"]
+    positions: Int[Array, "batch seq"]
+
+
 @dataclass(frozen=True)
 class CompiledPrograms:
-    """What `LearnerPrograms.compile` returns; score and gradient by sequence length."""
+    """What `LearnerPrograms.compile` returns; score and gradient by sequence length.
+
+    `imitation` and `apply_imitation` are there only in runs with a supervised phase.
+    """
 
     score: dict[int, jax.stages.Compiled]
     gradient: dict[int, jax.stages.Compiled]
     apply: jax.stages.Compiled
+    imitation: jax.stages.Compiled | None
+    apply_imitation: jax.stages.Compiled | None
 
 
 @dataclass(frozen=True)
 class LearnerPrograms:
-    """Traces the three programs for one policy and one configuration."""
+    """Traces the programs for one policy and one configuration."""
 
     policy: Policy
     config: Config
@@ -70,8 +91,13 @@ class LearnerPrograms:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The optimizer whose state `apply` takes."""
-        return make_optimizer(self.config)
+        """The optimizer of the GRPO phase."""
+        return make_optimizer(self.config, grpo_rate(self.config))
+
+    @property
+    def imitation_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer of the supervised phase; its state is shaped like the other's."""
+        return make_optimizer(self.config, imitation_rate(self.config))
 
     def score(
         self,
@@ -120,12 +146,40 @@ class LearnerPrograms:
         total = jax.tree.map(jnp.add, total, grads)
         return total, {"loss": value, **shares}, logprobs
 
+    def imitation(
+        self, base: Params, adapter: Params, total: Params, batch: ExampleBatch
+    ) -> tuple[Params, Scalars]:
+        """Adds the gradient of the examples' negative log-likelihood to `total`.
+
+        Returns:
+            The new total and the batch's share of the loss, in nats a token.
+        """
+
+        def loss(adapter: Params) -> Float[Array, ""]:
+            model = self.policy.bind(base, adapter)
+            hidden, _ = model(
+                batch.tokens,
+                batch.positions,
+                attend=PackedAttention(batch.segments),
+                remat=self.config.plan.remat,
+            )
+            logprobs, _ = self._head(base, hidden, batch.targets, IMITATION_TEMPERATURE)
+            return weighted_sum(-logprobs, batch.weights)
+
+        value, grads = jax.value_and_grad(loss)(adapter)
+        return jax.tree.map(jnp.add, total, grads), {"loss": value}
+
     def apply(
         self, adapter: Params, state: optax.OptState, grads: Params
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """One optimizer update; also returns the gradient's norm before clipping."""
-        updates, state = self.optimizer.update(grads, state, adapter)
-        return optax.apply_updates(adapter, updates), state, optax.tree.norm(grads)
+        """One GRPO update; also returns the gradient's norm before clipping."""
+        return _apply(self.optimizer, adapter, state, grads)
+
+    def apply_imitation(
+        self, adapter: Params, state: optax.OptState, grads: Params
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        """One supervised update; likewise."""
+        return _apply(self.imitation_optimizer, adapter, state, grads)
 
     def _logprobs(
         self, base: Params, adapter: Params, tokens: Array, targets: Array, *, remat: bool
@@ -133,12 +187,18 @@ class LearnerPrograms:
         rows, seq = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(seq), (rows, seq))
         hidden, _ = self.policy.bind(base, adapter)(tokens, positions, remat=remat)
-        local_rows = rows_per_device(rows, self.policy.mesh)
+        return self._head(base, hidden, targets, self.config.rollout.temperature)
+
+    def _head(
+        self, base: Params, hidden: Array, targets: Array, temperature: float
+    ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
+        local_rows = rows_per_device(hidden.shape[0], self.policy.mesh)
         return token_logprobs(
             hidden,
             targets,
             self.policy.embedding(base),
-            temperature=self.config.rollout.temperature,
+            softcap=self.policy.architecture.final_softcap,
+            temperature=temperature,
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
             positions_at_once=max(1, self.config.plan.head_tokens // local_rows),
         )
@@ -156,6 +216,13 @@ class LearnerPrograms:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
             jax.eval_shape(self.optimizer.init, adapter),
         )
+        imitation = apply_imitation = None
+        if self.config.run.warm_start:
+            imitate = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
+            examples = self._abstract_examples()
+            imitation = build(imitate.trace(base, adapter, adapter, examples), mesh)
+            apply_other = jax.jit(self.apply_imitation, donate_argnums=(0, 1), out_shardings=whole)
+            apply_imitation = build(apply_other.trace(adapter, state, adapter), mesh)
         return CompiledPrograms(
             score={
                 seq: build(score.trace(base, adapter, batch.tokens, batch.targets), mesh)
@@ -166,6 +233,8 @@ class LearnerPrograms:
                 for seq, batch in batches.items()
             },
             apply=build(apply.trace(adapter, state, adapter), mesh),
+            imitation=imitation,
+            apply_imitation=apply_imitation,
         )
 
     @property
@@ -179,17 +248,33 @@ class LearnerPrograms:
         return self.config.learner.kl_coef > 0
 
     def _abstract_batch(self, seq: int) -> DeviceBatch:
-        place = by_row(self.policy.mesh)
-        batch = self.config.plan.micro_batch_rows
-
-        def rows(*shape: int, dtype: Any = jnp.float32) -> Any:
-            return jax.ShapeDtypeStruct((batch, *shape), dtype, sharding=place)
-
         return DeviceBatch(
-            tokens=rows(seq, dtype=jnp.int32),
-            targets=rows(seq, dtype=jnp.int32),
-            weights=rows(seq),
-            advantages=rows(),
-            old_logprobs=rows(seq) if self.keeps_old else None,
-            reference_logprobs=rows(seq) if self.keeps_reference else None,
+            tokens=self._rows(seq, dtype=jnp.int32),
+            targets=self._rows(seq, dtype=jnp.int32),
+            weights=self._rows(seq),
+            advantages=self._rows(),
+            old_logprobs=self._rows(seq) if self.keeps_old else None,
+            reference_logprobs=self._rows(seq) if self.keeps_reference else None,
         )
+
+    def _abstract_examples(self) -> ExampleBatch:
+        seq = self.config.rollout.max_tokens
+        return ExampleBatch(
+            tokens=self._rows(seq, dtype=jnp.int32),
+            targets=self._rows(seq, dtype=jnp.int32),
+            weights=self._rows(seq),
+            segments=self._rows(seq, dtype=jnp.int32),
+            positions=self._rows(seq, dtype=jnp.int32),
+        )
+
+    def _rows(self, *shape: int, dtype: Any = jnp.float32) -> Any:
+        return jax.ShapeDtypeStruct(
+            (self.config.plan.micro_batch_rows, *shape), dtype, sharding=by_row(self.policy.mesh)
+        )
+
+
+def _apply(
+    optimizer: optax.GradientTransformation, adapter: Params, state: optax.OptState, grads: Params
+) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+    updates, state = optimizer.update(grads, state, adapter)
+    return optax.apply_updates(adapter, updates), state, optax.tree.norm(grads)

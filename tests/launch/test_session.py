@@ -77,7 +77,7 @@ def signalled(session: Session, number: signal.Signals) -> Callable[[], None]:
 
 
 def test_a_finished_run_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    session = Session(make_config(tmp_path), {})
+    session = Session(make_config(tmp_path), Disk())
     assert session.run() == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"finished: {tmp_path}/run"
@@ -98,7 +98,7 @@ def test_a_signal_gives_its_exit_status_and_the_run_goes_on_later(
     number: signal.Signals,
     status: int,
 ):
-    whole = Session(make_config(tmp_path / "whole"), {})
+    whole = Session(make_config(tmp_path / "whole"), Disk())
     whole.run()
     config, disk = make_config(tmp_path / "cut"), Disk()
     first = Session(config, disk)
@@ -117,7 +117,7 @@ def test_a_signal_gives_its_exit_status_and_the_run_goes_on_later(
 def test_a_run_that_fails_says_why_and_ends_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    session = Session(make_config(tmp_path), {})
+    session = Session(make_config(tmp_path), Disk())
     session.learner.score_error = 1.0
     assert session.run() == 1
     (entry,) = session.events("failed")
@@ -151,7 +151,7 @@ def test_a_run_that_failed_goes_on_from_its_last_checkpoint(tmp_path: Path):
 def test_a_damaged_checkpoint_is_journaled_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    session = Session(make_config(tmp_path, budget={"steps": 1}), {})
+    session = Session(make_config(tmp_path, budget={"steps": 1}), Disk())
 
     async def restore() -> Restored:
         return Restored(None, ("checkpoint 4 is damaged: bad hash",))
@@ -214,7 +214,7 @@ def test_wandb_is_told_how_the_run_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
     trackers = Trackers(monkeypatch)
-    session = Session(make_config(tmp_path), {})
+    session = Session(make_config(tmp_path), Disk())
     if ending == "interrupted":
         session.script.on["learner.update 0"] = signalled(session, signal.SIGINT)
     session.learner.score_error = 1.0 if ending == "failed" else 0.0
@@ -227,7 +227,7 @@ def test_the_mode_and_the_address_are_said_and_journaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     Trackers(monkeypatch)
-    session = Session(make_config(tmp_path, wandb={"mode": "offline"}), {})
+    session = Session(make_config(tmp_path, wandb={"mode": "offline"}), Disk())
     session.run()
     assert "W&B: nowhere\n" in capsys.readouterr().out
     (entry,) = session.events("started")

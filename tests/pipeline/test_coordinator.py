@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline import coordinator, run_dir
+from pipeline import run_dir, team
 from pipeline.datatypes import Completion, Published, RolloutRequest
 from pipeline.order import prompts_for_step
 from pipeline.parity import ParityError
@@ -47,7 +47,7 @@ def process(config: Config, disk: Disk, script: Script | None = None) -> Process
 
 
 def test_the_loop_in_order(tmp_path: Path):
-    run = Process(make_config(tmp_path, budget={"steps": 2}), disk={})
+    run = Process(make_config(tmp_path, budget={"steps": 2}), disk=Disk())
     assert run.run() == "finished"
     assert run.script.calls == [
         "learner.publish probe",
@@ -79,7 +79,7 @@ def test_a_step_learns_from_a_group_for_each_of_its_prompts(tmp_path: Path):
     config = make_config(
         tmp_path, budget={"steps": 2}, rollout={"group_size": 3}, plan={"samplers": 2}
     )
-    run = Process(config, disk={})
+    run = Process(config, disk=Disk())
     run.run()
     prompts = prompts_for_step(make_data().train.prompts, seed=3, step=1, prompts_per_step=2)
     assert [(r.completion.name.prompt_id, r.completion.name.sample) for r in run.learner.seen] == [
@@ -94,7 +94,7 @@ def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path):
     config = make_config(
         tmp_path, rollout={"temperature": 0.7}, eval={"temperature": 0.2}, budget={"steps": 1}
     )
-    run = Process(config, disk={})
+    run = Process(config, disk=Disk())
     heats: dict[str, float] = {}
     draw = run.samplers[0].draw
 
@@ -108,7 +108,7 @@ def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path):
 
 
 def test_records_of_a_finished_run(tmp_path: Path):
-    run = process(watched(tmp_path), {})
+    run = process(watched(tmp_path), Disk())
     run.run()
     folder = run.folder
     assert [row["step"] for row in folder.metrics] == [1, 2, 3, 4]
@@ -119,6 +119,7 @@ def test_records_of_a_finished_run(tmp_path: Path):
         "step_000004.jsonl",
         "test_after.jsonl",
         "test_before.jsonl",
+        "validation_000000.jsonl",
         "validation_000002.jsonl",
         "validation_000004.jsonl",
     ]
@@ -128,24 +129,25 @@ def test_records_of_a_finished_run(tmp_path: Path):
     evaluated = [(entry["name"], entry["step"]) for entry in folder.events("evaluated")]
     assert evaluated == [
         ("test_before", 0),
+        ("validation", 0),
         ("validation", 2),
         ("validation", 4),
         ("test_after", 4),
     ]
-    assert [entry["step"] for entry in folder.events("checkpoint")] == [3, 4]
+    assert [entry["step"] for entry in folder.events("checkpoint")] == [0, 3, 4, 4]
     assert run.learner.exported[0].name.phase == "test"
     assert len(run.learner.exported) == 2
 
 
 def test_no_validation_without_eval_every_steps(tmp_path: Path):
-    run = Process(make_config(tmp_path), disk={})
+    run = Process(make_config(tmp_path), disk=Disk())
     run.run()
     assert not any("validation" in call for call in run.script.calls)
 
 
 def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     script = Script(durations={"sampler0.generate:train": 2.0, "learner.update": 3.0})
-    run = Process(make_config(tmp_path), disk={}, script=script)
+    run = Process(make_config(tmp_path), disk=Disk(), script=script)
     run.run()
     summary = run.folder.summary
     assert summary is not None
@@ -179,7 +181,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
 
 
 def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
-    run = Process(make_config(tmp_path), disk={})
+    run = Process(make_config(tmp_path), disk=Disk())
     run.learner.score_error = 2e-4
     message = r"differ by 0\.0002 in log-prob, allowed 0\.0001 \(parity\.probe\)"
     with pytest.raises(ParityError, match=message):
@@ -189,7 +191,7 @@ def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: 
 
 
 def test_invariant_1_the_probe_is_journaled_and_then_discarded(tmp_path: Path):
-    run = Process(make_config(tmp_path, parity={"probe": 0.5}, budget={"steps": 1}), disk={})
+    run = Process(make_config(tmp_path, parity={"probe": 0.5}, budget={"steps": 1}), disk=Disk())
     run.learner.score_error = 0.25
     run.run()
     ((entry),) = run.events("parity")
@@ -200,7 +202,7 @@ def test_invariant_1_the_probe_is_journaled_and_then_discarded(tmp_path: Path):
 
 
 def test_invariant_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(tmp_path: Path):
-    run = Process(make_config(tmp_path, plan={"samplers": 2}), disk={})
+    run = Process(make_config(tmp_path, plan={"samplers": 2}), disk=Disk())
     load = run.samplers[1].load
 
     async def stale(published: Published) -> str:
@@ -218,7 +220,7 @@ def test_invariant_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(t
 def test_invariant_1_a_completion_with_a_wrong_label_is_caught(
     tmp_path: Path, wrong: dict[str, Any]
 ):
-    run = Process(make_config(tmp_path, budget={"steps": 2}), disk={})
+    run = Process(make_config(tmp_path, budget={"steps": 2}), disk=Disk())
     draw = run.samplers[0].draw
 
     def mislabelled(request: RolloutRequest, temperature: float) -> Completion:
@@ -233,7 +235,7 @@ def test_invariant_1_a_completion_with_a_wrong_label_is_caught(
 
 
 def test_invariant_1_every_recorded_rollout_carries_version_and_hash(tmp_path: Path):
-    run = Process(make_config(tmp_path), disk={})
+    run = Process(make_config(tmp_path), disk=Disk())
     run.run()
     hashes = [FRESH]
     for version, name in enumerate(["step_000001", "step_000002", "step_000003"]):
@@ -247,7 +249,7 @@ def test_invariant_1_every_recorded_rollout_carries_version_and_hash(tmp_path: P
 
 
 def test_invariant_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
-    run = Process(make_config(tmp_path, parity={"mean_stop": 0.01}), disk={})
+    run = Process(make_config(tmp_path, parity={"mean_stop": 0.01}), disk=Disk())
     run.learner.metrics = {"parity_mean": 0.02}
     with pytest.raises(ParityError, match=r"by 0\.02 on average, allowed 0\.01"):
         run.run()
@@ -255,7 +257,9 @@ def test_invariant_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
 
 
 def test_invariant_1_a_percentile_above_its_bound_is_journaled(tmp_path: Path):
-    run = Process(make_config(tmp_path, parity={"p999_alarm": 0.1}, budget={"steps": 1}), disk={})
+    run = Process(
+        make_config(tmp_path, parity={"p999_alarm": 0.1}, budget={"steps": 1}), disk=Disk()
+    )
     run.learner.metrics = {"parity_p999": 0.2}
     assert run.run() == "finished"
     assert run.events("parity_alarm") == [{"step": 0}]
@@ -266,7 +270,7 @@ def test_invariant_1_a_percentile_above_its_bound_is_journaled(tmp_path: Path):
 
 def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
     config = make_config(tmp_path, budget={"steps": 1}, rollout={"group_size": 4})
-    run = Process(config, disk={})
+    run = Process(config, disk=Disk())
     given: list[float | None] = [1.0, 0.0, None, 1.0, 1.0, 1.0, None, None]
 
     async def score(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
@@ -318,7 +322,8 @@ def interrupted(config: Config, disk: Disk, on: str | int) -> Process:
         ("sampler0.generate:train 1", 1),
         ("scorer.score", 0),
         ("learner.update 1", 2),
-        ("sampler0.generate:validation 0", 2),
+        ("sampler0.generate:validation 0", 0),
+        ("learner.keep_best 0", 0),
         ("learner.save 3", 3),
     ],
 )
@@ -340,15 +345,17 @@ def test_a_signal_leaves_a_checkpoint_and_a_summary(tmp_path: Path, call: str, s
 
 
 def test_a_signal_during_the_export_comes_too_late(tmp_path: Path):
-    run = interrupted(watched(tmp_path), {}, "learner.export 4")
+    run = interrupted(watched(tmp_path), Disk(), "learner.export 4")
     assert run.run() == "finished"
 
 
 def test_what_samples_is_told_to_abort_and_what_scores_is_not_waited_for(tmp_path: Path):
-    sampling = interrupted(watched(tmp_path, run={"name": "a"}), {}, "sampler0.generate:train 0")
+    sampling = interrupted(
+        watched(tmp_path, run={"name": "a"}), Disk(), "sampler0.generate:train 0"
+    )
     sampling.run()
     assert sampling.script.calls[-2:] == ["sampler0.abort", "learner.save 0"]
-    scoring = interrupted(watched(tmp_path, run={"name": "b"}), {}, "scorer.score")
+    scoring = interrupted(watched(tmp_path, run={"name": "b"}), Disk(), "scorer.score")
     scoring.run()
     assert scoring.script.calls[-2:] == ["scorer.score", "learner.save 0"]
 
@@ -356,8 +363,8 @@ def test_what_samples_is_told_to_abort_and_what_scores_is_not_waited_for(tmp_pat
 def test_a_sampler_that_does_not_notice_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(coordinator, "ABORT_PATIENCE_S", 0.0)
-    run = interrupted(watched(tmp_path), {}, "sampler0.generate:train 0")
+    monkeypatch.setattr(team, "ABORT_PATIENCE_S", 0.0)
+    run = interrupted(watched(tmp_path), Disk(), "sampler0.generate:train 0")
     monkeypatch.setattr(run.samplers[0].aborted, "set", lambda: None)
     assert run.run() == "interrupted"
 
@@ -379,7 +386,7 @@ def test_a_sampler_that_is_gone_does_not_keep_the_checkpoint_from_being_written(
 
 
 def undisturbed(folder: Path) -> tuple[Process, dict[str, Any]]:
-    run = process(watched(folder), {})
+    run = process(watched(folder), Disk())
     assert run.run() == "finished"
     return run, left_behind(run.folder)
 
@@ -458,6 +465,7 @@ def test_what_came_after_the_last_checkpoint_is_done_again(tmp_path: Path):
     assert sorted(path.name for path in second.folder.rollouts.iterdir()) == [
         "step_000001.jsonl",
         "test_before.jsonl",
+        "validation_000000.jsonl",
     ]
     second.run()
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4]
@@ -469,30 +477,36 @@ def test_the_evaluation_before_is_read_back_and_never_drawn_twice(tmp_path: Path
     second = resumed(config, disk)
     tests = [n for n, call in enumerate(second.script.calls) if "generate:test" in call]
     assert tests == [len(second.script.calls) - 2]
-    assert len(second.events("reserved")) == 1
+    reserved = [entry["reason"] for entry in second.events("reserved")]
+    assert reserved == ["test evaluation", *3 * ["validation evaluation"]]
 
 
 @pytest.mark.parametrize(
-    ("call", "drawn"), [("sampler0.generate:train 2", 1), ("sampler0.generate:validation 0", 2)]
+    ("call", "saved", "drawn"),
+    [
+        ("sampler0.generate:train 2", 2, 1),
+        ("learner.update 1", 2, 2),
+        ("sampler0.generate:validation 0", 0, 3),
+    ],
 )
 def test_a_validation_is_done_once_also_where_a_signal_came_before_it(
-    tmp_path: Path, call: str, drawn: int
+    tmp_path: Path, call: str, saved: int, drawn: int
 ):
     config, disk = watched(tmp_path), Disk()
     interrupted(config, disk, call).run()
-    assert max(disk) == 2
+    assert max(disk) == saved
     second = resumed(config, disk)
     assert second.script.calls.count("sampler0.generate:validation 0") == drawn
     evaluated = [entry["step"] for entry in second.events("evaluated")]
-    assert evaluated == [0, 2, 4, 4]
+    assert evaluated == [0, 0, 2, 4, 4]
 
 
 def test_an_evaluation_that_was_timed_twice_is_reserved_once(tmp_path: Path):
     config, disk = timed(tmp_path, 250), Disk()
     first = Process(config, disk=disk, script=Script(durations=COSTS))
-    first.folder.journal("reserved", reason="killed before it was written down", seconds=30.0)
+    first.folder.journal("reserved", reason="test evaluation", seconds=30.0)
     first.run()
-    assert first.coordinator.deadline.reserve_s == 40.0
+    assert first.coordinator.deadline.evaluations_s == 40.0
 
 
 def test_an_evaluation_before_that_is_gone_is_not_drawn_from_a_trained_policy(tmp_path: Path):
@@ -531,21 +545,21 @@ def test_a_time_budget_ends_early_enough_to_evaluate_and_export(tmp_path: Path, 
         data={"validation": VALIDATION},
         eval={"every_steps": 2},
     )
-    run = process(config, {}, Script(durations=COSTS))
+    run = process(config, Disk(), Script(durations=COSTS))
     run.coordinator.deadline.reserve_s = 5.0
     assert run.run() == "finished"
     assert run.folder.summary is not None
     assert run.folder.summary["wall_s"] == run.script.clock.seconds
     assert run.folder.summary["deadline_s"] == seconds
     assert run.script.clock.seconds <= seconds
-    # A step with validation and checkpoint is 61 s: with the end and a quarter of slack it would
-    # not have fitted in.
-    assert run.script.clock.seconds > seconds - 61 - 0.25 * (61 + 45)
+    # Another step, with a quarter of slack on it and on what comes last, would not have fitted in:
+    # 34 s of step, 25 s of validation, 40 s of test, 5 s of export. The last three are used.
+    assert run.script.clock.seconds > seconds - 1.25 * (34 + 25 + 40 + 5) + 40 + 5
 
 
 def test_a_time_budget_in_numbers(tmp_path: Path):
     config = timed(tmp_path, 250, checkpoint={"every_steps": 100})
-    run = Process(config, disk={}, script=Script(durations=COSTS))
+    run = Process(config, disk=Disk(), script=Script(durations=COSTS))
     run.coordinator.deadline.reserve_s = 5.0
     run.run()
     # 2 s of probe and sync and 40 s of evaluation before; a step is 34 s; the end is 2 + 40 + 5 s.
@@ -575,7 +589,7 @@ def test_a_resumed_time_budget_counts_what_was_used(tmp_path: Path):
 
 def test_a_budget_of_steps_ignores_the_clock(tmp_path: Path):
     run = Process(
-        make_config(tmp_path), disk={}, script=Script(durations=dict.fromkeys(COSTS, 1e9))
+        make_config(tmp_path), disk=Disk(), script=Script(durations=dict.fromkeys(COSTS, 1e9))
     )
     run.run()
     assert run.learner.version == 3
@@ -583,7 +597,7 @@ def test_a_budget_of_steps_ignores_the_clock(tmp_path: Path):
 
 def test_token_records_are_written_on_demand(tmp_path: Path):
     config = make_config(tmp_path, records={"tokens": True}, budget={"steps": 1})
-    run = Process(config, disk={})
+    run = Process(config, disk=Disk())
     run.run()
     rows = run.folder.read_rollouts("step_000001") or []
     for row, rollout in zip(rows, run.learner.seen, strict=True):

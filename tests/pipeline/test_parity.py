@@ -28,7 +28,7 @@ BOUNDS = Bounds(probe=1e-4, mean_stop=1e-3, p999_alarm=1e-2)
 def team(samplers: int) -> tuple[Script, list[FakeSampler], FakeLearner]:
     script = Script()
     made = [FakeSampler(script, seed=0, number=number) for number in range(samplers)]
-    return script, made, FakeLearner(script, disk={})
+    return script, made, FakeLearner(script, disk=fakes.Disk())
 
 
 def probe(samplers: list[FakeSampler], learner: FakeLearner, *, prompts: int = 3) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Rollout, RolloutName, RolloutRequest
-from pipeline.records import Console, Records, rollout_rows, step_metrics
+from pipeline.records import Console, Records, accuracy_line, rollout_rows, step_metrics
 from pipeline.run_dir import RunFolder
 from tests.fakes import FRESH, FakeTracker, completion, make_config
 
@@ -45,6 +46,35 @@ def test_a_steps_metrics():
         "groups/short": 3.0,
         "groups/excluded_rollouts": 4.0,
     }
+
+
+def test_in_a_mixture_each_source_has_its_own_metrics():
+    sources = ["train", "more", "more", "train"]
+    mixed = [replace(one, source=name) for one, name in zip(ROLLOUTS, sources, strict=True)]
+    metrics = step_metrics(mixed, STATS)
+    own = {name: value for name, value in metrics.items() if name.count("/") == 2}
+    assert own == {
+        "reward/more/mean": 0.5,
+        "reward/more/std": 0.0,
+        "reward/more/correct": 0.0,
+        "reward/more/correct_errors": 1.0,
+        "reward/more/format": 0.5,
+        "reward/more/format_errors": 0.0,
+        "rollout/more/count": 2.0,
+        "rollout/more/tokens_mean": 1.5,
+        "reward/train/mean": 1.25,
+        "reward/train/std": 0.25,
+        "reward/train/correct": 0.75,
+        "reward/train/correct_errors": 0.0,
+        "reward/train/format": 0.5,
+        "reward/train/format_errors": 0.0,
+        "rollout/train/count": 2.0,
+        "rollout/train/tokens_mean": 5.5,
+    }
+    assert {name: metrics[name] for name in metrics.keys() - own.keys()} == step_metrics(
+        ROLLOUTS, STATS
+    )
+    assert rollout_rows(mixed[1:2], tokens=False)[0]["source"] == "more"
 
 
 def test_a_step_without_any_reward_has_metrics_too():
@@ -120,6 +150,7 @@ def test_an_evaluation_is_journaled_said_and_sent(
     summary = {
         "accuracy": 0.5,
         "n": 4,
+        "samples": 1,
         "ci95": (0.15, 0.85),
         "well_formed": 0.75,
         "accuracy_among_well_formed": None,
@@ -161,21 +192,38 @@ def test_reward_errors_are_told_with_the_first_reason(
 
 def test_a_comparison_is_said(records: Records, capsys: pytest.CaptureFixture[str]):
     records.comparison(
+        "test",
         {
             "before": {"accuracy": 0.25},
             "after": {"accuracy": 0.625},
             "paired_difference": 0.375,
             "paired_ci95": [-0.0126, 0.7],
             "paired_p": 0.03125,
-        }
+        },
     )
     assert capsys.readouterr().out == (
         "test accuracy 25.0% -> 62.5%: +37.5 points [-1.3, +70.0], paired p = 3.1e-02\n"
     )
 
 
+def test_an_evaluation_of_several_samples_says_what_they_reach_together():
+    summary = {
+        "accuracy": 0.5,
+        "n": 4,
+        "samples": 8,
+        "ci95": (0.15, 0.85),
+        "well_formed": 0.75,
+        "pass@8": 0.9,
+        "majority@8": 0.6,
+    }
+    assert accuracy_line(summary) == (
+        "accuracy 0.500 [0.150, 0.850] on 4 prompts x 8 samples, pass@8 0.900, "
+        "majority@8 0.600, 75.0% well formed"
+    )
+
+
 def test_without_a_number_of_steps_the_line_says_so(capsys: pytest.CaptureFixture[str]):
-    Console(total=None, done=0).step(3, METRICS)
+    Console(total=None, done=0).step(3, "")
     assert capsys.readouterr().out.startswith("step 3/?  ")
 
 
@@ -185,7 +233,7 @@ def test_a_terminal_gets_a_bar_that_starts_where_the_run_goes_on(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     console = Console(total=9, done=6)
     console.say("hello")
-    console.step(7, METRICS)
+    console.step(7, "reward 0.123")
     console.close()
     shown = capsys.readouterr()
     assert shown.out == "hello\n"

@@ -13,14 +13,16 @@ import pytest
 
 from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import LearnerState
-from pipeline.learner.optimizer import make_optimizer
+from pipeline.learner.optimizer import grpo_rate, make_optimizer
 from tests import tiny
+
+CONFIG = tiny.make_config()
 
 
 def fresh(devices: int = 1) -> LearnerState:
     """A state with nothing in it yet, of the shapes of the tiny policy."""
     adapter = tiny.policy(layers=2, devices=devices).no_adapter()
-    optimizer = make_optimizer(tiny.make_config()).init(adapter)
+    optimizer = make_optimizer(CONFIG, grpo_rate(CONFIG)).init(adapter)
     place = next(iter(adapter.values())).sharding
     return LearnerState(adapter, jax.device_put(optimizer, place), version=0, updates=0)
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from configs.schema import Config
-from pipeline.learner.optimizer import learning_rate, make_optimizer
+from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
 from tests import tiny
 
 
@@ -18,8 +18,13 @@ def config(**learner: Any) -> Config:
     return tiny.make_config(learner=learner, budget={"steps": 10})
 
 
+def adamw(**learner: Any) -> optax.GradientTransformation:
+    made = config(**learner)
+    return make_optimizer(made, grpo_rate(made))
+
+
 def rates(count: int, **learner: Any) -> list[float]:
-    schedule = learning_rate(config(**learner))
+    schedule = grpo_rate(config(**learner))
     return [float(schedule(n)) for n in range(count)]
 
 
@@ -53,8 +58,36 @@ def test_the_learning_rate_update_by_update(learner: dict[str, Any], expected: l
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def warm(**sft: Any) -> Config:
+    return tiny.make_config(
+        run={"phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 4, "lr": 8.0, **sft},
+        budget={"steps": 10},
+        learner={"schedule": "linear", "lr": 6.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("sft", "expected"),
+    [
+        ({"schedule": "constant"}, [8, 8, 8, 8]),
+        ({}, [8, 6, 4, 2, 0]),
+        ({"warmup_steps": 2}, [4, 8, 8, 4, 0]),
+        ({"schedule": "cosine"}, [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)]),
+    ],
+)
+def test_the_supervised_phase_has_a_rate_of_its_own(sft: dict[str, Any], expected: list[float]):
+    rate = imitation_rate(warm(**sft))
+    np.testing.assert_allclose([rate(n) for n in range(len(expected))], expected, atol=1e-5)
+
+
+def test_after_a_warm_start_the_decay_ends_with_the_budget_all_the_same():
+    rate = grpo_rate(warm())
+    np.testing.assert_allclose([rate(n) for n in range(7)], [6, 5, 4, 3, 2, 1, 0], atol=1e-5)
+
+
 def one_update(grad: Any, adapter: Any, **learner: Any) -> np.ndarray:
-    optimizer = make_optimizer(config(**learner))
+    optimizer = adamw(**learner)
     state = optimizer.init(adapter)
     updates, _ = optimizer.update(grad, state, adapter)
     return np.asarray(optax.apply_updates(adapter, updates)["x"])
@@ -74,7 +107,7 @@ def test_weight_decay_is_decoupled():
 
 
 def test_the_gradient_is_clipped_by_its_global_norm():
-    optimizer = make_optimizer(config(max_grad_norm=1.0, adam_b1=0.9, adam_b2=0.99))
+    optimizer = adamw(max_grad_norm=1.0, adam_b1=0.9, adam_b2=0.99)
     adapter = {"x": jnp.zeros(1), "y": jnp.zeros(1)}
     _, state = optimizer.update(
         {"x": jnp.array([3.0]), "y": jnp.array([4.0])}, optimizer.init(adapter), adapter
@@ -86,6 +119,6 @@ def test_the_gradient_is_clipped_by_its_global_norm():
 
 
 def test_moments_are_float32():
-    state = make_optimizer(config()).init({"x": jnp.zeros(3)})
+    state = adamw().init({"x": jnp.zeros(3)})
     moments = [optax.tree_utils.tree_get(state, name)["x"] for name in ("mu", "nu")]
     assert [moment.dtype for moment in moments] == [jnp.float32] * 2

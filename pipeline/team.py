@@ -1,0 +1,131 @@
+"""Samplers, learner and scorer under one command: hashes are checked, work ends when told to.
+
+Knows who does what, not what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from configs.schema import Config
+from pipeline import dispatch, parity
+from pipeline.datatypes import Completion, Prompt, Published, RolloutRequest, Which
+from pipeline.interfaces import Learner, Sampler, Scorer
+
+T = TypeVar("T")
+
+ABORT_PATIENCE_S = 30.0
+"""How long a sampler may take to notice that it was told to stop."""
+
+
+class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
+    """A signal arrived; what was in flight is abandoned."""
+
+
+@dataclass
+class Workers:
+    """Whom the coordinator commands."""
+
+    samplers: Sequence[Sampler]
+    learner: Learner
+    scorer: Scorer
+
+
+class Team:
+    """The workers and the adapter that is in force among them.
+
+    Args:
+        workers: who does the work.
+        config: rows of a sampler's batch, bounds of parity.
+        stop: set from outside to end early.
+    """
+
+    def __init__(self, workers: Workers, *, config: Config, stop: asyncio.Event) -> None:
+        self.samplers = workers.samplers
+        self.learner = workers.learner
+        self.scorer = workers.scorer
+        self.bounds = parity.Bounds.of(config)
+        self.stop = stop
+        self.published: Published | None = None
+        self._config = config
+
+    async def probe(self, prompts: Sequence[Prompt]) -> float:
+        """Largest log-prob difference between samplers and learner under a random adapter.
+
+        Raises:
+            ParityError: if they are not the same policy.
+        """
+        return await self.unless_stopped(
+            parity.check_probe(
+                self.samplers,
+                self.learner,
+                prompts,
+                bound=self.bounds.probe,
+                temperature=self._config.rollout.temperature,
+            ),
+            aborts=self.samplers,
+        )
+
+    async def publish(self, which: Which = "current") -> Published:
+        """Brings an adapter of the learner to the samplers; it is in force from then on."""
+        self.published = await self.learner.publish(which)
+        await parity.sync(self.samplers, self.published)
+        return self.published
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float
+    ) -> list[Completion]:
+        """One completion for each request, in their order, drawn under the adapter in force."""
+        completions = await self.unless_stopped(
+            dispatch.generate(
+                self.samplers,
+                requests,
+                rows=self._config.plan.rollout_rows,
+                temperature=temperature,
+            ),
+            aborts=self.samplers,
+        )
+        assert self.published is not None
+        parity.check_labels(completions, self.published)
+        return completions
+
+    def raise_if_stopped(self) -> None:
+        """Ends the run between two pieces of work.
+
+        Raises:
+            Interrupted: if `stop` is set.
+        """
+        if self.stop.is_set():
+            raise Interrupted
+
+    async def unless_stopped(
+        self, work: Coroutine[Any, Any, T], *, aborts: Sequence[Sampler] = ()
+    ) -> T:
+        """The result of `work`, abandoned if `stop` is set first.
+
+        Args:
+            work: what to do; not begun if `stop` is set already.
+            aborts: samplers that are told, and get a while to end what they do.
+
+        Raises:
+            Interrupted: if it was abandoned.
+        """
+        if self.stop.is_set():
+            work.close()
+            raise Interrupted
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            return task.result()
+        # What goes wrong while ending is of no interest: a sampler that is gone has ended.
+        ending = asyncio.gather(
+            task, *(sampler.abort() for sampler in aborts), return_exceptions=True
+        )
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ending, ABORT_PATIENCE_S if aborts else 0)
+        raise Interrupted

@@ -1,0 +1,236 @@
+"""When the policy is examined, which version is kept, what is tested and exported at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from tests.fakes import PROMPTS, Disk, Killed, Process, Script, left_behind, make_config, make_data
+
+STEPS = 10
+COLLAPSE = 6
+
+
+def skill(version: int) -> float:
+    """Better with every step, and ruined at 60% of the run."""
+    return 0.2 + 0.1 * version if version < COLLAPSE else 0.05
+
+
+def collapsing(
+    folder: Path,
+    *,
+    disk: Disk | None = None,
+    script: Script | None = None,
+    every_steps: int = 1,
+    **tables: Mapping[str, Any],
+) -> Process:
+    """A run whose policy collapses, with a validation split."""
+    usual: dict[str, Mapping[str, Any]] = {
+        "data": {"validation": {"path": "validation.jsonl"}},
+        "eval": {"every_steps": every_steps},
+        "budget": {"steps": STEPS},
+        "checkpoint": {"every_steps": 3},
+    }
+    config = make_config(folder, **(usual | tables))
+    return skilled(config, disk=disk, script=script)
+
+
+def skilled(config: Config, *, disk: Disk | None = None, script: Script | None = None) -> Process:
+    data = make_data(validation=PROMPTS, test=PROMPTS, sets=[s.name for s in config.eval.sets])
+    run = Process(config, disk=Disk() if disk is None else disk, script=script, data=data)
+    for sampler in run.samplers:
+        sampler.skill = skill
+    return run
+
+
+def test_a_policy_that_collapses_is_exported_as_it_was_at_its_best(tmp_path: Path):
+    run = collapsing(tmp_path)
+    assert run.run() == "finished"
+    summary = run.folder.summary
+    assert summary is not None
+    assert run.learner.version == summary["steps"] == STEPS
+    best = summary["best"]
+    assert (best["step"], best["last_step"]) == (COLLAPSE - 1, STEPS)
+    assert (best["accuracy"], best["last_accuracy"]) == (0.7, 0.05)
+    assert best["paired_difference"] == pytest.approx(0.65)
+    assert best["paired_p"] < 0.01
+    # What is tested and exported is the best version, under its own name.
+    assert summary["eval"]["before"]["accuracy"] == 0.2
+    assert summary["eval"]["after"]["accuracy"] == 0.7
+    assert run.script.calls[-1] == f"learner.export {COLLAPSE - 1}"
+    assert run.disk.best == (COLLAPSE - 1, summary["adapter_sha256"])
+    # The test split is read once at each end.
+    tests = [call for call in run.script.calls if "generate:test" in call]
+    assert len(tests) == 2
+
+
+def test_a_policy_that_only_gets_worse_is_exported_untrained(tmp_path: Path):
+    run = collapsing(tmp_path, budget={"steps": 2})
+    for sampler in run.samplers:
+        sampler.skill = lambda version: 0.8 - 0.1 * version
+    run.run()
+    assert run.folder.summary is not None
+    assert run.folder.summary["best"]["step"] == 0
+    assert run.folder.summary["eval"]["paired_difference"] == 0
+
+
+def test_of_equals_the_earliest_is_the_best(tmp_path: Path):
+    run = collapsing(tmp_path, budget={"steps": 4})
+    for sampler in run.samplers:
+        sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
+    run.run()
+    assert run.folder.summary is not None
+    assert run.folder.summary["best"]["step"] == 2
+    keeps = [call for call in run.script.calls if "keep_best" in call]
+    assert keeps == ["learner.keep_best 0", "learner.keep_best 1", "learner.keep_best 2"]
+
+
+def test_the_last_version_is_validated_whatever_the_rhythm(tmp_path: Path):
+    run = collapsing(tmp_path, every_steps=4)
+    run.run()
+    assert run.folder.validated == [0, 4, 8, 10]
+
+
+def test_without_a_validation_split_the_last_version_is_exported(tmp_path: Path):
+    run = skilled(make_config(tmp_path, budget={"steps": COLLAPSE}))
+    run.run()
+    assert run.folder.summary is not None
+    assert "best" not in run.folder.summary
+    assert run.script.calls[-1] == f"learner.export {COLLAPSE}"
+
+
+def test_invariant_7_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
+    whole = collapsing(tmp_path / "whole", every_steps=2)
+    whole.run()
+    expected = left_behind(whole.folder)
+
+    def kill() -> None:
+        raise Killed
+
+    for number, call in enumerate(whole.script.calls):
+        disk, folder = Disk(), tmp_path / str(number)
+        with pytest.raises(Killed):
+            collapsing(folder, disk=disk, script=Script(on={number: kill}), every_steps=2).run()
+        again = collapsing(folder, disk=disk, every_steps=2)
+        assert again.run() == "finished"
+        assert left_behind(again.folder) == expected, call
+
+
+def test_a_best_version_that_was_done_again_is_not_mistaken_for_the_recorded_one(tmp_path: Path):
+    skills = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
+    disk = Disk()
+
+    def process(steps: int) -> Process:
+        run = collapsing(tmp_path, disk=disk, every_steps=2, budget={"steps": steps})
+        for sampler in run.samplers:
+            sampler.skill = lambda version: skills[version]
+        return run
+
+    process(5).run()
+    assert disk.best is not None
+    assert disk.best[0] == 4
+    # The newer checkpoints are damaged, and the run ends where it goes on.
+    for version in [version for version in disk if version > 3]:
+        del disk[version]
+    run = process(3)
+    run.run()
+    assert run.events("best_lost") == [{"step": 2}]
+    assert run.script.calls[-1] == "learner.export 3"
+    assert run.folder.summary is not None
+    assert run.folder.summary["best"]["step"] == 3
+
+
+def test_validations_by_the_clock(tmp_path: Path):
+    costs = {"sampler0.generate:train": 50.0, "sampler0.generate:validation": 30.0}
+    config = make_config(
+        tmp_path,
+        data={"validation": {"path": "validation.jsonl"}},
+        eval={"every_minutes": 2.5},
+        budget={"steps": STEPS},
+    )
+    run = skilled(config, script=Script(durations=costs))
+    run.run()
+    # 150 s are three steps of 50 s; the clock counts from the end of a validation.
+    assert run.folder.validated == [0, 3, 6, 9, 10]
+
+
+def test_further_sets_are_read_before_and_after(tmp_path: Path):
+    sets = [{"name": "forgotten", "path": "forgotten.jsonl"}]
+    run = collapsing(tmp_path, eval={"every_steps": 1, "sets": sets})
+    run.run()
+    assert run.folder.summary is not None
+    compared = run.folder.summary["eval"]["sets"]["forgotten"]
+    assert compared["before"]["accuracy"] == 0.2
+    assert compared["after"]["accuracy"] == 0.7
+    assert compared["before"]["n"] == PROMPTS
+    for name in ("forgotten_before", "forgotten_after"):
+        assert run.folder.read_rollouts(name) is not None
+    drawn = [call for call in run.script.calls if "generate:forgotten" in call]
+    assert len(drawn) == 2
+    reserved = {entry["reason"] for entry in run.events("reserved")}
+    assert reserved == {"test evaluation", "forgotten evaluation", "validation evaluation"}
+
+
+# --- the warm start
+
+
+def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> Process:
+    config = make_config(
+        folder,
+        run={"phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 3, "sequences_per_step": 2},
+        budget={"steps": 6},
+        checkpoint={"every_steps": 2},
+    )
+    return Process(config, disk=disk, script=script, data=make_data(sft=9))
+
+
+def test_a_warm_start_comes_first_and_its_steps_count(tmp_path: Path):
+    run = warmed(tmp_path, disk=Disk())
+    assert run.run() == "finished"
+    learned = [call for call in run.script.calls if "imitate" in call or "update" in call]
+    assert learned == [
+        *(f"learner.imitate {version}" for version in (0, 1, 2)),
+        *(f"learner.update {version}" for version in (3, 4, 5)),
+    ]
+    assert [row["step"] for row in run.folder.metrics] == [1, 2, 3, 4, 5, 6]
+    assert ["sft/loss" in row for row in run.folder.metrics] == [True] * 3 + [False] * 3
+    assert run.folder.summary is not None
+    assert run.folder.summary["steps"] == 6
+    # The data of GRPO begins where it would without a warm start; the noise is the step's own.
+    plain = Process(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
+    plain.run()
+
+    def prompts(run: Process, step: int) -> list[int]:
+        rows = run.folder.read_rollouts(f"step_{step:06d}")
+        assert rows is not None
+        return [row["prompt_id"] for row in rows]
+
+    assert prompts(run, 4) == prompts(plain, 1)
+
+
+def test_invariant_7_a_warm_started_run_killed_or_stopped_at_any_call_is_the_same(tmp_path: Path):
+    whole = warmed(tmp_path / "whole", disk=Disk())
+    whole.run()
+    expected = left_behind(whole.folder)
+
+    def kill() -> None:
+        raise Killed
+
+    for number, call in enumerate(whole.script.calls[:-1]):
+        disk, folder, script = Disk(), tmp_path / f"stopped{number}", Script()
+        script.on[number] = script.stop.set
+        assert warmed(folder, disk=disk, script=script).run() == "interrupted", call
+        resumed = warmed(folder, disk=disk)
+        assert resumed.run() == "finished"
+        assert left_behind(resumed.folder) == expected, call
+        disk, folder = Disk(), tmp_path / f"killed{number}"
+        with pytest.raises(Killed):
+            warmed(folder, disk=disk, script=Script(on={number: kill})).run()
+        resumed = warmed(folder, disk=disk)
+        assert resumed.run() == "finished"
+        assert left_behind(resumed.folder) == expected, call
