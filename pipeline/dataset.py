@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from configs.schema import Config, Data, NamedSource, Source
 from configs.task import MIXTURE_TRAIN
@@ -20,7 +19,15 @@ from pipeline.order import most_of_a_source, shares
 from pipeline.prompts import PromptMaker
 from pipeline.rows import DataError, Malformed, Row, refuse_malformed
 from pipeline.sources import read_rows
-from pipeline.splits import LoadedData, LoadedSplit, joined, texts, without_overlaps
+from pipeline.splits import (
+    MIXED,
+    SETS,
+    LoadedData,
+    LoadedSplit,
+    joined,
+    texts,
+    without_overlaps,
+)
 from pipeline.tokenizer import Tokenizer
 
 SOURCE_STRIDE = 10**9
@@ -70,33 +77,72 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
         DataError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
             has no prompt left, or has fewer than a step may ask of it.
     """
-    data, maker = config.data, PromptMaker(config.prompt, tokenizer)
+    maker = PromptMaker(config.prompt, tokenizer)
+    return separate(load_splits(config, maker), config=config, maker=maker)
 
-    def load(source: Source, where: str, **mixed: Any) -> LoadedSplit:
-        reading = Reading.of(source, where=where, config=config, maker=maker)
-        return load_split(replace(reading, **mixed), config=config)
 
-    test = load(data.test, "data.test")
-    sets = {source.name: load(source, f"eval.sets ({source.name})") for source in config.eval.sets}
-    measured, validation = [test, *sets.values()], None
-    if data.validation is not None:
-        where = "data.validation"
-        validation = without_overlaps(load(data.validation, where), measured, where=where)
-        measured.append(validation)
-    sources = {}
+def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
+    """All training sources and splits by their names in `LoadedData.splits`, overlaps and all.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    data, splits = config.data, {}
     for number, (name, source) in enumerate(_training_sources(data).items()):
-        mixed_as = name if data.mixture else None
-        where = _where(name)
-        split = load(source, where, mixed_as=mixed_as, first_id=number * SOURCE_STRIDE)
-        sources[name] = without_overlaps(split, measured, where=where)
-    weights = shares({MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in data.mixture})
-    if data.mixture:
+        reading = Reading.of(source, where=_where(name), config=config, maker=maker)
+        mixed = replace(
+            reading,
+            mixed_as=name.removeprefix(MIXED) if data.mixture else None,
+            first_id=number * SOURCE_STRIDE,
+        )
+        splits[name] = load_split(mixed, config=config)
+    if data.validation is not None:
+        reading = Reading.of(data.validation, where="data.validation", config=config, maker=maker)
+        splits["validation"] = load_split(reading, config=config)
+    return splits | load_tests(config, maker)
+
+
+def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
+    """The test split and the evaluation sets, by their names in `LoadedData.splits`.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    named = {"test": config.data.test} | {SETS + source.name: source for source in config.eval.sets}
+    return {
+        name: load_split(
+            Reading.of(source, where=_where(name), config=config, maker=maker), config=config
+        )
+        for name, source in named.items()
+    }
+
+
+def separate(
+    splits: Mapping[str, LoadedSplit], *, config: Config, maker: PromptMaker
+) -> LoadedData:
+    """What `load_splits` returned, without overlaps, and the worked examples if there are any.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    sets = {n.removeprefix(SETS): split for n, split in splits.items() if n.startswith(SETS)}
+    measured, validation = [splits["test"], *sets.values()], None
+    if "validation" in splits:
+        validation = without_overlaps(splits["validation"], measured, where="data.validation")
+        measured.append(validation)
+    mixture = config.data.mixture
+    sources = {
+        name.removeprefix(MIXED): without_overlaps(splits[name], measured, where=_where(name))
+        for name in _training_sources(config.data)
+    }
+    weights = shares({MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in mixture})
+    if mixture:
         _check_sizes(sources, weights, prompts_per_step=config.rollout.prompts_per_step)
     warm = config.run.warm_start
     return LoadedData(
         train=joined(list(sources.values())),
         validation=validation,
-        test=test,
+        test=splits["test"],
         sets=sets,
         sources=sources,
         weights=weights,
@@ -173,12 +219,15 @@ def _make_prompt(row: Row, reading: Reading) -> Prompt | Malformed:
 
 
 def _training_sources(data: Data) -> dict[str, Source]:
-    return {MIXTURE_TRAIN: data.train} | {source.name: source for source in data.mixture}
+    return {MIXTURE_TRAIN: data.train} | {MIXED + source.name: source for source in data.mixture}
 
 
 def _where(name: str) -> str:
-    """The setting that names a training source."""
-    return "data.train" if name == MIXTURE_TRAIN else f"data.mixture ({name})"
+    """The setting that names a source or split."""
+    for prefix, setting in ((MIXED, "data.mixture"), (SETS, "eval.sets")):
+        if name.startswith(prefix):
+            return f"{setting} ({name.removeprefix(prefix)})"
+    return f"data.{name}"
 
 
 def _check_sizes(
@@ -189,8 +238,9 @@ def _check_sizes(
     for name, split in sources.items():
         most = most_of_a_source(weights[name], prompts_per_step)
         if most > len(split.prompts):
+            where = _where(name if name == MIXTURE_TRAIN else MIXED + name)
             lines.append(
-                f"{_where(name)}: its share of {weights[name]:.1%} is up to {most} of the "
+                f"{where}: its share of {weights[name]:.1%} is up to {most} of the "
                 f"rollout.prompts_per_step = {prompts_per_step} prompts, and it has "
                 f"{len(split.prompts)}; lower prompts_per_step or its weight"
             )

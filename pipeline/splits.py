@@ -11,6 +11,9 @@ from pipeline.datatypes import Prompt
 from pipeline.examples import LoadedExamples
 from pipeline.rows import DataError, Malformed, report_lines
 
+MIXED, SETS = "mixture.", "sets."
+"""What the names of mixed-in sources and of evaluation sets begin with where all stand together."""
+
 
 @dataclass(frozen=True)
 class LoadedSplit:
@@ -75,12 +78,12 @@ class LoadedData:
     def splits(self) -> Iterator[tuple[str, LoadedSplit]]:
         """All sources and splits by name, training first; no two names are alike."""
         for name, split in (self.sources or {MIXTURE_TRAIN: self.train}).items():
-            yield name if name == MIXTURE_TRAIN else f"mixture.{name}", split
+            yield name if name == MIXTURE_TRAIN else MIXED + name, split
         if self.validation is not None:
             yield "validation", self.validation
         yield "test", self.test
         for name, split in self.sets.items():
-            yield f"sets.{name}", split
+            yield SETS + name, split
 
 
 def joined(splits: Sequence[LoadedSplit]) -> LoadedSplit:
