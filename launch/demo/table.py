@@ -24,7 +24,7 @@ import psutil
 CONFIG = "configs/demo.toml"
 _LOOK_EVERY_S = 2.0
 """Between two looks at the memory; each costs the kernel some time."""
-_HEADER = (
+HEADER = (
     "| run | accuracy before | after | difference [95%] | paired p | well formed before "
     "| accuracy among well formed | minutes | GiB at peak |\n"
     "|---|---|---|---|---|---|---|---|---|"
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     control = [*settings, "--rewards.shuffle", "true"]
     plans.append((f"demo-control-{stamp}", options.seeds[0], control))
     rows = [run(name, seed=seed, folder=options.dir, settings=more) for name, seed, more in plans]
-    print(_HEADER)
+    print(HEADER)
     for row in rows:
         print(row)
     return 0

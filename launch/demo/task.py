@@ -127,6 +127,18 @@ def write_splits(
     return files
 
 
+def write_worked(folder: Path, *, seed: int, count: int = 400) -> Path:
+    """Write `worked.jsonl`: the first training problems with careful solutions, for a warm start.
+
+    Each line has a `question` and a `completion`, both strings. Returns the file.
+    """
+    problems, rng = make_splits(seed)["train"][:count], Random(seed)
+    rows = ({"question": p.question, "completion": solution(p, rng)} for p in problems)
+    file = folder / "worked.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
 def needs_carry(terms: Terms) -> bool:
     """Whether some step has a carry or a borrow."""
     totals = accumulate(terms[:-1])
@@ -179,13 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the demo's dataset."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.task",
-        description="Write the demo's dataset: train.jsonl, validation.jsonl and test.jsonl.",
+        description="Write the demo's data: train, validation, test and worked examples, as JSONL.",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument("--seed", default=0, type=int, help="same seed, same bytes (default 0)")
     options = parser.parse_args(arguments)
     try:
         files = write_splits(options.out, seed=options.seed)
+        files.append(write_worked(options.out, seed=options.seed))
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}; give a folder that can be written")
     for file in files:

@@ -17,6 +17,8 @@ from launch.demo.task import Carelessness, Problem, make_problem, solution
 
 PROBLEM = Problem(question="", terms=(14, 27, -8), answer=33)
 
+PROJECT = Path(__file__).parents[2]
+
 
 @given(st.integers(0, 2**32))
 def test_the_words_say_what_the_terms_are(seed: int) -> None:
@@ -127,11 +129,22 @@ def test_a_seed_means_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
     assert digest == "9cfd33e160dd4893368ed0579bbd8cb4867ed5441ed1d4ef6b1c82c88c130721"
 
 
+def test_worked_examples_are_right_answers_to_training_problems(tmp_path: Path) -> None:
+    file = task.write_worked(tmp_path, seed=0, count=50)
+    worked = [json.loads(line) for line in file.read_text().splitlines()]
+    answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
+    for row in worked:
+        assert row["completion"].endswith(f"<answer>{answers[row['question']]}</answer>")
+    committed = (PROJECT / "launch/demo/data/worked.jsonl").read_text().splitlines()
+    assert committed[:50] == file.read_text().splitlines()
+
+
 def test_the_command_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert task.main(["--out", str(tmp_path / "new" / "folder"), "--seed", "7"]) == 0
     files = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [file.name for file in files] == ["test.jsonl", "validation.jsonl", "train.jsonl"]
-    assert [len(file.read_text().splitlines()) for file in files] == [500, 500, 4000]
+    names = ["test.jsonl", "validation.jsonl", "train.jsonl", "worked.jsonl"]
+    assert [file.name for file in files] == names
+    assert [len(file.read_text().splitlines()) for file in files] == [500, 500, 4000, 400]
 
 
 def test_a_folder_that_cannot_be_made_is_the_users_mistake(
