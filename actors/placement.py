@@ -44,18 +44,18 @@ def light() -> Lease:
     return Lease(resources={}, variables={"JAX_PLATFORMS": "cpu"})
 
 
-def needed(plan: Plan) -> dict[str, float]:
-    """Everything the plan's processes lease together."""
-    total = lease(plan, plan.learner_devices).resources[RESOURCE[plan.platform]]
-    if plan.placement == "split":
-        each = lease(plan, plan.devices_per_sampler).resources[RESOURCE[plan.platform]]
-        total += plan.num_samplers * each
-    return {RESOURCE[plan.platform]: total}
+def needed(plan: Plan, *, learner: bool = True) -> dict[str, float]:
+    """Everything the plan's processes lease together; without a learner its samplers alone."""
+    name = RESOURCE[plan.platform]
+    total = plan.num_samplers * lease(plan, plan.devices_per_sampler).resources[name]
+    if learner and plan.placement == "split":
+        total += lease(plan, plan.learner_devices).resources[name]
+    return {name: total}
 
 
-def shortage(plan: Plan, total: Mapping[str, float]) -> str | None:
+def shortage(plan: Plan, total: Mapping[str, float], *, learner: bool = True) -> str | None:
     """Why a cluster with these resources can never hold the plan; None: it can."""
-    for name, amount in needed(plan).items():
+    for name, amount in needed(plan, learner=learner).items():
         if total.get(name, 0.0) < amount:
             return (
                 f"plan.platform = {plan.platform!r} needs {amount:g} {name} in the cluster, which "

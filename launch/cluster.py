@@ -28,8 +28,12 @@ _OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @contextmanager
-def cluster(plan: Plan) -> Iterator[None]:
+def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
     """Joins the cluster that this process is a job of, or starts a private one; leaves it again.
+
+    Args:
+        plan: what it must hold.
+        learner: whether there will be one; without it the plan's samplers are all.
 
     Raises:
         ValueError: if the cluster can never hold the plan's devices.
@@ -41,7 +45,7 @@ def cluster(plan: Plan) -> Iterator[None]:
         else:
             # Short, because Ray puts Unix sockets there, whose paths are limited to 107 bytes.
             temporary = tempfile.mkdtemp(prefix="grpo-")
-            cpus = max(os.cpu_count() or 1, int(needed(plan).get("CPU", 1)))
+            cpus = max(os.cpu_count() or 1, int(needed(plan, learner=learner).get("CPU", 1)))
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -50,7 +54,7 @@ def cluster(plan: Plan) -> Iterator[None]:
                 object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
                 _temp_dir=temporary,
             )
-        lacking = shortage(plan, ray.cluster_resources())
+        lacking = shortage(plan, ray.cluster_resources(), learner=learner)
         if lacking:
             raise ValueError(lacking)
         yield
@@ -60,7 +64,7 @@ def cluster(plan: Plan) -> Iterator[None]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-async def wait_for_devices(actors: Sequence[Any], plan: Plan) -> None:
+async def wait_for_devices(actors: Sequence[Any], plan: Plan, *, learner: bool = True) -> None:
     """Returns when all actors have their devices; says every minute what it still waits for."""
     # Awaited rather than `ray.wait` in a thread, which could not be cancelled.
     waiting = {asyncio.ensure_future(actor.__ray_ready__.remote()) for actor in actors}
@@ -70,14 +74,14 @@ async def wait_for_devices(actors: Sequence[Any], plan: Plan) -> None:
             ready.exception()  # of an actor that failed, who calls it next is told
         if not waiting:
             return
-        print(_waiting_line(len(waiting), plan), flush=True)
+        print(_waiting_line(len(waiting), plan, learner=learner), flush=True)
 
 
-def _waiting_line(processes: int, plan: Plan) -> str:
+def _waiting_line(processes: int, plan: Plan, *, learner: bool = True) -> str:
     total, free = ray.cluster_resources(), ray.available_resources()
     amounts = ", ".join(
         f"{amount:g} {name} in all ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} free)"
-        for name, amount in needed(plan).items()
+        for name, amount in needed(plan, learner=learner).items()
     )
     return f"waiting for devices: {processes} process(es), {amounts}; held by: {_holders()}"
 

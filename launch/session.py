@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import traceback
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from typing import Any
 
 from actors.handles import Crew
 from launch.cluster import cluster, wait_for_devices
 from launch.preparation import Prepared
+from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import Clock, Deadline
@@ -25,37 +21,6 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
 
 
-@dataclass
-class Stop:
-    """Ctrl-C and SIGTERM, turned into an event. Another Ctrl-C ends it all, without checkpoint."""
-
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-    received: signal.Signals | None = None
-
-    def listen(self) -> None:
-        """Installs the handlers; to be called again after Ray has installed its own."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on, number)
-
-    def _on(self, number: signal.Signals) -> None:
-        if self.received is None:
-            self.received = number
-            print("stopping: a checkpoint is written first; Ctrl-C again does not wait", flush=True)
-            self.event.set()
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt  # through the event loop, which cancels everything
-
-    @property
-    def exit_status(self) -> int:
-        """128 and the signal's number."""
-        return 128 + (self.received or signal.SIGINT)
-
-
-class Stopped(Exception):  # noqa: N818  # not an error
-    """A signal arrived before the run began."""
-
-
 async def run_session(prepared: Prepared, *, started: float) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
 
@@ -63,13 +28,13 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
         ValueError: what the actors found wrong before the run began: devices, weights, rewards.
         FileNotFoundError: likewise.
     """
-    stop = Stop()
+    stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
     with cluster(prepared.config.plan):
         stop.listen()
         crew = Crew.spawn(prepared.config)
         try:
-            load_s = await _unless(stop, _start(crew, prepared))
+            load_s = await unless(stop, _start(crew, prepared))
             return await _coordinate(prepared, crew, stop, started=started, load_s=load_s)
         except Stopped:
             return stop.exit_status
@@ -172,16 +137,3 @@ def _track(prepared: Prepared) -> Tracker:
     if prepared.wandb_mode != "disabled":
         print(f"W&B: {tracker.address}", flush=True)
     return tracker
-
-
-async def _unless(stop: Stop, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, unless a signal comes first."""
-    task = asyncio.create_task(work)
-    stopped = asyncio.create_task(stop.event.wait())
-    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.wait({task})
-    raise Stopped

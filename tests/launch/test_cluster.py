@@ -120,7 +120,7 @@ def test_who_waits_for_devices_says_so_and_goes_on_when_they_are_there(
     actors = [Starting(), Starting()]
     actors[1].error = RuntimeError("told by who calls it next")
 
-    def line(processes: int, plan: Plan) -> str:
+    def line(processes: int, plan: Plan, *, learner: bool) -> str:
         actors[2 - processes].ready.set()
         return f"waiting for {processes} on {plan.platform}"
 

@@ -14,7 +14,8 @@ import pytest
 from actors.handles import Crew
 from configs.schema import Config
 from launch.preparation import Prepared
-from launch.session import Stop, Stopped, _coordinate, _unless
+from launch.session import _coordinate
+from launch.stop import Stop
 from pipeline import tracking
 from pipeline.budget import Budget
 from pipeline.datatypes import Restored
@@ -39,7 +40,7 @@ class Session:
     """A process that has its actors; `change` may alter them before the run begins."""
 
     def __init__(self, config: Config, disk: Disk, *, extend: Budget | None = None) -> None:
-        self.stop = Stop()
+        self.stop = Stop("stopping")
         self.script = Script(stop=self.stop.event)
         self.folder = RunFolder.of(config)
         self.learner = FakeLearner(self.script, disk=disk)
@@ -273,59 +274,3 @@ def test_a_resumed_run_knows_how_long_a_step_takes(tmp_path: Path, monkeypatch: 
     second.script.clock, second.script.durations = now, {"learner.score": 100.0}
     assert second.run(started=now.seconds) == 0
     assert second.learner.version == 1
-
-
-# --- signals before and beside the run
-
-
-def test_a_second_ctrl_c_does_not_wait(capsys: pytest.CaptureFixture[str]):
-    stop = Stop()
-    stop._on(signal.SIGTERM)
-    stop._on(signal.SIGTERM)
-    assert stop.event.is_set()
-    with pytest.raises(KeyboardInterrupt):
-        stop._on(signal.SIGINT)
-    assert stop.exit_status == 143
-    assert capsys.readouterr().out.count("stopping: a checkpoint is written first") == 1
-
-
-def test_real_signals_arrive():
-    async def run() -> Stop:
-        stop = Stop()
-        stop.listen()
-        signal.raise_signal(signal.SIGTERM)
-        await stop.event.wait()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        return stop
-
-    assert asyncio.run(run()).exit_status == 143
-
-
-def test_what_comes_before_the_run_is_abandoned_at_a_signal():
-    ended: list[str] = []
-
-    async def forever() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cleaned up")
-
-    async def run() -> None:
-        stop = Stop()
-        asyncio.get_running_loop().call_soon(stop.event.set)
-        with pytest.raises(Stopped):
-            await _unless(stop, forever())
-        assert ended == ["cleaned up"]
-
-    asyncio.run(run())
-
-
-def test_what_comes_before_the_run_is_not_disturbed_without_one():
-    async def answer() -> int:
-        return 7
-
-    async def run() -> int:
-        return cast("int", await _unless(Stop(), answer()))
-
-    assert asyncio.run(run()) == 7
