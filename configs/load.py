@@ -21,17 +21,17 @@ _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$
 
 
 def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
-    """The configuration in the TOML file `path`, with `overrides` laid over it.
+    """The configuration in a TOML file or of a run folder, with `overrides` laid over it.
 
     Relative paths in it are made absolute against $GEMMA_GRPO_HOME, else the current directory.
 
     Args:
-        path: the file.
+        path: the file, or the folder of a run, which has a `config.json`.
         overrides: dotted keys and the text given for each, as `configs.cli.parse` returns them.
 
     Raises:
-        ConfigError: with every mistake at once, one line each; only a file that cannot be read as
-            TOML ends the search early.
+        ConfigError: with every mistake at once, one line each; only a file that cannot be read ends
+            the search early.
     """
     tree, mistakes = apply_overrides(_read(Path(path)), overrides)
     given = [tuple(key.split(".")) for key, _ in overrides]
@@ -53,6 +53,8 @@ def presets() -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        return _read_run(path)
     try:
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text)
@@ -64,6 +66,21 @@ def _read(path: Path) -> dict[str, Any]:
         what = f"{path}: is not UTF-8 text (byte {error.start})"
     except tomllib.TOMLDecodeError as error:
         what = f"{path}:{_describe(error, text)}"
+    raise ConfigError(what)
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = f"{folder}: has no config.json; it is not a run folder"
+    except ValueError as error:
+        what = f"{path}: is not JSON: {error}"
+    else:
+        if isinstance(found, dict):
+            return found
+        what = f"{path}: is not a JSON object"
     raise ConfigError(what)
 
 

@@ -86,11 +86,6 @@ def test_a_missing_file_is_told_with_the_presets(tmp_path: Path) -> None:
     assert "configs/gemma3_1b_gsm8k_v5e8.toml" in line
 
 
-def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
-    (line,) = mistakes(tmp_path)
-    assert line.startswith(f"{tmp_path}: cannot be read: Is a directory")
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [("[run]\nname == 3\n", ":2:7: "), ("[run", ":1:5: "), ("a = 1\n\nb = '''x", ":3:9: ")],
@@ -181,3 +176,29 @@ def test_configuration_loads_nothing_heavy() -> None:
     )
     assert "configs.load" in modules
     assert result.stdout == "[]\n"
+
+
+def test_a_run_folder_is_a_configuration(tmp_path: Path):
+    config = load_config("configs/demo.toml")
+    (tmp_path / "config.json").write_text(config_to_json(config), encoding="utf-8")
+    assert load_config(tmp_path) == config
+    changed = load_config(tmp_path, [("run.seed", "7"), ("eval.temperature", "1.0")])
+    assert (changed.run.seed, changed.eval.temperature) == (7, 1.0)
+    assert changed.data == config.data
+    with pytest.raises(ConfigError, match=r"command line: --run\.seed = -1: must be an integer"):
+        load_config(tmp_path, [("run.seed", "-1")])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "has no config.json; it is not a run folder"),
+        ("{", "config.json: is not JSON"),
+        ("[]", "config.json: is not a JSON object"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, message: str):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path)
