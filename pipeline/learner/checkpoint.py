@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from pipeline.learner.learner import LearnerState
+from pipeline.model import lora
 
 Meta = dict[str, Any]
 """What the coordinator wants back: cursor and counters, as JSON."""
@@ -55,6 +56,7 @@ class Checkpoints:
             "version": state.version,
             "updates": state.updates,
             "sha256": _sha256(state, meta),
+            "adapter_sha256": lora.sha256(state.adapter),
             "meta": meta,
         }
         saved = self._manager().save(

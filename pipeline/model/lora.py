@@ -6,16 +6,21 @@ float32 array; that is what is trained, hashed, shipped and saved. Fresh, it is 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
+from tunix.models.gemma3 import model as gemma3
 
 from configs.schema import Lora
+from pipeline.model import quantize
 from pipeline.model.gemma import Gemma
 
 Adapter = dict[str, jax.Array]
@@ -25,6 +30,9 @@ _TARGETS = {
     "mlp": r"layers/\d+/mlp/\w+",
     "all": r"layers/\d+/(attn|mlp)/\w+",
 }
+
+FUSED = {"kv_einsum": 2, "qkv_einsum": 3}
+"""Matrices that hold several projections; they share one lora_a."""
 
 # How lora_a and lora_b multiply to the shape of the matrix they adapt.
 _MERGE = {
@@ -38,13 +46,73 @@ _MERGE = {
 }
 
 
-def attach(model: Gemma, lora: Lora) -> Gemma:
-    """The model with qwix LoRA on the target matrices; call it under `nnx.eval_shape`."""
-    provider = qwix.LoraProvider(
-        module_path=_TARGETS[lora.targets], rank=lora.rank, alpha=lora.alpha
-    )
+def attach(
+    model: Gemma, lora: Lora, *, quantization: str = "none", separate: bool = False
+) -> Gemma:
+    """The model with qwix LoRA on the target matrices; call it under `nnx.eval_shape`.
+
+    The model has to be an argument of what is traced: qwix 0.1.8 looks for a matrix among the
+    operations that made it, and does not find a quantized one that was made in the same trace.
+
+    Args:
+        model: without an adapter.
+        lora: rank, scale and targets.
+        quantization: how the matrices of all layers are kept, adapted or not.
+        separate: give a fused matrix the rank of its projections together, so that each of them
+            can have a lora_a of its own.
+
+    Raises:
+        ValueError: if `lora.targets` matches no matrix.
+    """
+    modules = {
+        "/".join(map(str, path)): module
+        for path, module in nnx.iter_modules(model)
+        if path[:1] == ("layers",) and isinstance(module, gemma3.Einsum | nnx.Linear)
+    }
+    adapted = targets(list(modules), lora)
+    rules: dict[qwix.QuantizationRule, list[str]] = {}
+    for path, module in modules.items():
+        how = quantize.rule(module, path.split("/")[-1], quantization=quantization)
+        if path in adapted:
+            rank = lora.rank * (FUSED.get(path.split("/")[-1], 1) if separate else 1)
+            # qwix multiplies by alpha / rank.
+            rule = qwix.LoraRule(rank=rank, alpha=lora.scale * rank, **how)
+        elif how:
+            rule = qwix.QuantizationRule(**how)
+        else:
+            continue
+        rules.setdefault(rule, []).append(path)
+    provider = qwix.LoraProvider([_at(rule, paths) for rule, paths in rules.items()])
     tokens = jnp.zeros((1, 1), jnp.int32)
-    return qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
+    wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
+    found = {
+        "/".join(map(str, path))
+        for path, module in nnx.iter_modules(wrapped)
+        if any(isinstance(value, nnx.LoRAParam) for value in vars(module).values())
+    }
+    assert found == adapted, found ^ adapted  # qwix passes over what it does not recognise
+    return wrapped
+
+
+def _at(rule: qwix.QuantizationRule, paths: Sequence[str]) -> qwix.QuantizationRule:
+    return replace(rule, module_path="|".join(map(re.escape, paths)))
+
+
+def targets(modules: Sequence[str], lora: Lora) -> set[str]:
+    """The module paths that `lora.targets` selects.
+
+    Raises:
+        ValueError: if there are none, with the nearest and a few others.
+    """
+    pattern = _TARGETS.get(lora.targets, lora.targets)
+    found = {path for path in modules if re.fullmatch(pattern, path)}
+    if not found:
+        nearest = difflib.get_close_matches(pattern.replace("\\d+", "0"), modules, 1, cutoff=0.0)
+        raise ValueError(
+            f"lora.targets = {lora.targets!r} matches no whole module path; nearest: "
+            f"{nearest[0]}; there are {', '.join(modules[:7])} ... {modules[-1]}"
+        )
+    return found
 
 
 def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
@@ -85,4 +153,4 @@ def delta(name: str, adapter: Mapping[str, jax.Array], *, lora: Lora) -> jax.Arr
         return None
     equation = _MERGE[".".join(name.split(".")[-2:])]
     a, b = adapter[f"{name}_lora_a"], adapter[f"{name}_lora_b"]
-    return jnp.einsum(equation, a, b, precision="highest") * (lora.alpha / lora.rank)
+    return jnp.einsum(equation, a, b, precision="highest") * lora.scale

@@ -6,7 +6,7 @@ base and adapter are arguments, so compiled programs hold no weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from configs.schema import Lora
 from pipeline.model import lora as lora_lib
-from pipeline.model import weights
+from pipeline.model import quantize, weights
 from pipeline.model.gemma import Architecture, Gemma
 from pipeline.model.sharding import by_row, replicated
 
@@ -36,8 +36,9 @@ class Policy:
         architecture: shape of the model.
         lora: shape of the adapter.
         mesh: devices it runs on.
-        base_shapes: shape and type of each base parameter, by path.
+        base_shapes: shape and type of each base parameter, by path, as it is kept.
         adapter_shapes: shape of each adapter parameter, by path.
+        plain_shapes: shape and type of each base parameter as it is before quantization.
     """
 
     architecture: Architecture
@@ -45,14 +46,40 @@ class Policy:
     mesh: Mesh
     base_shapes: Mapping[str, jax.ShapeDtypeStruct]
     adapter_shapes: Mapping[str, jax.ShapeDtypeStruct]
+    plain_shapes: Mapping[str, jax.ShapeDtypeStruct]
+    _recipes: Mapping[str, quantize.Recipe]
     _graphdef: nnx.GraphDef[Gemma]
     _abstract: nnx.State
 
     @staticmethod
-    def create(architecture: Architecture, *, lora: Lora, mesh: Mesh) -> Policy:
-        """Describes the model; allocates nothing."""
+    def create(
+        architecture: Architecture,
+        *,
+        lora: Lora,
+        mesh: Mesh,
+        quantization: str = "none",
+        separate: bool = False,
+    ) -> Policy:
+        """Describes the model; allocates nothing.
+
+        Args:
+            architecture: shape of the model.
+            lora: shape of the adapter.
+            mesh: devices it will run on.
+            quantization: how the layers' matrices are kept.
+            separate: see `pipeline.model.lora.attach`.
+
+        Raises:
+            ValueError: if `lora.targets` matches no matrix.
+        """
+        bare = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), activations=by_row(mesh)))
+        plain = {
+            _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+            for path, variable in nnx.to_flat_state(nnx.state(bare))
+        }
         model = nnx.eval_shape(
-            lambda: lora_lib.attach(architecture.build(nnx.Rngs(0), activations=by_row(mesh)), lora)
+            lambda bare: lora_lib.attach(bare, lora, quantization=quantization, separate=separate),
+            bare,
         )
         graphdef, abstract = nnx.split(model)
         base, adapter = {}, {}
@@ -62,7 +89,8 @@ class Policy:
                 adapter[_name(path)] = jax.ShapeDtypeStruct(variable.shape, jnp.float32)
             else:
                 base[_name(path)] = shape
-        return Policy(architecture, lora, mesh, base, adapter, graphdef, abstract)
+        recipes = quantize.recipes(model)
+        return Policy(architecture, lora, mesh, base, adapter, plain, recipes, graphdef, abstract)
 
     def bind(self, base: Params, adapter: Params) -> Gemma:
         """The model under `adapter`, cast to the base's type. Meant to be traced."""
@@ -85,7 +113,7 @@ class Policy:
 
     def abstract_params(self) -> tuple[Params, Params]:
         """Base and adapter as shapes with shardings, for compiling ahead of time."""
-        place = replicated(self.mesh)
+        place = self._whole
 
         def placed(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
             return {
@@ -96,12 +124,46 @@ class Policy:
         return placed(self.base_shapes), placed(self.adapter_shapes)
 
     def load_base(self, folder: Path) -> Params:
-        """The frozen base from a Hugging Face folder, replicated on the mesh.
+        """The frozen base from a folder, replicated on the mesh.
+
+        What is to be quantized is quantized on the devices, parameter by parameter.
 
         Raises:
             ValueError: naming every tensor that is missing, surplus or of another shape.
         """
-        return weights.load(folder, self.base_shapes, sharding=replicated(self.mesh))
+        loaded = weights.load(folder, self.plain_shapes, sharding=self._whole)
+        return self.as_kept(loaded.items())
+
+    def as_kept(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
+        """The base made of plain parameters, which are freed one by one where they change."""
+        base: Params = {}
+        for name, value in parameters:
+            recipe = self._recipes.get(name)
+            if recipe is None:
+                base[name] = value
+            else:
+                base |= quantize.entries(name, value, recipe, sharding=self._whole)
+        return base
+
+    def parameters(self, base: Params) -> Iterator[tuple[str, jax.Array]]:
+        """The base's parameters one by one, as plain arrays: quantized ones are computed back."""
+        for name in self.plain_shapes:
+            yield name, quantize.parameter(name, base, self._recipes)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the base is kept in another form than it is computed with."""
+        return bool(self._recipes)
+
+    def plain(self) -> Policy:
+        """The same model with an unquantized base."""
+        if not self.is_quantized:
+            return self
+        return Policy.create(self.architecture, lora=self.lora, mesh=self.mesh)
+
+    @property
+    def _whole(self) -> NamedSharding:
+        return replicated(self.mesh)
 
     def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:
         """An adapter on the mesh, replicated, float32.
@@ -119,7 +181,7 @@ class Policy:
                 f"this adapter does not fit the model: {len(odd)} entries differ, the first is "
                 f"{odd[0]}: {given.get(odd[0], 'absent')}, wanted {wanted.get(odd[0], 'absent')}"
             )
-        place = replicated(self.mesh)
+        place = self._whole
         return {
             name: jax.device_put(jnp.asarray(value, jnp.float32), place)
             for name, value in sorted(adapter.items())
@@ -140,15 +202,26 @@ class Policy:
         )
 
 
-def open_policy(folder: Path, *, dtype: str, lora: Lora, mesh: Mesh) -> tuple[Policy, Params]:
-    """Policy and base from a Hugging Face folder.
+def open_policy(
+    folder: Path, *, dtype: str, lora: Lora, mesh: Mesh, quantization: str = "none"
+) -> tuple[Policy, Params]:
+    """Policy and base from a folder; the policy has room for the adapter of `lora.start`.
 
     Raises:
         FileNotFoundError: naming the file that is absent.
         ValueError: what in the folder cannot be used, and why.
     """
+    # It places what it reads on a policy, so it stands on this module.
+    from pipeline.model.adapter_source import needs_separate
+
     architecture = weights.read_architecture(folder, dtype=jnp.dtype(dtype))
-    policy = Policy.create(architecture, lora=lora, mesh=mesh)
+    policy = Policy.create(
+        architecture,
+        lora=lora,
+        mesh=mesh,
+        quantization=quantization,
+        separate=needs_separate(lora),
+    )
     return policy, policy.load_base(folder)
 
 

@@ -1,0 +1,129 @@
+"""Our adapter and the projections of Hugging Face's models, as PEFT adapts them: both ways.
+
+Some of Gemma's matrices hold several projections, and one lora_a serves them all. Towards PEFT each
+projection gets it whole, which is exact. From PEFT, projections with equal lora_A become one again;
+otherwise their lora_A stand beside one another and lora_B is zero between them, which is exact too
+and takes the sum of their ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Pair = tuple[np.ndarray, np.ndarray]
+"""A projection's lora_A, `rank in`, and lora_B, `out rank`."""
+
+
+class Place(NamedTuple):
+    """A projection of a layer, for example `self_attn.q_proj`."""
+
+    layer: int
+    projection: str
+
+
+_PROJECTIONS = {
+    "attn.q_einsum.w": ("self_attn.q_proj",),
+    "attn.kv_einsum.w": ("self_attn.k_proj", "self_attn.v_proj"),
+    "attn.qkv_einsum.w": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.attn_vec_einsum.w": ("self_attn.o_proj",),
+    "mlp.gate_proj.kernel": ("mlp.gate_proj",),
+    "mlp.up_proj.kernel": ("mlp.up_proj",),
+    "mlp.down_proj.kernel": ("mlp.down_proj",),
+}
+
+
+def places(matrix: str) -> list[Place]:
+    """The projections that one of our matrices, `layers.N....`, holds, in the order of its axis."""
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", matrix)
+    assert match, matrix
+    return [Place(int(match[1]), projection) for projection in _PROJECTIONS[match[2]]]
+
+
+def to_pairs(adapter: Mapping[str, np.ndarray]) -> dict[Place, Pair]:
+    """Our adapter as PEFT's: the same product for every projection, bit for bit."""
+    pairs = {}
+    for name in adapter:
+        matrix, found, _ = name.rpartition("_lora_a")
+        if not found:
+            continue
+        a, b = (np.asarray(adapter[f"{matrix}_lora_{half}"]) for half in "ab")
+        rank, parts = b.shape[0], places(matrix)
+        each = [b[:, number] for number in range(len(parts))] if len(parts) > 1 else [b]
+        for place, out in zip(parts, each, strict=True):
+            pairs[place] = a.reshape(-1, rank).T, out.reshape(rank, -1).T
+    return pairs
+
+
+def pair_shapes(matrix: str, a: Shape, b: Shape) -> dict[Place, tuple[int, int]]:
+    """Columns of lora_A and rows of lora_B of each projection in a matrix of ours."""
+    parts = places(matrix)
+    rows = math.prod(b[1:]) // len(parts)
+    return dict.fromkeys(parts, (math.prod(a[:-1]), rows))
+
+
+def rank_needed(pairs: Sequence[Pair]) -> int:
+    """Rank of a matrix that holds these projections."""
+    ranks = [pair[0].shape[0] for pair in pairs]
+    return ranks[0] if shared(pairs) else sum(ranks)
+
+
+def from_pairs(
+    matrix: str, pairs: Mapping[Place, Pair], *, a: Shape, b: Shape
+) -> tuple[np.ndarray, np.ndarray]:
+    """lora_a and lora_b of one of our matrices, with shapes `a` and `b`.
+
+    A projection that is not in `pairs` is left as the base has it. Where the matrix has more rank
+    than is needed, the rest changes nothing and can be trained: He-uniform lora_a, zero lora_b.
+    """
+    parts, room = places(matrix), b[0]
+    present = [pairs[place] for place in parts if place in pairs]
+    together = shared(present)
+    assert rank_needed(present) <= room, (matrix, room)
+    lora_a = _he_uniform(matrix, (math.prod(a[:-1]), room))
+    lora_b = np.zeros((len(parts), room, math.prod(b[1:]) // len(parts)), np.float32)
+    start = 0
+    for number, place in enumerate(parts):
+        if place in pairs:
+            down, up = pairs[place]
+            stop = start + down.shape[0]
+            lora_a[:, start:stop] = down.T
+            lora_b[number, start:stop] = up.T
+            start = start if together else stop
+    return lora_a.reshape(a), np.moveaxis(lora_b, 0, 1).reshape(b)
+
+
+def shared(pairs: Sequence[Pair]) -> bool:
+    """Whether these projections have the same lora_A."""
+    return all(np.array_equal(a, pairs[0][0]) for a, _ in pairs)
+
+
+def need_separate(pairs: Mapping[Place, Pair]) -> bool:
+    """Whether projections that stand in one matrix of ours have different lora_A.
+
+    Keys and values always do. Queries stand with them where a model has as many heads of each, so
+    where their lora_B have as many rows.
+    """
+    for layer in {place.layer for place in pairs}:
+        fused = [
+            pairs[place] for place in places(f"layers.{layer}.attn.kv_einsum.w") if place in pairs
+        ]
+        query = pairs.get(Place(layer, "self_attn.q_proj"))
+        if query and fused and query[1].shape[0] == fused[0][1].shape[0]:
+            fused.append(query)
+        if fused and not shared(fused):
+            return True
+    return False
+
+
+def _he_uniform(matrix: str, shape: tuple[int, int]) -> np.ndarray:
+    """The same for the same matrix, whoever draws it."""
+    seed = int.from_bytes(hashlib.blake2b(matrix.encode(), digest_size=8).digest(), "little")
+    bound = math.sqrt(6 / shape[0])
+    return np.random.default_rng(seed).uniform(-bound, bound, shape).astype(np.float32)
