@@ -47,5 +47,11 @@ def open_model(config: Config, *, devices: int) -> OpenedModel:
     folder = Path(config.model.path)
     vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
     started = time.monotonic()
-    policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
+    policy, base = open_policy(
+        folder,
+        dtype=config.model.dtype,
+        lora=config.lora,
+        mesh=mesh,
+        quantization=config.model.quantization,
+    )
     return OpenedModel(policy, base, vocabulary, time.monotonic() - started)
