@@ -12,7 +12,7 @@ ARGS ?=
 .NOTPARALLEL:
 # A stamp that only a pattern names would be deleted as an intermediate file.
 .SECONDARY:
-.PHONY: help demo demo-table test lint format lock clean FORCE
+.PHONY: help demo demo-table test test-latest lint format lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -27,6 +27,9 @@ demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a 
 
 test: lint ## everything that must hold: lint, types, layers, tests [ARGS="pytest's"]
 	$(PY) -m pytest $(ARGS)
+
+test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest versions allowed [ARGS]
+	.venv-latest/bin/python -m pytest $(ARGS)
 
 lint: .venv/.dev ## style, format, types, layers
 	$(PY) -m ruff check .
@@ -47,15 +50,18 @@ lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upg
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
+	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt
 
 clean: ## remove the environment and all caches; runs stay
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf .venv .venv-latest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One file for all supported Pythons and platforms, without the names of download hosts.
-LOCK = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --quiet \
-    --no-emit-index-url --no-header --no-annotate $(ARGS)
-INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --require-virtualenv -r
+# One file for all supported Pythons and platforms, without the names of download hosts; one set of
+# versions for both Pythons, but for what has no such version.
+COMPILE = $(UV) pip compile pyproject.toml --universal --quiet \
+    --no-emit-index-url --no-header --no-annotate
+LOCK = $(COMPILE) --python-version 3.11 --fork-strategy fewest $(ARGS)
+INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv -r
 
 # A stamp is touched when its installation is complete, so an interrupted one is taken up again.
 .venv/.runtime: requirements.txt .venv/.python
@@ -68,8 +74,16 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --require-vir
 	@$(INSTALL) $<
 	@touch $@ .venv/.runtime
 
+.venv-latest/.dev: requirements-latest.txt .venv-latest/.python
+	@echo "Installing $< into .venv-latest; the first time takes some minutes"
+	@$(INSTALL) $<
+	@touch $@
+
 # Asked every time, rewritten only when there is a new environment.
 .venv/.python: FORCE
 	@launch/make_venv.sh .venv
+
+.venv-latest/.python: FORCE
+	@launch/make_venv.sh .venv-latest 3.12
 
 FORCE:

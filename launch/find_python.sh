@@ -1,10 +1,14 @@
 #!/bin/sh
-# Prints the path of a CPython 3.11 or 3.12 that really runs and can make virtual environments.
+# find_python.sh [3.12]: prints the path of a CPython 3.11 or 3.12, or of none but 3.12, that really
+# runs and can make virtual environments.
 #
 # $PYTHON, if set, is taken or refused, never replaced. Otherwise the first that works among $names,
 # wherever on PATH it stands: a shim that exists and fails is passed over.
 set -euf
 
+oldest=${1:-3.11}
+wanted="$oldest or 3.12"
+[ "$oldest" != 3.12 ] || wanted=3.12
 names="python3.12 python3.11 python3 python"
 tried=""
 
@@ -13,7 +17,7 @@ tried=""
 probe='
 import os, sys
 version = sys.version_info[:2]
-if not (3, 11) <= version <= (3, 12):
+if not (3, int(sys.argv[1].split(".")[1])) <= version <= (3, 12):
     print("is Python %d.%d" % version)
     sys.exit(1)
 try:
@@ -25,7 +29,7 @@ print(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 '
 
 try() {
-    if answer=$("$1" -I -c "$probe" 2>/dev/null </dev/null) && [ -n "$answer" ]; then
+    if answer=$("$1" -I -c "$probe" "$oldest" 2>/dev/null </dev/null) && [ -n "$answer" ]; then
         printf '%s\n' "$answer"
         exit 0
     fi
@@ -56,6 +60,6 @@ case "${PYTHON:-}" in
 esac
 
 printf '%s\n' >&2 \
-    "No Python 3.11 or 3.12 that runs and can make virtual environments. Tried:$tried" \
+    "No Python $wanted that runs and can make virtual environments. Tried:$tried" \
     "Install one, or name it: make test PYTHON=/path/to/python3.12"
 exit 1
