@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.devices import open_mesh
 from configs.schema import Config
+from pipeline.model_source import find_model
+from pipeline.special_tokens import check_tokenizer
+from pipeline.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.model.policy import Params, Policy
@@ -42,10 +44,17 @@ def open_model(config: Config, *, devices: int) -> OpenedModel:
     mesh = open_mesh(platform=config.plan.platform, count=devices)
     from pipeline.model.policy import open_policy
     from pipeline.model.vocabulary import Vocabulary
-    from pipeline.tokenizer import Tokenizer
+    from pipeline.model.weights import read_text_config
 
-    folder = Path(config.model.path)
-    vocabulary = Vocabulary.of(Tokenizer(folder), config.rollout)
+    folder, tokenizer = find_model(config.model), open_tokenizer(config.model)
+    vocabulary = Vocabulary.of(tokenizer, config.rollout)
+    # Here also for checkpoints that say their size by their shapes only.
+    check_tokenizer(
+        tokenizer,
+        folder=folder,
+        vocab_size=read_text_config(folder)["vocab_size"],
+        stop_tokens=config.rollout.stop_tokens,
+    )
     started = time.monotonic()
     policy, base = open_policy(
         folder,

@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from configs.schema import Config, Rewards, Rollout
 from pipeline import hf_folder, tracking
 from pipeline.budget import Budget, extension
 from pipeline.dataset import load_data
+from pipeline.model_source import find_model
 from pipeline.run_dir import RunFolder
+from pipeline.special_tokens import check_tokenizer
 from pipeline.splits import LoadedData
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import Tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,7 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     more = None if extend is None else extension(extend, config, folder)
     mode, why = tracking.choose_mode(config)
     print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
-    model = Path(config.model.path)
-    hf_folder.read_config(model)
-    hf_folder.weight_files(model)
-    tokenizer = Tokenizer(model)
-    _check_pieces(config.rollout, tokenizer)
+    tokenizer = open_model_files(config)
     _check_rewards(config.rewards)
     data = load_data(config, tokenizer)
     _check_same_data(data, folder)
@@ -87,6 +84,23 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     for line in data.report:
         print(line, flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode)
+
+
+def open_model_files(config: Config) -> Tokenizer:
+    """Finds the model, downloading it if need be, looks through its files, opens the tokenizer.
+
+    Raises:
+        FileNotFoundError: if model or tokenizer are not there.
+        ValueError: what is wrong with them, in words for the user.
+    """
+    folder = find_model(config.model)
+    for line in hf_folder.check_folder(folder):
+        print(line, flush=True)
+    tokenizer = open_tokenizer(config.model)
+    stop_tokens = config.rollout.stop_tokens
+    check_tokenizer(tokenizer, folder=folder, vocab_size=None, stop_tokens=stop_tokens)
+    _check_pieces(config.rollout, tokenizer)
+    return tokenizer
 
 
 def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:

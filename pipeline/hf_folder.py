@@ -1,12 +1,58 @@
-"""Files of a Hugging Face model folder: which there must be, and what config.json says. No JAX."""
+"""Files of a model's folder: which there must be, and what stands in them. No JAX."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from pipeline.hf_config import is_multimodal
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
+_TEXT_PREFIXES = {
+    # As published, and as transformers 5 names the same.
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_OTHER_PARTS = {
+    "vision_tower.": "the vision tower",
+    "model.vision_tower.": "the vision tower",
+    "multi_modal_projector.": "the projector",
+    "model.multi_modal_projector.": "the projector",
+}
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file.
+
+    Attributes:
+        name: its name in the file.
+        path: the file.
+        dtype: its type in safetensors' words, such as BF16.
+        shape: its shape.
+        offset: of its first byte in the file.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def data(self) -> np.ndarray:
+        """Its bytes, mapped from the file and not in memory of one's own."""
+        size = prod(self.shape) * _BYTES[self.dtype]
+        return np.memmap(self.path, np.uint8, "r", self.offset, (size,))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -23,13 +69,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
         )
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"model.path: {path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"model.path: {path} is not a JSON object")
-    return found
+    return read_object(path)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -39,15 +79,155 @@ def weight_files(folder: Path) -> list[Path]:
         FileNotFoundError: naming the weight files that are absent.
         ValueError: if the index cannot be read.
     """
-    index = folder / INDEX
-    names = [SINGLE]
-    if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            names = sorted(set(weight_map.values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"model.path: {index} is damaged: {error!r}") from None
+    weight_map = _read_index(folder)
+    names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise FileNotFoundError(f"model.path: {folder} lacks {', '.join(absent)}")
     return [folder / name for name in names]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder by their names in the files.
+
+    Raises:
+        FileNotFoundError: naming the weight files that are absent.
+        ValueError: naming the files that are damaged and the tensors that are not where the index
+            says, or stand in two files.
+    """
+    found: dict[str, StoredTensor] = {}
+    problems = []
+    for path in weight_files(folder):
+        try:
+            tensors = _read_header(path)
+        except SafetensorError as error:
+            problems.append(f"{path} is damaged: {error}")
+            continue
+        problems += [
+            f"{name} stands in {found[name].path} and in {path}"
+            for name in tensors
+            if name in found
+        ]
+        found |= tensors
+    if not problems:
+        for name, file in sorted((_read_index(folder) or {}).items()):
+            if name not in found or found[name].path.name != file:
+                problems.append(f"{folder / INDEX} says {name} is in {file}, where it is not")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
+def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+    """The tensors of the text model by the names they have in a folder of it alone.
+
+    Returns:
+        The tensors, and of what else is there the number of tensors by part.
+
+    Raises:
+        FileNotFoundError: as `stored_tensors` and `read_config`.
+        ValueError: likewise.
+    """
+    text: dict[str, StoredTensor] = {}
+    skipped: dict[str, int] = {}
+    whole = is_multimodal(read_config(folder))
+    for name, tensor in stored_tensors(folder).items():
+        part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
+        if whole and part is not None:
+            skipped[part] = skipped.get(part, 0) + 1
+        else:
+            text[_text_name(name) if whole else name] = tensor
+    return text, skipped
+
+
+def flax_folder(folder: Path) -> Path | None:
+    """The orbax checkpoint in a folder: the folder itself, or the one that stands in it.
+
+    Kaggle gives the checkpoint a folder of its own, beside the tokenizer.
+    """
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if any((place / mark).is_file() for mark in FLAX_MARKS):
+            return place
+    return None
+
+
+def check_folder(folder: Path) -> list[str]:
+    """Looks whether a model's folder is one, as far as can be told without reading weights.
+
+    Returns:
+        What the user should know, a sentence each.
+
+    Raises:
+        FileNotFoundError: naming the files that are absent.
+        ValueError: naming what is damaged or not supported.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model.path: no folder {folder}")
+    if not (folder / "config.json").is_file() and flax_folder(folder) is not None:
+        return []
+    from pipeline.hf_config import text_config
+
+    text_config(read_config(folder))
+    if flax_folder(folder) is not None:
+        return []
+    _, skipped = text_tensors(folder)
+    if not skipped:
+        return []
+    parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(skipped.items()))
+    return [f"{folder}: only the text model is used; {parts} are skipped"]
+
+
+def _text_name(name: str) -> str:
+    for prefix, plain in _TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
+
+
+def _read_index(folder: Path) -> Mapping[str, str] | None:
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and file == Path(file).name for file in weight_map.values()
+    ):
+        raise ValueError(f"model.path: {path} is damaged: no weight_map of names to files")
+    return weight_map
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"model.path: {path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"model.path: {path} is not a JSON object")
+    return found
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """What the file's header says; the library has looked whether the file is as long as it says.
+
+    Layout: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
+
+    Raises:
+        SafetensorError: if the file is damaged.
+    """
+    with safe_open(path, framework="numpy"):
+        pass
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {
+        name: StoredTensor(
+            name, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }

@@ -65,7 +65,7 @@ class PromptMaker:
                 named = turn_token_in(row.values, column)
                 if named:
                     return Malformed(row.number, named)
-        text = render(self.prompt, row.values)
+        text = render(self.prompt, row.values, template=self.tokenizer.chat_template)
         tokens = np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(text)])
         return Rendered(text, tokens.astype(np.int32))
 

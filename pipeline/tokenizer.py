@@ -1,4 +1,4 @@
-"""Text to token ids and back: SentencePiece as Gemma uses it.
+"""Text to token ids and back: what a tokenizer is here, and how a model's is found.
 
 Adds no <bos> and knows no turns (see chat.py); one text has one encoding, whoever asks.
 """
@@ -6,52 +6,56 @@ Adds no <bos> and knows no turns (see chat.py); one text has one encoding, whoev
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from sentencepiece import SentencePieceProcessor
 
-# Pieces that Gemma's models list as plain text but that are no text; <pad>, <eos>, <bos> and <unk>
-# are marked as such in the model itself.
-_MARKERS = ("<mask>", "<start_of_turn>", "<end_of_turn>")
+from configs.schema import Model
+from pipeline.chat import read_chat_template
+from pipeline.model_source import find_model, find_tokenizer
+
+SENTENCEPIECE, JSON = "tokenizer.model", "tokenizer.json"
+MARKERS = ("<mask>", "<start_of_turn>", "<end_of_turn>")
+"""Pieces that some of Gemma's tokenizers list as plain text but that are no text."""
 
 
-class Tokenizer:
-    """The tokenizer of a Hugging Face folder.
+class Tokenizer(ABC):
+    """The tokenizer of a model.
 
     Attributes:
-        path: the model file.
-        vocab_size: number of pieces.
+        path: the file it was read from.
+        vocab_size: number of pieces; ids are below it.
         pad_id, eos_id, bos_id: ids of `<pad>`, `<eos>` and `<bos>`.
+        chat_template: the model's own turns, as Jinja text; None: it has none.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        """Read `tokenizer.model` from `folder`.
+    path: Path
+    vocab_size: int
+    pad_id: int
+    eos_id: int
+    bos_id: int
+    chat_template: str | None = None
 
-        Raises:
-            FileNotFoundError: if it is not there.
-            ValueError: if it cannot be read, or is not of Gemma's kind.
-        """
-        self.path = Path(folder) / "tokenizer.model"
-        if not self.path.is_file():
-            raise FileNotFoundError(f"no tokenizer at {self.path}; model.path needs one")
-        self._processor = _read(self.path)
-        self.vocab_size: int = self._processor.vocab_size()
-        self.pad_id = self.piece_id("<pad>")
-        self.eos_id = self.piece_id("<eos>")
-        self.bos_id = self.piece_id("<bos>")
-        self._silent = frozenset(self._silent_ids())
-
+    @abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, int32 `seq`; turn tokens in it become one id each."""
-        return np.asarray(self._processor.encode(text), dtype=np.int32)
 
+    @abstractmethod
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The exact text of `tokens`, leading spaces included, without special tokens."""
-        ids = (int(token) for token in tokens)
-        text: str = self._processor.decode([id_ for id_ in ids if id_ not in self._silent])
-        return text
+        """The exact text of `tokens`, leading spaces included, without special tokens.
+
+        Bytes that make no whole character become U+FFFD each.
+        """
+
+    @abstractmethod
+    def find(self, piece: str) -> int | None:
+        """Id of a piece such as `<end_of_turn>`, if there is one."""
+
+    @abstractmethod
+    def piece(self, id_: int) -> str:
+        """The piece with an id below `vocab_size`."""
 
     def piece_id(self, piece: str) -> int:
         """Id of a piece such as `<end_of_turn>`.
@@ -59,36 +63,69 @@ class Tokenizer:
         Raises:
             ValueError: if there is no such piece; names the nearest special one.
         """
-        if (id_ := self._find(piece)) is not None:
+        if (id_ := self.find(piece)) is not None:
             return id_
-        nearest = difflib.get_close_matches(piece, self._special_pieces(), n=1, cutoff=0.0)
-        raise ValueError(f"{self.path} has no piece {piece!r}; nearest: {nearest[0]!r}")
-
-    def _find(self, piece: str) -> int | None:
-        id_: int = self._processor.piece_to_id(piece)
-        return id_ if self._processor.id_to_piece(id_) == piece else None
-
-    def _silent_ids(self) -> list[int]:
-        processor = self._processor
-        ids = range(self.vocab_size)
-        silent = [id_ for id_ in ids if processor.is_control(id_) or processor.is_unknown(id_)]
-        return silent + [id_ for marker in _MARKERS if (id_ := self._find(marker)) is not None]
-
-    def _special_pieces(self) -> list[str]:
-        pieces = (self._processor.id_to_piece(id_) for id_ in range(self.vocab_size))
-        return [piece for piece in pieces if piece.startswith("<") and piece.endswith(">")]
+        pieces = (self.piece(id_) for id_ in range(self.vocab_size))
+        special = [name for name in pieces if name.startswith("<") and name.endswith(">")]
+        nearest = difflib.get_close_matches(piece, special, n=1, cutoff=0.0)
+        hint = f"nearest: {nearest[0]!r}" if nearest else "it has no special pieces"
+        raise ValueError(f"{self.path} has no piece {piece!r}; {hint}")
 
 
-def _read(path: Path) -> SentencePieceProcessor:
-    processor = SentencePieceProcessor()
-    try:
-        processor.load_from_serialized_proto(path.read_bytes())
-    except RuntimeError as error:
-        raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
+def open_tokenizer(model: Model) -> Tokenizer:
+    """The tokenizer of a model, with the chat template of the model's folder.
+
+    Where the model's folder has no template, it is that of the tokenizer's folder, if any.
+
+    Raises:
+        FileNotFoundError: if model or tokenizer are not there.
+        ValueError: if tokenizer or template cannot be read.
+    """
+    folder = find_model(model)
+    where = folder if model.tokenizer is None else find_tokenizer(model.tokenizer)
+    tokenizer = read_tokenizer(where)
+    template = read_chat_template(folder)
+    if template is None:
+        template = read_chat_template(tokenizer.path.parent)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def read_tokenizer(where: Path) -> Tokenizer:
+    """The tokenizer in a file or a folder; of two in a folder the SentencePiece model.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it cannot be read, or is not of Gemma's kind.
+    """
+    path = where
+    if not where.is_file():
+        found = [where / name for name in (SENTENCEPIECE, JSON) if (where / name).is_file()]
+        if not found:
+            raise FileNotFoundError(
+                f"no tokenizer at {where}: neither {SENTENCEPIECE} nor {JSON} is there; "
+                "model.tokenizer names one that stands elsewhere"
+            )
+        path = found[0]
+    if path.suffix == ".json":
+        from pipeline.tokenizer_json import JsonTokenizer
+
+        return JsonTokenizer(path)
+    from pipeline.sentencepieces import SentencePieceTokenizer
+
+    return SentencePieceTokenizer(path)
+
+
+def check_spaces(tokenizer: Tokenizer) -> None:
+    """Refuses a tokenizer that does not keep text as it is.
+
+    Raises:
+        ValueError: showing what becomes of spaces.
+    """
     probe = " a  b "
-    if processor.decode(processor.encode(probe)) != probe:
+    found = tokenizer.decode(tokenizer.encode(probe))
+    if found != probe:
         raise ValueError(
-            f"{path} changes spaces: {probe!r} comes back as "
-            f"{processor.decode(processor.encode(probe))!r}; Gemma's tokenizers keep text as it is"
+            f"{tokenizer.path} changes spaces: {probe!r} comes back as {found!r}; Gemma's "
+            "tokenizers keep text as it is"
         )
-    return processor

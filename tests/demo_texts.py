@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+import tokenizers
+from sentencepiece import SentencePieceProcessor
+from tokenizers import decoders, models, normalizers
+
 from launch.demo.task import make_problem, solution
 from launch.demo.tokenizer import train_tokenizer
 
@@ -21,4 +25,28 @@ def demo_texts(count: int = 300) -> list[str]:
 def write_tokenizer(folder: Path) -> Path:
     """Write `tokenizer.model` into `folder` and return the folder."""
     train_tokenizer(demo_texts(), folder / "tokenizer.model", vocab_size=480, whole=TAGS)
+    return folder
+
+
+def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
+    """Write the SentencePiece model of the folder `of` as `tokenizer.json`, as Gemma's are."""
+    pieces = SentencePieceProcessor(str(of / "tokenizer.model"))
+    size = pieces.vocab_size()
+    scores = [(pieces.id_to_piece(id_), pieces.get_score(id_)) for id_ in range(size)]
+    whole = tokenizers.Tokenizer(models.Unigram(scores, unk_id=3, byte_fallback=True))
+    whole.normalizer = normalizers.Replace(" ", "\u2581")
+    whole.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
+    whole.add_special_tokens(
+        [tokenizers.AddedToken(piece, normalized=False, special=True) for piece in special]
+    )
+    # What SentencePiece keeps whole wherever it stands: the ids up to 111 that are no specials.
+    symbols = [piece for piece, _ in scores[4:112] if piece not in special]
+    fill = [piece for piece, _ in scores[112:] if piece.startswith("<unused")]
+    whole.add_tokens(
+        [tokenizers.AddedToken(piece, normalized=False) for piece in (*symbols, *fill)]
+    )
+    whole.save(str(folder / "tokenizer.json"))
     return folder

@@ -53,11 +53,11 @@ def measure(config: Config, *, prompts: int) -> Ability:
     from pipeline.model.policy import open_policy
     from pipeline.model.sharding import make_mesh
     from pipeline.model.vocabulary import Vocabulary
-    from pipeline.tokenizer import Tokenizer
+    from pipeline.tokenizer import read_tokenizer
     from rewards.base import Tags
 
     folder = Path(config.model.path)
-    tokenizer, mesh = Tokenizer(folder), make_mesh(jax.devices()[:1])
+    tokenizer, mesh = read_tokenizer(folder), make_mesh(jax.devices()[:1])
     policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
     engine = Engine(policy, base, config, Vocabulary.of(tokenizer, config.rollout))
     asked = load_data(config, tokenizer).test.prompts[:prompts]

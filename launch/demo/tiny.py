@@ -24,7 +24,7 @@ from configs.schema import Prompt as PromptConfig
 from launch.demo.task import Carelessness, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import train_tokenizer
 from pipeline.chat import render
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import Tokenizer, read_tokenizer
 
 ARCHITECTURE: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -131,7 +131,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     from pipeline.model.policy import Params, Policy
     from pipeline.model.sharding import make_mesh
 
-    tokenizer = Tokenizer(draft)
+    tokenizer = read_tokenizer(draft)
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
     policy = Policy.create(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
     nothing = policy.no_adapter()

@@ -1,46 +1,55 @@
-"""Loads Gemma weights from Hugging Face folders; what is read goes to the devices one by one."""
+"""Loads Gemma's weights, whatever the checkpoint's format, one parameter after the other.
+
+What is read goes straight to its place on the devices; in host memory there is never more than one
+parameter at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from pipeline.hf_folder import read_config, weight_files
+from pipeline.hf_config import text_config
+from pipeline.hf_folder import flax_folder, read_config
 from pipeline.model.architecture import architecture
+from pipeline.model.flax_checkpoint import FlaxCheckpoint
 from pipeline.model.gemma import Architecture
-from pipeline.model.tensors import Entry, entry
+from pipeline.model.safetensors_folder import SafetensorsFolder
+
+READABLE = ("float32", "float16", "bfloat16")
+"""Types that weights may be stored in."""
+
+Source = SafetensorsFolder | FlaxCheckpoint
+"""A checkpoint in one format: its tensors, which of them make up a parameter, and the parameter."""
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """The text model's whole configuration, as `hf_config.text_config` gives it.
+
+    A flax checkpoint without `config.json` is known by its shapes.
+
+    Raises:
+        FileNotFoundError: if folder or configuration are absent.
+        ValueError: if it is no JSON, or no Gemma that is computed here.
+    """
+    checkpoint = _flax(folder)
+    if checkpoint is not None and not (folder / "config.json").is_file():
+        return text_config(checkpoint.infer_config())
+    return text_config(read_config(folder))
 
 
 def read_architecture(folder: Path, *, dtype: jnp.dtype) -> Architecture:
-    """The architecture that a folder's `config.json` describes.
+    """The architecture of a folder's model.
 
     Raises:
-        FileNotFoundError: if the folder or the file is absent.
-        ValueError: if it is no JSON, or no Gemma 3 that is computed here.
+        FileNotFoundError: as `read_text_config`.
+        ValueError: likewise.
     """
-    return architecture(read_config(folder), dtype=dtype)
-
-
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Where each tensor of a folder is.
-
-    Raises:
-        FileNotFoundError: if weights or one of the files that the index names are absent.
-        ValueError: if a file cannot be read.
-    """
-    where: dict[str, Path] = {}
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                where.update(dict.fromkeys(file.keys(), path))
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
-    return where
+    return architecture(read_text_config(folder), dtype=dtype)
 
 
 def load(
@@ -49,49 +58,59 @@ def load(
     *,
     sharding: jax.sharding.Sharding,
 ) -> dict[str, jax.Array]:
-    """The parameters named by `shapes`, in their types and with `sharding`.
+    """All that `stream` yields."""
+    return dict(stream(folder, shapes, sharding=sharding))
+
+
+def stream(
+    folder: Path,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    sharding: jax.sharding.Sharding,
+) -> Iterator[tuple[str, jax.Array]]:
+    """The parameters named by `shapes`, in their order, in their types and with `sharding`.
+
+    Nothing is read before everything has been checked. Each parameter is on the devices, and gone
+    from the host, before the next one is read.
 
     Raises:
         FileNotFoundError: if a file is absent.
-        ValueError: listing every tensor that is missing, surplus or of another shape.
+        ValueError: listing every tensor that is missing, surplus, or of another shape or kind.
     """
-    where = tensor_files(folder)
-    entries = {name: entry(name) for name in shapes}
-    _check(folder, where, entries, shapes)
-    params = {}
-    for name, row in entries.items():
-        spec = shapes[name]
-        stored = [_read(where[tensor], tensor) for tensor in row.tensors]
-        value = row.read(stored, spec.shape).astype(spec.dtype)
-        params[name] = jax.device_put(value, sharding)
-    return params
+    checkpoint = _flax(folder)
+    source = SafetensorsFolder(folder) if checkpoint is None else checkpoint
+    _check(folder, source, shapes)
+    return _stream(source, shapes, sharding)
 
 
-def _read(path: Path, tensor: str) -> np.ndarray:
-    with safe_open(path, framework="numpy") as file:
-        return file.get_tensor(tensor)
+def _stream(
+    source: Source, shapes: Mapping[str, jax.ShapeDtypeStruct], sharding: jax.sharding.Sharding
+) -> Iterator[tuple[str, jax.Array]]:
+    for name, spec in shapes.items():
+        value = source.read(name, spec.shape).astype(spec.dtype, copy=False)
+        # Never the file's own pages: they would change with the file.
+        array = jax.device_put(value, sharding, may_alias=False)
+        yield name, jax.block_until_ready(array)
 
 
-def _check(
-    folder: Path,
-    where: Mapping[str, Path],
-    entries: Mapping[str, Entry],
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-) -> None:
-    wanted = {
-        tensor: row.stored_shape(shapes[name].shape)
-        for name, row in entries.items()
-        for tensor in row.tensors
-    }
-    # A tied head that is written out all the same is the embedding once more.
-    surplus = sorted(where.keys() - wanted.keys() - {"lm_head.weight"})
-    problems = [f"missing: {t} {wanted[t]}" for t in wanted if t not in where]
-    problems += [f"surplus: {t}" for t in surplus]
+def _flax(folder: Path) -> FlaxCheckpoint | None:
+    place = flax_folder(folder) if folder.is_dir() else None
+    return None if place is None else FlaxCheckpoint(place)
+
+
+def _check(folder: Path, source: Source, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, spec in shapes.items():
+        wanted |= source.wanted(name, spec.shape)
+    problems = [f"missing: {t} {wanted[t]}" for t in wanted if t not in source.shapes]
+    problems += [f"surplus: {t}" for t in sorted(source.shapes.keys() - wanted - source.ignored)]
     for tensor, shape in wanted.items():
-        if tensor in where:
-            with safe_open(where[tensor], framework="numpy") as file:
-                found = tuple(file.get_slice(tensor).get_shape())
-            if found != shape:
-                problems.append(f"shape of {tensor}: {found}, config.json asks for {shape}")
+        if tensor not in source.shapes:
+            continue
+        found, dtype = source.shapes[tensor], source.dtypes[tensor]
+        if found != shape:
+            problems.append(f"shape of {tensor}: {found}, the configuration asks for {shape}")
+        if dtype not in READABLE:
+            problems.append(f"type of {tensor}: {dtype}, read are {', '.join(READABLE)}")
     if problems:
-        raise ValueError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(problems))
+        raise ValueError(f"{folder} does not fit its configuration:\n  " + "\n  ".join(problems))

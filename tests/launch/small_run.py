@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 CONFIG = """
 [run]
 name = "small"
@@ -62,8 +65,9 @@ def write_request(folder: Path, *, tokenizer: Path) -> Path:
     model = folder / "model"
     model.mkdir()
     shutil.copy(tokenizer / "tokenizer.model", model)
-    (model / "config.json").write_text("{}", encoding="utf-8")
-    (model / "model.safetensors").touch()
+    config = {"model_type": "gemma3_text", "vocab_size": 480}
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({"model.norm.weight": np.zeros(1, np.float32)}, model / "model.safetensors")
     write_rows(folder / "train.jsonl", rows(0, 6))
     write_rows(folder / "test.jsonl", rows(100, 4))
     path = folder / "small.toml"

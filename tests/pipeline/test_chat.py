@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Prompt
-from pipeline.chat import render, template_columns
+from configs.schema import Prompt, Shot
+from pipeline.chat import read_chat_template, template_columns
+from pipeline.chat import render as render_with
+
+# As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
+GEMMA2 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
+    "supported') }}{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != "
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate "
+    "user/assistant/user/assistant/...') }}{% endif %}{% if (message['role'] == 'assistant') %}"
+    "{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+)
+GEMMA3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model\n'}}
+{%- endif -%}
+"""
+SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
+
+
+def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = None) -> str:
+    return render_with(prompt, row, template=template)
 
 
 def test_gemmas_turns():
@@ -34,6 +95,87 @@ def test_plain_is_the_text_alone():
 def test_braces_in_data_and_system_stand_for_themselves(text: str):
     prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
     assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
+
+
+@pytest.mark.parametrize("shots", [(), SHOTS])
+@pytest.mark.parametrize("system", ["", "Think first."])
+@pytest.mark.parametrize("template", [GEMMA2, GEMMA3])
+def test_gemmas_own_templates_say_what_gemmas_turns_do(
+    template: str, system: str, shots: tuple[Shot, ...]
+):
+    prompt = Prompt(system=system, shots=shots)
+    found = render(prompt, {"question": "q"}, template=template)
+    assert found == render(prompt, {"question": "q"})
+    assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
+
+
+def test_worked_examples_are_turns_of_both():
+    prompt = Prompt(system="Think.", shots=SHOTS[:1])
+    assert render(prompt, {"question": "q"}) == (
+        "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
+        "<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_worked_examples_in_plain_text_are_joined_as_they_are():
+    shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
+    prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
+    assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"
+
+
+def test_only_auto_uses_the_models_template():
+    template = "{{ bos_token }}[{{ messages[0].role }}: {{ messages[0].content }}]{{ eos_token }}"
+    assert render(Prompt(), {"question": "q"}, template=template) == "[user: q]<eos>"
+    for turn in ("gemma", "plain"):
+        prompt = Prompt(turn=turn)
+        assert render(prompt, {"question": "q"}, template=template) == render(
+            prompt, {"question": "q"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ raise_exception('no users here') }}", "refuses the turns: no users here"),
+        ("{{ strftime_now('%d') }}", "refuses the turns: 'strftime_now' is undefined"),
+        ("{{ messages.append(1) }}", "refuses the turns: .* unsafe"),
+        ("{{ 1 + messages[0].content }}", "refuses the turns: "),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(template: str, what: str):
+    with pytest.raises(ValueError, match=what):
+        render(Prompt(), {"question": "q"}, template=template)
+
+
+def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
+    assert read_chat_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"bos_token": "<bos>"}))
+    assert read_chat_template(tmp_path) is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert read_chat_template(tmp_path) == "d"
+    config.write_text(json.dumps({"chat_template": "c"}))
+    assert read_chat_template(tmp_path) == "c"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert read_chat_template(tmp_path) == "j"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert read_chat_template(tmp_path) == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("tokenizer_config.json", "{", "is not JSON"),
+        ("tokenizer_config.json", "[]", "is not a JSON object"),
+        ("chat_template.jinja", "{% if %}", "the chat template is no Jinja"),
+    ],
+)
+def test_a_damaged_template_is_named(tmp_path: Path, name: str, content: str, what: str):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{tmp_path}.*{what}"):
+        read_chat_template(tmp_path)
 
 
 def test_columns_are_listed_once_in_order():

@@ -18,7 +18,7 @@ from pipeline.dataset import Reading, load_data, load_split
 from pipeline.prompts import PromptMaker
 from pipeline.rows import DataError, Malformed
 from pipeline.splits import LoadedSplit
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import Tokenizer, read_tokenizer
 from tests.demo_texts import write_tokenizer
 
 GOOD = {"question": "tom has 1 apples.", "answer": "1"}
@@ -26,7 +26,7 @@ GOOD = {"question": "tom has 1 apples.", "answer": "1"}
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def _write(path: Path, rows: list[Any]) -> str:
@@ -439,9 +439,10 @@ import sys
 from configs.schema import Source
 from pipeline.dataset import load_data
 from pipeline.sources import read_rows
-from pipeline.tokenizer import Tokenizer
+from pathlib import Path
+from pipeline.tokenizer import read_tokenizer
 assert "datasets" not in sys.modules
-Tokenizer({str(tmp_path)!r})
+read_tokenizer(Path({str(tmp_path)!r}))
 rows, _ = read_rows(Source(path={path!r}), columns=("question",), where="data.train")
 assert len(rows) == 1
 print([name for name in ("jax", "ray", "flax", "torch", "tensorflow") if name in sys.modules])

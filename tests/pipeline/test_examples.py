@@ -12,7 +12,7 @@ from configs.schema import Config
 from pipeline.dataset import load_data
 from pipeline.examples import LoadedExamples
 from pipeline.rows import DataError, Malformed
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import Tokenizer, read_tokenizer
 from tests.demo_texts import write_tokenizer
 from tests.fakes import make_config
 
@@ -21,7 +21,7 @@ WORKED = {"question": "tom has 1 apples.", "completion": "<answer>1</answer>"}
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def _write(path: Path, rows: list[Any]) -> dict[str, str]:

@@ -56,5 +56,5 @@ def test_all_files_of_the_index_are_needed(tmp_path: Path):
 def test_a_damaged_index_is_named(tmp_path: Path, content: Any):
     text = content if isinstance(content, str) else json.dumps(content)
     (tmp_path / INDEX).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/{INDEX} is damaged"):
+    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/{INDEX} (is damaged|is not )"):
         weight_files(tmp_path)

@@ -7,13 +7,13 @@ import pytest
 
 from configs.schema import Rollout
 from pipeline.model.vocabulary import Vocabulary
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import Tokenizer, read_tokenizer
 from tests.demo_texts import write_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def rollout(**changes: object) -> Rollout:

@@ -128,13 +128,13 @@ def test_missing_surplus_and_misshapen_tensors_are_all_listed(tmp_path: Path, po
         tensors["model.embed_tokens.weight"] = np.zeros((5, 24), np.float32)
 
     change(folder, edit)
-    with pytest.raises(ValueError, match=r"out does not fit its config\.json") as raised:
+    with pytest.raises(ValueError, match="out does not fit its configuration") as raised:
         read(folder, policy)
     assert set(str(raised.value).splitlines()[1:]) == {
         "  missing: model.norm.weight (24,)",
         "  missing: model.layers.1.self_attn.v_proj.weight (16, 24)",
         "  surplus: model.layers.9.mlp.up_proj.weight",
-        "  shape of model.embed_tokens.weight: (5, 24), config.json asks for (96, 24)",
+        "  shape of model.embed_tokens.weight: (5, 24), the configuration asks for (96, 24)",
     }
 
 

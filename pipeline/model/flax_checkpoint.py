@@ -1,0 +1,164 @@
+"""Google's own checkpoints: orbax, in the layout of the gemma library, as Kaggle gives them out.
+
+A tensor's name is its path in the tree, such as `layer_0/attn/q_einsum/w`; whether the tree is flat
+(`transformer/layer_0/attn/q_einsum`, then `w`) or nested makes no difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax import checkpoint as ocp
+
+_LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+# By family, layers and width: what shapes do not tell.
+_PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
+    ("gemma3_text", 18, 640): {"sliding_window": 512},
+    ("gemma3_text", 26, 1152): {"sliding_window": 512},
+    ("gemma3_text", 34, 2560): {"sliding_window": 1024, **_LINEAR_BY_8},
+    ("gemma3_text", 48, 3840): {"sliding_window": 1024, **_LINEAR_BY_8},
+    ("gemma3_text", 62, 5376): {
+        "sliding_window": 1024,
+        "query_pre_attn_scalar": 168,
+        **_LINEAR_BY_8,
+    },
+    ("gemma2", 26, 2304): {},
+    ("gemma2", 42, 3584): {},
+    ("gemma2", 46, 4608): {"query_pre_attn_scalar": 144},
+}
+_TOP = re.compile(r"^(params/)?(transformer/)?")
+_VISION = re.compile(r"^SigLiPFromPatches_\d+/|^(vision_encoder|siglip_encoder)/|^embedder/mm_")
+_GATING = {"gate_proj": 0, "up_proj": 1}
+
+
+class FlaxCheckpoint:
+    """The text model's tensors in a checkpoint; those of the vision tower are left aside.
+
+    Attributes:
+        shapes: of the tensors, by their names.
+        dtypes: their types, in NumPy's words.
+        ignored: tensors that may be there or not.
+    """
+
+    ignored: frozenset[str] = frozenset()
+
+    def __init__(self, place: Path) -> None:
+        """Read what is there, without the tensors themselves.
+
+        Raises:
+            ValueError: if orbax cannot read it.
+        """
+        self._place = place
+        self._paths: dict[str, tuple[str, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
+        for path, leaf in _leaves(place).items():
+            name = _TOP.sub("", "/".join(path))
+            if not _VISION.match(name):
+                self._paths[name] = path
+                self.shapes[name] = tuple(leaf.shape)
+                self.dtypes[name] = str(np.dtype(leaf.dtype))
+        self._handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """The tensor that holds our parameter `name`, and its shape."""
+        tensor, half = _tensor(name)
+        if half is None:
+            return {tensor: shape}
+        # Gemma 2 2B keeps these matrices as they are multiplied, all later ones the other way.
+        straight, turned = (2, *shape), (2, *shape[::-1])
+        return {tensor: straight if self.shapes.get(tensor) == straight else turned}
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Our parameter `name` in the checkpoint's type."""
+        tensor, half = _tensor(name)
+        stored = self._restore(tensor)
+        if half is None:
+            return stored
+        return stored[half] if stored.shape[1:] == shape != shape[::-1] else stored[half].T
+
+    def infer_config(self) -> dict[str, Any]:
+        """A `config.json` for these shapes.
+
+        Raises:
+            ValueError: if no Gemma with such shapes has been published.
+        """
+        layers = {match[1] for name in self.shapes if (match := re.match(r"layer_(\d+)/", name))}
+        embedding = self.shapes.get("embedder/input_embedding", (0, 0))
+        attn = "layer_0/attn"
+        family = "gemma3_text" if f"{attn}/_query_norm/scale" in self.shapes else "gemma2"
+        known = _PUBLISHED.get((family, len(layers), embedding[1]))
+        joined = self.shapes.get(f"{attn}/qkv_einsum/w", (3, 0, 0, 0))
+        query = self.shapes.get(f"{attn}/q_einsum/w", joined[1:])
+        heads_kv = self.shapes.get(f"{attn}/kv_einsum/w", joined)[1]
+        hidden = self.shapes.get("layer_0/mlp/linear/w", (0, 0))[0]
+        if known is None or 0 in {*query, heads_kv, hidden}:
+            raise ValueError(
+                f"{self._place} has no config.json, and {len(layers)} layers of width "
+                f"{embedding[1]} are no published Gemma 2 or 3; put the model's config.json beside "
+                "the checkpoint"
+            )
+        return {
+            "model_type": family,
+            "num_hidden_layers": len(layers),
+            "vocab_size": embedding[0],
+            "hidden_size": embedding[1],
+            "intermediate_size": hidden,
+            "num_attention_heads": query[0],
+            "num_key_value_heads": heads_kv,
+            "head_dim": query[2],
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "bos_token_id": 2,
+            **known,
+        }
+
+    def _restore(self, tensor: str) -> np.ndarray:
+        path = self._paths[tensor]
+        found: Any = self._handler.restore(
+            self._place,
+            args=ocp.args.PyTreeRestore(
+                item=_nested(path, 0),
+                restore_args=_nested(path, ocp.RestoreArgs(restore_type=np.ndarray)),
+                partial_restore=True,
+            ),
+        )
+        for key in path:
+            found = found[key]
+        return found
+
+
+def _leaves(place: Path) -> dict[tuple[str, ...], Any]:
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            found = checkpointer.metadata(place)
+        tree = getattr(found, "item_metadata", found)
+        flat, _ = jax.tree_util.tree_flatten_with_path(getattr(tree, "tree", tree))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place} is damaged: {error}") from None
+    return {tuple(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in flat}
+
+
+def _nested(path: tuple[str, ...], leaf: Any) -> Any:
+    for key in reversed(path):
+        leaf = {key: leaf}
+    return leaf
+
+
+def _tensor(name: str) -> tuple[str, int | None]:
+    """The tensor that holds one of our parameters, and which half of it, if it holds two."""
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
+    if match is None:
+        return name.replace(".", "/"), None
+    layer, module = f"layer_{match[1]}", match[2].replace(".", "/")
+    kind = module.removeprefix("mlp/")
+    if kind in _GATING:
+        return f"{layer}/mlp/gating_einsum/w", _GATING[kind]
+    if kind == "down_proj":
+        return f"{layer}/mlp/linear/w", None
+    return f"{layer}/{module}/{match[3]}", None

@@ -1,0 +1,192 @@
+"""Where a model is: a folder, or a handle of a hub whose files come into a cache. No JAX."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.schema import Model
+
+HF, KAGGLE = "hf://", "kaggle://"
+TOKENIZER_FILES = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    *TOKENIZER_FILES,
+)
+_HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
+_KAGGLE_HANDLE = re.compile(r"kaggle://([\w.-]+/[\w.-]+)/(\w+)/([\w.-]+)(?:/(\d+))?")
+_KAGGLE_FRAMEWORKS = ("flax", "transformers")
+
+
+def find_model(model: Model) -> Path:
+    """The folder of the base, downloaded first if it is named by a handle and not there yet.
+
+    What is in the cache already is not downloaded again; with HF_HUB_OFFLINE=1 nothing is.
+
+    Raises:
+        FileNotFoundError: if the folder is absent, or the hub has no such model, or it is not in
+            the cache and may not be downloaded.
+        ValueError: if the handle is not one, or the hub wants credentials or a licence accepted.
+    """
+    return _find(model.path, setting="model.path", files=MODEL_FILES)
+
+
+def find_tokenizer(path: str) -> Path:
+    """The file or folder of a tokenizer; of a model on the Hugging Face hub only its tokenizer.
+
+    Raises:
+        FileNotFoundError: as `find_model`.
+        ValueError: as `find_model`.
+    """
+    return _find(path, setting="model.tokenizer", files=TOKENIZER_FILES)
+
+
+def _find(path: str, *, setting: str, files: Sequence[str]) -> Path:
+    if path.startswith(HF):
+        return _from_hugging_face(path, setting=setting, files=files)
+    if path.startswith(KAGGLE):
+        return _from_kaggle(path, setting=setting)
+    found = Path(path)
+    if setting == "model.path" and not found.is_dir():
+        raise FileNotFoundError(f"{setting}: no folder {path}")
+    if not found.exists():
+        raise FileNotFoundError(f"{setting}: nothing is at {path}")
+    return found
+
+
+def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Path:
+    match = _HF_HANDLE.fullmatch(handle)
+    if match is None:
+        raise ValueError(
+            f"{setting}: {handle!r} is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
+        )
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    name, revision = match.groups()
+    page = f"https://huggingface.co/{name}"
+    log_in = "`hf auth login` or the environment variable HF_TOKEN"
+    try:
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=list(files)
+        )
+    except errors.GatedRepoError:
+        raise ValueError(
+            f"{setting}: {handle} is given out to those who accept its licence at {page}; do so, "
+            f"then log in with {log_in}"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise FileNotFoundError(
+            f"{setting}: {handle} does not exist, or is private and needs {log_in}"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise FileNotFoundError(f"{setting}: {page} has no revision {revision!r}") from None
+    except errors.LocalEntryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{setting}: {handle} is not, or not wholly, in the cache and {_unreachable(error)}"
+        ) from None
+    except errors.HFValidationError as error:
+        raise ValueError(f"{setting}: {handle!r} is no model's name: {error}") from None
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code in {401, 403}:
+            what = f"the hub refuses this login ({error.response.status_code}); renew it with"
+            raise ValueError(f"{setting}: {handle}: {what} {log_in}") from None
+        raise
+    return Path(found)
+
+
+def _unreachable(error: Exception) -> str:
+    """Why the hub was not asked, or did not answer."""
+    if _offline():
+        return "HF_HUB_OFFLINE forbids to download it"
+    cause = error.__cause__
+    return "the hub cannot be reached" + (f": {cause}" if cause else "")
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def _from_kaggle(handle: str, *, setting: str) -> Path:
+    match = _KAGGLE_HANDLE.fullmatch(handle)
+    if match is None:
+        raise ValueError(
+            f"{setting}: {handle!r} is not kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"
+        )
+    name, framework, variation, version = match.groups()
+    if framework.lower() not in _KAGGLE_FRAMEWORKS:
+        raise ValueError(
+            f"{setting}: {handle}: the framework {framework!r} is not read here; "
+            f"one of {', '.join(_KAGGLE_FRAMEWORKS)} is"
+        )
+    cached = _kaggle_cache(f"{name}/{framework}/{variation}", version)
+    # An exact version never changes, so the cache needs nobody's leave.
+    if cached is not None and (version is not None or _offline()):
+        return cached
+    if _offline():
+        what = "is not in the cache and HF_HUB_OFFLINE forbids to download it"
+        raise FileNotFoundError(f"{setting}: {handle} {what}")
+    return _download_from_kaggle(handle, setting=setting, cached=cached)
+
+
+def _download_from_kaggle(handle: str, *, setting: str, cached: Path | None) -> Path:
+    import kagglehub
+    import requests
+    from kagglehub import exceptions
+
+    path = handle.removeprefix(KAGGLE)
+    page = f"https://www.kaggle.com/models/{'/'.join(path.split('/')[:2])}"
+    log_in = (
+        "an API token from https://www.kaggle.com/settings in KAGGLE_API_TOKEN, in KAGGLE_USERNAME "
+        "and KAGGLE_KEY, or in ~/.kaggle"
+    )
+    try:
+        return Path(kagglehub.model_download(path))
+    except (exceptions.UnauthenticatedError, exceptions.CredentialError):
+        raise ValueError(f"{setting}: {handle} needs {log_in}") from None
+    except exceptions.KaggleApiHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        if status in {401, 403}:
+            raise ValueError(
+                f"{setting}: {handle} is given out to those who accept its licence at {page} and "
+                f"log in with {log_in}"
+            ) from None
+        if status == 404:
+            raise FileNotFoundError(f"{setting}: {handle} does not exist; see {page}") from None
+        raise
+    except requests.exceptions.ConnectionError as error:
+        if cached is not None:
+            return cached
+        raise FileNotFoundError(
+            f"{setting}: {handle} is not in the cache and Kaggle cannot be reached: {error}"
+        ) from None
+
+
+def _kaggle_cache(path: str, version: str | None) -> Path | None:
+    """The wholly downloaded version asked for, or the newest one there is."""
+    from kagglehub.cache import Cache
+    from kagglehub.handle import parse_model_handle
+
+    handle, cache = parse_model_handle(path), Cache()
+    folder = Path(cache.get_path(handle)).parent
+    there = folder.iterdir() if folder.is_dir() else ()
+    versions = [int(entry.name) for entry in there if entry.name.isdecimal()]
+    wanted = [int(version)] if version is not None else sorted(versions, reverse=True)
+    for number in wanted:
+        found = cache.load_from_cache(handle.with_version(number))
+        if found is not None:
+            return Path(found)
+    return None
