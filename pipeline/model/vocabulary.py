@@ -19,11 +19,14 @@ class Vocabulary:
         pad: fills what is not a token.
         stops: end a completion.
         forbidden: may never be drawn, and have no probability on either side.
+        pieces: ids from here on stand for nothing, rows that only pad the embedding, and are
+            forbidden, too; None: there are none.
     """
 
     pad: int
     stops: tuple[int, ...]
     forbidden: tuple[int, ...]
+    pieces: int | None = None
 
     @staticmethod
     def of(tokenizer: Tokenizer, rollout: Rollout) -> Vocabulary:
@@ -36,8 +39,11 @@ class Vocabulary:
             pad=tokenizer.pad_id,
             stops=tuple(tokenizer.piece_id(piece) for piece in rollout.stop_tokens),
             forbidden=tuple(tokenizer.piece_id(piece) for piece in rollout.forbidden_tokens),
+            pieces=tokenizer.vocab_size,
         )
 
     def forbidden_mask(self, vocab_size: int) -> Bool[Array, " vocab"]:
         """True where a token may not be drawn."""
-        return jnp.zeros(vocab_size, bool).at[jnp.asarray(self.forbidden, int)].set(True)
+        ids = jnp.arange(vocab_size)
+        padding = ids >= (vocab_size if self.pieces is None else self.pieces)
+        return padding.at[jnp.asarray(self.forbidden, int)].set(True)

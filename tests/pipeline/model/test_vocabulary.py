@@ -24,12 +24,13 @@ def rollout(**changes: object) -> Rollout:
 def test_the_defaults_are_gemmas(tokenizer: Tokenizer):
     # <end_of_turn>, <eos>; <pad>, <bos>, <unk>, <mask>, <start_of_turn>
     found = Vocabulary.of(tokenizer, rollout())
-    assert found == Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
+    assert found == Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105), pieces=480)
 
 
 def test_configured_pieces_are_looked_up(tokenizer: Tokenizer):
     chosen = rollout(stop_tokens=["\n"], forbidden_tokens=[])
-    assert Vocabulary.of(tokenizer, chosen) == Vocabulary(pad=0, stops=(107,), forbidden=())
+    expected = Vocabulary(pad=0, stops=(107,), forbidden=(), pieces=480)
+    assert Vocabulary.of(tokenizer, chosen) == expected
 
 
 @pytest.mark.parametrize("key", ["stop_tokens", "forbidden_tokens"])
@@ -42,3 +43,8 @@ def test_the_mask_is_true_where_forbidden():
     mask = Vocabulary(pad=0, stops=(1,), forbidden=(0, 3)).forbidden_mask(5)
     np.testing.assert_array_equal(mask, [True, False, False, True, False])
     assert not Vocabulary(pad=0, stops=(), forbidden=()).forbidden_mask(4).any()
+
+
+def test_rows_that_only_pad_the_embedding_are_forbidden():
+    mask = Vocabulary(pad=0, stops=(1,), forbidden=(0,), pieces=3).forbidden_mask(5)
+    np.testing.assert_array_equal(mask, [True, False, False, True, True])
