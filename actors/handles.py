@@ -20,6 +20,7 @@ from configs.schema import Config
 from pipeline.datatypes import (
     Completion,
     ExportReport,
+    OpenedAdapter,
     Published,
     Restored,
     Rollout,
@@ -77,6 +78,11 @@ class RaySampler:
             self.actor.load.remote(published.version, published.sha256, published.payload)
         )
         return sha
+
+    async def open_adapter(self, path: str | None) -> OpenedAdapter:
+        """See `pipeline.interfaces.Answerer`."""
+        opened: OpenedAdapter = await _call(self.actor.open_adapter.remote(path))
+        return opened
 
     async def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float
@@ -173,6 +179,40 @@ class RayRewardWorker:
 
 
 @dataclass(frozen=True)
+class SamplerCrew:
+    """The processes that answer, where nothing is learned."""
+
+    samplers: list[RaySampler]
+
+    @staticmethod
+    def spawn(config: Config) -> SamplerCrew:
+        """Asks Ray for the processes; they may have to wait for devices."""
+        plan = config.plan
+        return SamplerCrew(_samplers(config, lease(plan, plan.devices_per_sampler)))
+
+    @property
+    def actors(self) -> list[Any]:
+        """The Ray actors."""
+        return [sampler.actor for sampler in self.samplers]
+
+    async def start(self) -> None:
+        """Returns when all are compiled."""
+        await asyncio.gather(*(sampler.start() for sampler in self.samplers))
+
+    def kill(self) -> None:
+        """Ends all processes; their devices are free afterwards."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+
+def _samplers(config: Config, each: Lease) -> list[RaySampler]:
+    return [
+        RaySampler(spawn(SamplerActor, config, lease=each, threads=_THREADS))
+        for _ in range(config.plan.num_samplers)
+    ]
+
+
+@dataclass(frozen=True)
 class Crew:
     """All processes of a run."""
 
@@ -190,11 +230,7 @@ class Crew:
             learner, samplers = RayLearner(both), [RaySampler(both)]
         else:
             learner = RayLearner(spawn(LearnerActor, config, lease=learners, threads=_THREADS))
-            each = lease(plan, plan.devices_per_sampler)
-            samplers = [
-                RaySampler(spawn(SamplerActor, config, lease=each, threads=_THREADS))
-                for _ in range(plan.num_samplers)
-            ]
+            samplers = _samplers(config, lease(plan, plan.devices_per_sampler))
         scorer = RewardPool(
             config.rewards,
             lambda: RayRewardWorker(spawn(RewardActor, config.rewards, lease=light())),

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.opening import OpenedModel, open_model
 from configs.schema import Config
-from pipeline.datatypes import Completion, RolloutRequest
+from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest
 
 if TYPE_CHECKING:
     from pipeline.decode.engine import Engine
@@ -29,6 +29,7 @@ class SamplerActor:
         self.adapter: Params
         self.version = -1
         self.sha256 = ""
+        self._opened: dict[str | None, tuple[Params, OpenedAdapter]] = {}
 
     def start(self) -> float:
         """Opens devices and model, compiles; returns the seconds that loading took.
@@ -56,6 +57,30 @@ class SamplerActor:
         self.adapter = self.policy.place_adapter(payload)
         self.version, self.sha256 = version, lora.sha256(self.adapter)
         return self.sha256
+
+    def open_adapter(self, path: str | None) -> OpenedAdapter:
+        """Takes over the adapter at `path`, or none: the base alone. Opens each only once.
+
+        Raises:
+            FileNotFoundError: if there is no adapter.
+            ValueError: if it cannot be used, or is not for this base.
+        """
+        if path not in self._opened:
+            self._opened[path] = self._open(path)
+        self.adapter, opened = self._opened[path]
+        self.version, self.sha256 = opened.version, opened.sha256
+        return opened
+
+    def _open(self, path: str | None) -> tuple[Params, OpenedAdapter]:
+        from pipeline.model import lora
+        from pipeline.model.adapter_source import load_adapter
+
+        if path is None:
+            adapter = self.policy.no_adapter()
+            return adapter, OpenedAdapter(0, lora.sha256(adapter), "the base")
+        loaded = load_adapter(path, self.policy)
+        adapter = self.policy.place_adapter(loaded.adapter)
+        return adapter, OpenedAdapter(loaded.version, lora.sha256(adapter), loaded.what)
 
     def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float

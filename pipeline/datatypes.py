@@ -148,6 +148,21 @@ class Published:
 
 
 @dataclass(frozen=True)
+class OpenedAdapter:
+    """What a sampler holds after it opened an adapter itself.
+
+    Attributes:
+        version: policy version; 0 is the base.
+        sha256: hash of what is on the devices.
+        what: in words, what it is and where from.
+    """
+
+    version: int
+    sha256: str
+    what: str
+
+
+@dataclass(frozen=True)
 class Restored:
     """What a learner found when it started.
 

@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.datatypes import (
     Completion,
     ExportReport,
+    OpenedAdapter,
     Published,
     Rollout,
     RolloutRequest,
@@ -32,6 +33,18 @@ class Sampler(Protocol):
 
     async def abort(self) -> None:
         """Makes a running `generate` end soon, with an error."""
+
+
+class Answerer(Sampler, Protocol):
+    """A sampler that finds its adapters by itself."""
+
+    async def open_adapter(self, path: str | None) -> OpenedAdapter:
+        """Takes over the adapter at `path`, or none: the base alone.
+
+        Raises:
+            FileNotFoundError: if there is no adapter.
+            ValueError: if it cannot be used, or is not for this base.
+        """
 
 
 class Learner(Protocol):

@@ -66,7 +66,7 @@ class LoadedData:
     @property
     def fingerprints(self) -> dict[str, str]:
         """For each source and split a hash of its prompts: ids, tokens and reference answers."""
-        found = {name: _fingerprint(split) for name, split in self.splits()}
+        found = {name: fingerprint(split) for name, split in self.splits()}
         return found | ({"sft": self.sft.fingerprint} if self.sft else {})
 
     @property
@@ -117,7 +117,8 @@ def texts(splits: Sequence[LoadedSplit]) -> frozenset[str]:
     return frozenset(prompt.text for split in splits for prompt in split.prompts)
 
 
-def _fingerprint(split: LoadedSplit) -> str:
+def fingerprint(split: LoadedSplit) -> str:
+    """A hash of the split's prompts: ids, tokens and reference answers."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in split.prompts:
         digest.update(repr((prompt.id, prompt.tokens.tolist(), prompt.answer)).encode())
