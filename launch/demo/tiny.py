@@ -85,7 +85,7 @@ def write_tokenizer(folder: Path, *, seed: int) -> None:
 
 
 def _prompt(question: str) -> str:
-    return render(PromptConfig(), {"question": question})
+    return render(PromptConfig(), {"question": question}, template=None)
 
 
 def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterator[Any]:

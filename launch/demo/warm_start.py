@@ -22,7 +22,7 @@ SFT_STEPS = 30
 WARM = (
     *("--run.phases", '["sft", "grpo"]'),
     *("--sft.train.path", "launch/demo/data/worked.jsonl"),
-    *("--sft.steps", str(SFT_STEPS), "--sft.lr", "2e-3"),
+    *("--sft.steps", str(SFT_STEPS), "--sft.lr", "5e-4", "--sft.warmup_steps", "3"),
 )
 
 
@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     base = options.base or _make_base(options.dir / f"warm-start-base-{stamp}")
     settings = ["--model.path", str(base), "--budget.steps", "none", "--budget.time", options.time]
     rows = [
-        run(
-            f"{kind}-seed{seed}-{stamp}", seed=seed, folder=options.dir, settings=[*settings, *more]
-        )
+        run(f"{kind}-seed{seed}-{stamp}", seed=seed, folder=options.dir, settings=given)
         for seed in options.seeds
         for kind, given in (("grpo", settings), ("sft-grpo", [*settings, *WARM]))
     ]

@@ -1,0 +1,51 @@
+"""Every preset passes `--dry-run`: its settings with data and a model folder of the right form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.load import presets
+from launch import train
+from tests.launch.small_run import everything_below, write_rows
+
+PROJECT = Path(__file__).parents[2]
+ON_A_HUB = [preset for preset in presets() if "gsm8k" in preset]
+
+
+def gsm8k(first: int, count: int) -> list[dict[str, str]]:
+    """Rows with GSM8K's columns."""
+    return [
+        {"question": f"{n} + {n}?", "answer": f"{n} + {n} is {2 * n}.\n#### {2 * n}"}
+        for n in range(first, first + count)
+    ]
+
+
+def local(split: str, path: Path) -> list[str]:
+    """Settings that read a split from a file instead of from the hub."""
+    key = f"--data.{split}"
+    return [f"{key}.path", str(path), f"{key}.subset", "none", f"{key}.split", "none"]
+
+
+@pytest.mark.parametrize("preset", ON_A_HUB)
+def test_a_preset_passes_a_dry_run(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    settings = ["--model.path", str(PROJECT / "launch/demo/tiny_gemma3")]
+    settings += ["--run.dir", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
+    for number, split in enumerate(("train", "validation", "test")):
+        path = tmp_path / f"{split}.jsonl"
+        write_rows(path, gsm8k(1000 * number, 100))
+        settings += local(split, path)
+    before = everything_below(tmp_path)
+    assert train.main([str(PROJECT / preset), *settings, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    shown = json.loads(said[said.index("{\n") :])
+    assert shown["plan"]["platform"] == "tpu"
+    assert shown["eval"]["every_minutes"] == 30.0
+    assert everything_below(tmp_path) == before
+
+
+def test_there_is_a_preset_for_each_size():
+    models = {Path(preset).name.partition("_gsm8k")[0] for preset in ON_A_HUB}
+    assert models == {"gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"}
