@@ -1,4 +1,4 @@
-"""Makes the golden files: small random Gemma 3 models, and what Hugging Face computes with them.
+"""Makes the golden files: small random Gemmas, and what Hugging Face computes with them.
 
 Needs PyTorch and transformers, which the project does not depend on. From the repository's root:
 
@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    PreTrainedModel,
+    SiglipVisionConfig,
+)
 
 ROWS, TOKENS, NEW = 2, 40, 24
 PROMPTS = (3, 12, 19)
@@ -54,24 +63,76 @@ MODELS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     },
+    # Two rounds of its pattern; caps as small as to bite at the scores of a random model.
+    "gemma2": {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        # Not head_dim, as in Gemma 2 27B.
+        "query_pre_attn_scalar": 6,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma3_vision": {
+        "hidden_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+    },
+}
+# Such that no continuation of theirs repeats itself too much.
+SEEDS = {"gemma3": 0, "gemma3_scaled": 1, "gemma2": 2, "gemma3_vision": 2}
+VISION: dict[str, Any] = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
 }
 
 
-def random_model(shape: dict[str, Any], *, seed: int) -> Gemma3ForCausalLM:
+def empty_model(name: str) -> PreTrainedModel:
+    """A model of the kind that the name says, in float32."""
+    shape = SHAPE | MODELS[name]
+    if name == "gemma2":
+        # The only attention of transformers that caps scores.
+        return Gemma2ForCausalLM(
+            Gemma2Config(**shape, dtype="float32", attn_implementation="eager")
+        )
+    text = Gemma3TextConfig(**shape, dtype="float32")
+    if name != "gemma3_vision":
+        return Gemma3ForCausalLM(text)
+    config = Gemma3Config(
+        text_config=text,
+        vision_config=SiglipVisionConfig(**VISION),
+        mm_tokens_per_image=4,
+        boi_token_index=1,
+        eoi_token_index=2,
+        image_token_index=0,
+        dtype="float32",
+    )
+    return Gemma3ForConditionalGeneration(config)
+
+
+def random_model(name: str, *, seed: int) -> PreTrainedModel:
     """A float32 model in which no parameter, norms included, is the identity."""
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **shape, dtype="float32")).eval()
+    model = empty_model(name).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
             parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
         # A tied embedding this large would make every token its own successor.
-        model.model.embed_tokens.weight.mul_(0.2)
-        model.model.norm.weight.add_(5.0)
+        text = getattr(model.model, "language_model", model.model)
+        text.embed_tokens.weight.mul_(0.2 if len(text.layers) > 4 else 0.1)
+        text.norm.weight.add_(5.0)
     return model
 
 
-def greedy(model: Gemma3ForCausalLM, prompt: np.ndarray) -> np.ndarray:
+def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray:
     """The continuation by `generate`, with its cache; no token ends it."""
     found = model.generate(
         torch.from_numpy(prompt)[None],
@@ -94,8 +155,8 @@ def greedy(model: Gemma3ForCausalLM, prompt: np.ndarray) -> np.ndarray:
 def main() -> None:
     """Writes a folder for each model."""
     here = Path(__file__).parent
-    for seed, (name, shape) in enumerate(MODELS.items()):
-        model = random_model(shape, seed=seed)
+    for name, seed in SEEDS.items():
+        model = random_model(name, seed=seed)
         model.save_pretrained(here / name)
         (here / name / "generation_config.json").unlink(missing_ok=True)
         rng = np.random.default_rng(seed)

@@ -12,6 +12,8 @@ import pytest
 from configs.schema import Lora
 from pipeline.datatypes import RolloutName, RolloutRequest
 from pipeline.decode.engine import Engine
+from pipeline.learner.programs import LearnerPrograms
+from pipeline.model.head import scaled_logits
 from pipeline.model.policy import Params, Policy, open_policy
 from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
@@ -23,7 +25,7 @@ NOTHING_SPECIAL = Vocabulary(pad=0, stops=(), forbidden=())
 Golden = tuple[dict[str, np.ndarray], Policy, Params]
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gemma3_scaled"])
+@pytest.fixture(scope="module", params=["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2"])
 def golden(request: pytest.FixtureRequest) -> Golden:
     folder = GOLDEN / request.param
     mesh = make_mesh(jax.devices()[:1])
@@ -40,7 +42,13 @@ def test_logits_are_hugging_faces(golden: Golden):
     def logits(base: Params, adapter: Params) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden, _ = policy.bind(base, adapter)(jnp.asarray(tokens), positions)
-        return hidden @ policy.embedding(base).T
+        return scaled_logits(
+            hidden,
+            policy.embedding(base),
+            softcap=policy.architecture.final_softcap,
+            temperature=1.0,
+            forbidden=NOTHING_SPECIAL.forbidden_mask(policy.vocab_size),
+        )
 
     found = logits(base, policy.no_adapter())
     np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
@@ -63,3 +71,31 @@ def test_greedy_continuations_are_hugging_faces(golden: Golden):
     for name, completion in zip(names, completions, strict=True):
         np.testing.assert_array_equal(completion.tokens, stored[f"greedy_{name.prompt_id}"])
         assert completion.stop_reason == "length"
+
+
+# Gemma 3 is what every other test of both runs on.
+@pytest.mark.parametrize("golden", ["gemma2"], indirect=True)
+def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
+    stored, policy, base = golden
+    prompt = stored["prompt_1"]
+    config = tiny.make_config(
+        rollout={"max_prompt_tokens": 20, "max_new_tokens": 20, "temperature": 0.7},
+        plan={"rollout_rows": 1, "micro_batch_rows": 1},
+    )
+    adapter = tiny.make_probe(policy)
+    (drawn,) = Engine(policy, base, config, NOTHING_SPECIAL).generate(
+        [RolloutRequest(RolloutName("train", 0, prompt_id=0, sample=0), prompt)],
+        adapter=adapter,
+        version=0,
+        adapter_sha256="",
+        temperature=0.7,
+    )
+    assert len(prompt) + len(drawn.tokens) > 3 * policy.architecture.config.sliding_window_size
+    programs = LearnerPrograms(policy, config, NOTHING_SPECIAL)
+    tokens = np.zeros((1, config.rollout.max_tokens), np.int32)
+    tokens[0, : len(prompt) + len(drawn.tokens)] = [*prompt, *drawn.tokens]
+    found = jax.jit(programs.score)(base, adapter, tokens, np.roll(tokens, -1, axis=1))
+    first = len(prompt) - 1
+    np.testing.assert_allclose(
+        found[0, first : first + len(drawn.tokens)], drawn.logprobs, rtol=0, atol=1e-4
+    )
