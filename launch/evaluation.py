@@ -19,17 +19,17 @@ from configs.paths import home
 from configs.resume import diff_configs
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
+from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
 from pipeline.comparison import answer_rows, document, lines
 from pipeline.dataset import load_tests
 from pipeline.measurement import Measured, measure, open_adapter
-from pipeline.model_source import find_model
 from pipeline.prompts import PromptMaker
 from pipeline.protocol import data_facts, protocol
 from pipeline.rows import report_lines
 from pipeline.run_dir import RunFolder, write_atomically
 from pipeline.splits import SETS, LoadedSplit
-from pipeline.tokenizer import Tokenizer, open_tokenizer
+from pipeline.tokenizer import Tokenizer
 
 EXIT_MISTAKE = 2
 _TOLD = 10
@@ -70,8 +70,7 @@ def prepare(
     is_run = (folder / "config.json").is_file()
     adapter = _adapter(folder, is_run=is_run, checkpoint=checkpoint, base_only=base_only)
     result = _result(folder, is_run=is_run, json_file=json_file)
-    find_model(config.model)
-    tokenizer = open_tokenizer(config.model)
+    tokenizer = open_model_files(config)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     tests = {name.removeprefix(SETS): split for name, split in splits.items()}
     for name, split in tests.items():
@@ -168,6 +167,7 @@ def _tell(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
         tuned=tuned,
         notes=prepared.notes,
     )
+    print()
     for line in lines(found):
         print(line)
     if prepared.result is None:

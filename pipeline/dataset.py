@@ -17,7 +17,7 @@ from pipeline.datatypes import Prompt
 from pipeline.examples import load_examples
 from pipeline.order import most_of_a_source, shares
 from pipeline.prompts import PromptMaker
-from pipeline.rows import DataError, Malformed, Row, refuse_malformed
+from pipeline.rows import DataError, Malformed, Row, TooLong, refuse_malformed
 from pipeline.sources import read_rows
 from pipeline.splits import (
     MIXED,
@@ -160,13 +160,13 @@ def load_split(reading: Reading, *, config: Config) -> LoadedSplit:
     rows, malformed = read_rows(
         reading.source, columns=tuple(dict.fromkeys(columns)), where=reading.where
     )
-    prompts, too_long = list[Prompt](), list[int]()
+    prompts, too_long = list[Prompt](), list[TooLong]()
     for row in rows:
         prompt = _make_prompt(row, reading)
         if isinstance(prompt, Malformed):
             malformed.append(prompt)
         elif len(prompt.tokens) > config.rollout.max_prompt_tokens:
-            too_long.append(row.number)
+            too_long.append(TooLong(row.number, len(prompt.tokens)))
         else:
             prompts.append(prompt)
     malformed.sort(key=lambda bad: bad.row)

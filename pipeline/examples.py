@@ -14,7 +14,7 @@ import numpy as np
 from configs.schema import Config
 from pipeline.datatypes import Example
 from pipeline.prompts import PromptMaker
-from pipeline.rows import DataError, Malformed, Row, refuse_malformed, report_lines
+from pipeline.rows import DataError, Malformed, Row, TooLong, refuse_malformed, report_lines
 from pipeline.sources import read_rows
 
 
@@ -25,14 +25,14 @@ class LoadedExamples:
     Attributes:
         examples: in the dataset's order.
         malformed: rows that cannot be used.
-        too_long: numbers of the rows that are longer than `rollout.max_tokens` in all.
+        too_long: rows that are longer than `rollout.max_tokens` in all.
         duplicates: examples that repeat an earlier one; they are kept.
         overlaps: examples taken out because their prompt stands in a split that is measured.
     """
 
     examples: tuple[Example, ...]
     malformed: tuple[Malformed, ...]
-    too_long: tuple[int, ...]
+    too_long: tuple[TooLong, ...]
     duplicates: int
     overlaps: int
 
@@ -82,14 +82,14 @@ def load_examples(
     rows, malformed = read_rows(
         source, columns=tuple(dict.fromkeys((*maker.columns, column))), where="sft.train"
     )
-    examples, too_long, overlaps = list[Example](), list[int](), 0
+    examples, too_long, overlaps = list[Example](), list[TooLong](), 0
     for row in rows:
         prompt = maker.make(row)
         completion = encoder.encode(row)
         if isinstance(prompt, Malformed) or isinstance(completion, Malformed):
             malformed += [bad for bad in (prompt, completion) if isinstance(bad, Malformed)][:1]
         elif len(prompt.tokens) + len(completion) > config.rollout.max_tokens:
-            too_long.append(row.number)
+            too_long.append(TooLong(row.number, len(prompt.tokens) + len(completion)))
         elif prompt.text in measured:
             overlaps += 1
         else:

@@ -38,6 +38,14 @@ class Malformed:
     reason: str
 
 
+@dataclass(frozen=True)
+class TooLong:
+    """A row that is left out for its length: its number, counted from 1, and its tokens."""
+
+    row: int
+    tokens: int
+
+
 def clean_row(row: Row, *, columns: Sequence[str]) -> Row | Malformed:
     """The row with the values of `columns` as text, or what is wrong with one of them."""
     texts = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from configs.task import MIXTURE_TRAIN
 from pipeline.datatypes import Prompt
 from pipeline.examples import LoadedExamples
-from pipeline.rows import DataError, Malformed, report_lines
+from pipeline.rows import DataError, Malformed, TooLong, report_lines
 
 MIXED, SETS = "mixture.", "sets."
 """What the names of mixed-in sources and of evaluation sets begin with where all stand together."""
@@ -22,14 +22,14 @@ class LoadedSplit:
     Attributes:
         prompts: in the dataset's order.
         malformed: rows that cannot be used.
-        too_long: numbers of the rows whose prompts are longer than `rollout.max_prompt_tokens`.
+        too_long: rows whose prompts are longer than `rollout.max_prompt_tokens`.
         duplicates: prompts that repeat an earlier one, answer included; they are kept.
         overlaps: prompts taken out because a later split has them too.
     """
 
     prompts: tuple[Prompt, ...]
     malformed: tuple[Malformed, ...]
-    too_long: tuple[int, ...]
+    too_long: tuple[TooLong, ...]
     duplicates: int
     overlaps: int = 0
 
@@ -91,7 +91,7 @@ def joined(splits: Sequence[LoadedSplit]) -> LoadedSplit:
     return LoadedSplit(
         prompts=tuple(prompt for split in splits for prompt in split.prompts),
         malformed=tuple(bad for split in splits for bad in split.malformed),
-        too_long=tuple(number for split in splits for number in split.too_long),
+        too_long=tuple(row for split in splits for row in split.too_long),
         duplicates=sum(split.duplicates for split in splits),
         overlaps=sum(split.overlaps for split in splits),
     )

@@ -16,7 +16,7 @@ import pytest
 from configs.schema import Config, Source
 from pipeline.dataset import Reading, load_data, load_split
 from pipeline.prompts import PromptMaker
-from pipeline.rows import DataError, Malformed
+from pipeline.rows import DataError, Malformed, TooLong
 from pipeline.splits import LoadedSplit
 from pipeline.tokenizer import Tokenizer, read_tokenizer
 from tests.demo_texts import write_tokenizer
@@ -183,7 +183,7 @@ def test_long_prompts_are_left_out_and_never_cut(tokenizer: Tokenizer, tmp_path:
     length = len(_load(path, tokenizer).prompts[1].tokens)
     split = _load(path, tokenizer, max_prompt_tokens=length)
     assert [p.id for p in split.prompts] == [1, 2]
-    assert split.too_long == (3,)
+    assert split.too_long == (TooLong(3, length + 1),)
     with pytest.raises(DataError, match=r"no prompt is left: 0 rows .* 3 are longer than .* = 1$"):
         _load(path, tokenizer, max_prompt_tokens=1)
 

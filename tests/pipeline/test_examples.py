@@ -101,7 +101,8 @@ def test_what_cannot_be_used_is_named(tokenizer: Tokenizer, tmp_path: Path):
         Malformed(4, "column 'completion' holds the forbidden token <start_of_turn>"),
         Malformed(5, "column 'question' holds the turn token <end_of_turn>"),
     )
-    assert (loaded.too_long, loaded.overlaps, loaded.duplicates) == ((6,), 3, 1)
+    assert (len(loaded.too_long), loaded.overlaps, loaded.duplicates) == (1, 3, 1)
+    assert (loaded.too_long[0].row, loaded.too_long[0].tokens > 200) == (6, True)
     left_out = "left out: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
     assert loaded.report[0] == f"sft: 2 examples, {left_out}"
     with pytest.raises(DataError, match=r"sft\.train: 4 rows are malformed in .*sft\.jsonl"):

@@ -18,6 +18,7 @@ from pipeline.evaluation import requests
 from pipeline.measurement import Measured, answer, measure, open_adapter
 from pipeline.parity import ParityError
 from pipeline.protocol import data_facts, protocol
+from pipeline.rows import TooLong
 from pipeline.splits import LoadedSplit
 from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_config, make_prompts
 
@@ -123,8 +124,8 @@ def test_answers_of_another_adapter_are_refused():
 
 def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
     sampler = FakeAnswerer(Script())
-    base = run(config, [sampler], None, [])
-    split = LoadedSplit(make_prompts(5), malformed=(), too_long=(8, 9), duplicates=0)
+    base, too_long = run(config, [sampler], None, []), (TooLong(8, 99), TooLong(9, 99))
+    split = LoadedSplit(make_prompts(5), malformed=(), too_long=too_long, duplicates=0)
     facts = data_facts(config.data.test, split)
     return document(
         protocol=protocol(config),

@@ -1,0 +1,107 @@
+"""Shows what a run will read: rows, exact tokens, lengths, what is left out, what stands twice.
+
+    python -m launch.data CONFIG.toml [--show N] [--table.key VALUE ...]
+
+Needs the tokenizer only: no weights, no devices, no JAX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+
+from configs.cli import parse
+from configs.load import load_config
+from configs.schema import Config
+
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+DESCRIPTION = """\
+Show what the model will see: tokens of the first prompts, lengths, what is left out and why,
+repetitions, overlaps between splits. CONFIG.toml may also be a run folder.
+Exit status: 0 done, 2 a mistake in the request or data that a run refuses, 130 after Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    try:
+        command = parse(
+            sys.argv[1:] if argv is None else argv,
+            prog="python -m launch.data",
+            description=DESCRIPTION,
+            flags=_flags(),
+        )
+        config = load_config(command.path, command.overrides)
+        for line in _lines(config, show=command.flags.show, width=_width()):
+            print(line)
+    except BrokenPipeError:  # the reader has seen enough
+        sys.stderr.close()
+        return 0
+    except (ValueError, FileNotFoundError) as mistake:
+        sys.stdout.flush()
+        print(mistake, file=sys.stderr)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument(
+        "--show",
+        metavar="N",
+        type=int,
+        default=1,
+        help="show the tokens of the first N prompts of each split (default: 1)",
+    )
+    return flags
+
+
+def _width() -> int:
+    return shutil.get_terminal_size(fallback=(100, 24)).columns
+
+
+def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
+    """Everything, as far as it can be told before a mistake ends it.
+
+    Raises:
+        FileNotFoundError: if tokenizer or data are not there.
+        ValueError: what a run would refuse.
+    """
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from pipeline.dataset import load_splits, separate
+    from pipeline.inspection import Inspector
+    from pipeline.prompts import PromptMaker
+    from pipeline.tokenizer import open_tokenizer
+
+    if show < 0:
+        raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")
+    # What a run would refuse is looked at too, and refused at the end.
+    lenient = config.model_copy(
+        update={"data": config.data.model_copy(update={"malformed": "skip"})}
+    )
+    maker = PromptMaker(config.prompt, open_tokenizer(config.model))
+    inspector = Inspector(config.rollout, maker.tokenizer, show=show, width=width)
+    splits = load_splits(lenient, maker)
+    yield from inspector.splits(splits)
+    data = separate(splits, config=lenient, maker=maker)
+    if data.sft is not None:
+        yield from inspector.examples(data.sft)
+    yield "what a run reads:"
+    yield from data.report
+    if len(data.weights) > 1:
+        yield from inspector.shares(data.weights)
+    bad = [name for name, split in data.splits() if split.malformed]
+    bad += ["sft"] if data.sft is not None and data.sft.malformed else []
+    if bad and config.data.malformed == "refuse":
+        raise ValueError(
+            f"a run would refuse the malformed rows of {', '.join(bad)}; mend them, or leave them "
+            'out with data.malformed = "skip"'
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""`launch.data`: what it shows of a request, what it says of its mistakes, what it never loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.data import main
+from tests.demo_texts import write_tokenizer
+from tests.launch.small_run import everything_below, rows, write_request, write_rows
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def request_file(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return write_request(tmp_path, tokenizer=tokenizer)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tuple[str, str]:
+    assert main(argv) == status
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+def test_everything_is_shown_and_nothing_written(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = request_file.parent
+    write_rows(folder / "train.jsonl", [*rows(0, 6), rows(1, 1)[0], *rows(102, 2)])
+    before = everything_below(folder)
+    out, err = shown(capsys, str(request_file), "--show", "2")
+    assert err == ""
+    assert "train, prompt 1: " in out
+    assert "train, prompt 2: " in out
+    assert "train, prompt 3: " not in out
+    assert "  question: 'tom has 100 apples.'" in out
+    assert "=<start_of_turn> " in out
+    assert "test, tokens of the prompts: 4 of " in out
+    assert "train: 1 prompts stand there again with one answer: 2=7" in out
+    assert "train              -        2\ntest               2        -\n" in out
+    assert out.endswith(
+        "what a run reads:\n"
+        "train: 7 prompts, left out: 2 in a later split, duplicates kept: 1\n"
+        "test: 4 prompts\n"
+    )
+    assert everything_below(folder) == before
+
+
+def test_long_prompts_are_counted_above_the_limit(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    long = {"question": "x" * 90, "answer": "1"}
+    write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), long])
+    out, _ = shown(capsys, str(request_file), "--show=0")
+    assert "limit 60, 1 above it" in out
+    assert "  above 60 1 #" in out
+    assert "prompt 1" not in out
+    assert "train: 6 prompts, left out: 1 too long" in out
+
+
+def test_a_mixture_and_worked_examples_are_shown(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = request_file.parent
+    write_rows(folder / "more.jsonl", rows(50, 3))
+    write_rows(folder / "set.jsonl", rows(51, 1))
+    worked = [{"question": "tom has 9 apples.", "completion": "<answer>9</answer>"}]
+    write_rows(folder / "sft.jsonl", worked)
+    settings = ["--data.mixture.0.name=more", "--data.mixture.0.path=more.jsonl"]
+    settings += ["--data.mixture.0.weight=0.5", "--eval.sets.0.name=extra"]
+    settings += ["--eval.sets.0.path=set.jsonl", "--sft.train.path=sft.jsonl", "--sft.steps=1"]
+    out, err = shown(capsys, str(request_file), *settings, '--run.phases=["sft", "grpo"]')
+    assert err == ""
+    assert "mixture.more, prompt 1000000001: " in out
+    assert "sets.extra, prompt 1: " in out
+    assert "  learns to write:\n" in out
+    assert "sft, tokens of the examples: 1 of " in out
+    assert out.splitlines()[-8:] == [
+        "what a run reads:",
+        "train: 6 prompts",
+        "mixture.more: 2 prompts, left out: 1 in a later split",
+        "test: 4 prompts",
+        "sets.extra: 1 prompts",
+        "sft: 1 examples",
+        "train: 66.7% of the prompts, on average 2 of 3",
+        "more: 33.3% of the prompts, on average 1 of 3",
+    ]
+
+
+def test_what_a_run_would_refuse_is_shown_first(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), "broken"])
+    out, err = shown(capsys, str(request_file), status=2)
+    assert "train: 6 prompts, left out: 1 malformed\n  row 7: not JSON" in out
+    assert err.startswith("a run would refuse the malformed rows of train; mend them")
+    out, err = shown(capsys, str(request_file), "--data.malformed=skip")
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--show", "-1"], "command line: --show -1: must be at least 0"),
+        (["--data.test.path=absent.jsonl"], "data.test.path: no file"),
+        (["--model.path=absent"], "model.path: no folder"),
+        (["--prompt.template={qestion}"], "has no column 'qestion'; nearest: 'question'"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    request_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: list[str],
+    message: str,
+):
+    _, err = shown(capsys, str(request_file), *settings, status=2)
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_help_and_work_load_neither_jax_nor_ray(request_file: Path):
+    code = f"""
+import json, sys
+from launch.data import main
+heavy = ("jax", "ray", "flax", "torch", "orbax", "tunix")
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+light = [n for n in (*heavy, "numpy", "datasets", "sentencepiece") if n in sys.modules]
+assert main([{str(request_file)!r}, "--show=0"]) == 0
+print(json.dumps([light, [n for n in heavy if n in sys.modules]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        env={**os.environ, "GEMMA_GRPO_HOME": str(request_file.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [[], []]
