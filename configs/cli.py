@@ -6,7 +6,7 @@ import argparse
 import difflib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from configs.errors import ConfigError, unknown_key
 from configs.help import settings_help
@@ -28,6 +28,7 @@ def parse(
     prog: str,
     description: str,
     flags: argparse.ArgumentParser | None = None,
+    argument: Literal["CONFIG.toml", "RUN_DIR"] = "CONFIG.toml",
 ) -> CommandLine:
     """Splits the arguments of a command into config file, overrides and the command's own flags.
 
@@ -39,26 +40,29 @@ def parse(
         prog: how the command is called, for the usage line.
         description: what the command does.
         flags: a parser made with `add_help=False` that has the command's own flags.
+        argument: what is worked on: a configuration, or the folder of a run.
 
     Raises:
         ConfigError: with every mistake in the form of the arguments, one line each.
     """
     parser = _Parser(
         prog=prog,
-        usage=f"{prog} CONFIG.toml [--table.key VALUE ...] [options]",
+        usage=f"{prog} {argument} [--table.key VALUE ...] [options]",
         description=description,
         epilog=settings_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[flags] if flags else [],
         allow_abbrev=False,
     )
-    parser.add_argument("path", metavar="CONFIG.toml", nargs="?", help="the run's configuration")
+    meaning = {"CONFIG.toml": "the run's configuration", "RUN_DIR": "the run's folder"}[argument]
+    parser.add_argument("path", metavar=argument, nargs="?", help=meaning)
     overrides, rest, mistakes = _split(argv)
     namespace, unknown = parser.parse_known_args(rest)
     mistakes += _explain_unknown(unknown, parser.flag_names())
     path = vars(namespace).pop("path")
     if path is None and not unknown:
-        mistakes.append(f"CONFIG.toml is missing; presets: {', '.join(presets())}")
+        known = f"; presets: {', '.join(presets())}" if argument == "CONFIG.toml" else ""
+        mistakes.append(f"{argument} is missing{known}")
     if mistakes:
         raise ConfigError(*(f"command line: {mistake}" for mistake in mistakes))
     return CommandLine(path, tuple(overrides), namespace)

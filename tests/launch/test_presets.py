@@ -37,6 +37,9 @@ def test_a_preset_passes_a_dry_run(preset: str, tmp_path: Path, capsys: pytest.C
         path = tmp_path / f"{split}.jsonl"
         write_rows(path, gsm8k(1000 * number, 100))
         settings += local(split, path)
+    path = tmp_path / "boolq.jsonl"
+    write_rows(path, [{"passage": "Sky is up.", "question": "is sky up", "answer": True}])
+    settings += ["--eval.sets.0.path", str(path), "--eval.sets.0.split", "none"]
     before = everything_below(tmp_path)
     assert train.main([str(PROJECT / preset), *settings, "--dry-run"]) == 0
     said = capsys.readouterr().out
