@@ -36,11 +36,18 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
         learner: whether there will be one; without it the plan's samplers are all.
 
     Raises:
-        ValueError: if the cluster can never hold the plan's devices.
+        ValueError: if the cluster can never hold the plan's devices, or is named by an address that
+            only takes jobs.
     """
     temporary = None
+    address = os.environ.get("RAY_ADDRESS")
+    if address is not None and address.startswith(("http://", "https://")):
+        raise ValueError(
+            f"RAY_ADDRESS = {address} is a dashboard, which takes jobs: use launch/submit.sh, or "
+            "unset it for a private cluster"
+        )
     try:
-        if "RAY_ADDRESS" in os.environ:
+        if address is not None:
             ray.init(log_to_driver=False)
         else:
             # Short, because Ray puts Unix sockets there, whose paths are limited to 107 bytes.

@@ -30,7 +30,8 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
-    with cluster(prepared.config.plan):
+    # Held from here on: a second command for this run would wait for devices in vain.
+    with prepared.folder.held(), cluster(prepared.config.plan):
         stop.listen()
         crew = Crew.spawn(prepared.config)
         try:

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -68,12 +69,36 @@ class RunFolder:
                 "the old values resume this one:\n" + "\n".join(lines)
             )
 
-    def create(self, config: Config) -> None:
-        """Makes the folder or opens the one that is there, and locks it for this process.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other processes out; a folder in which nothing was begun is gone again afterwards.
 
         Raises:
             ValueError: if another process is at work in it.
         """
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self._take_lock()
+        try:
+            yield
+        finally:
+            self.close()
+            if not self._config.is_file():
+                (self.path / _LOCK).unlink()
+                for path in made:
+                    path.rmdir()
+
+    def create(self, config: Config) -> None:
+        """Makes the folder or opens the one that is there, locked for this process.
+
+        Raises:
+            ValueError: if another process is at work in it.
+        """
+        if self._lock is None or self._lock.closed:
+            self._take_lock()
+        self.rollouts.mkdir(exist_ok=True)
+        write_atomically(self._config, config_to_json(config))
+
+    def _take_lock(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / _LOCK).open("w")
         try:
@@ -82,8 +107,6 @@ class RunFolder:
             lock.close()
             raise ValueError(f"another process is at work in {self.path}") from None
         self._lock = lock
-        self.rollouts.mkdir(exist_ok=True)
-        write_atomically(self._config, config_to_json(config))
 
     def close(self) -> None:
         """Lets other processes at the folder."""

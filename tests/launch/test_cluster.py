@@ -54,6 +54,16 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     return FakeRay(monkeypatch)
 
 
+def test_a_dashboard_is_no_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    with (
+        pytest.raises(ValueError, match=r"takes jobs: use launch/submit\.sh"),
+        cluster.cluster(CPU),
+    ):
+        pass
+    assert fake.started == []
+
+
 def test_a_cluster_of_ones_own_is_private_and_goes_away(fake: FakeRay, tmp_path: Path):
     with cluster.cluster(CPU):
         (settings,) = fake.started

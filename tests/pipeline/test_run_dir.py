@@ -93,6 +93,23 @@ def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Conf
     other.close()
 
 
+def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_path: Path):
+    path = tmp_path / "runs" / "deep" / "run"
+    config = make_config(path.parent, run={"name": "run"})
+    mine, other = RunFolder(path), RunFolder(path)
+    with mine.held():
+        for attempt in (other.check, other.create):
+            with pytest.raises(ValueError, match="another process is at work"):
+                attempt(config)
+    assert list(tmp_path.iterdir()) == []
+    with mine.held():
+        mine.create(config)
+    assert (path / "config.json").is_file()
+    with other.held():
+        pass
+    assert (path / "config.json").is_file()
+
+
 def test_a_kill_between_lock_and_configuration_leaves_a_folder_that_can_be_used(
     tmp_path: Path, config: Config
 ):
