@@ -1,0 +1,165 @@
+"""Asks base and tuned policy of a run the same questions and shows their answers side by side.
+
+    python -m launch.chat RUN_DIR [--question TEXT ...] [--temperature T] [--table.key VALUE ...]
+
+This process never imports JAX, which would take the devices from the sampler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.cli import parse
+from configs.load import load_config
+from configs.paths import home
+from configs.schema import Config
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from pipeline.conversation import Conversation
+    from pipeline.prompts import PromptMaker
+
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+DESCRIPTION = """\
+Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and see
+the answers side by side. Questions come from --question, else from the terminal or standard input,
+a line each; where prompt.template has several columns, a line is a JSON object of them.
+Exit status: 0 done, 2 a mistake in the request, 130 after Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    try:
+        command = parse(
+            sys.argv[1:] if argv is None else argv,
+            prog="python -m launch.chat",
+            description=DESCRIPTION,
+            flags=_flags(),
+            argument="RUN_DIR",
+        )
+        folder = home() / Path(command.path).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
+        config = load_config(folder, command.overrides)
+        temperature = command.flags.temperature
+        if not temperature >= 0:
+            raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
+        return _chat(config, folder, temperature=temperature, given=command.flags.question)
+    except (ValueError, FileNotFoundError) as mistake:
+        print(mistake, file=sys.stderr)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument(
+        "--question",
+        metavar="TEXT",
+        action="append",
+        help="ask this and end; may be given several times",
+    )
+    flags.add_argument(
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=0.0,
+        help="draw the answers at this heat (default: 0, greedy)",
+    )
+    return flags
+
+
+def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] | None) -> int:
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    import asyncio
+
+    from actors.handles import SamplerCrew
+    from launch.cluster import cluster, wait_for_devices
+    from launch.preparation import open_model_files
+    from pipeline.conversation import Conversation
+    from pipeline.measurement import open_adapter
+    from pipeline.prompts import PromptMaker
+
+    config = _one_at_a_time(config, adapter=str(folder))
+    maker = PromptMaker(config.prompt, open_model_files(config))
+    with cluster(config.plan, learner=False), asyncio.Runner() as runner:
+        crew = SamplerCrew.spawn(config)
+        try:
+            runner.run(wait_for_devices(crew.actors, config.plan, learner=False))
+            print("devices are here; loading weights and compiling", flush=True)
+            runner.run(crew.start())
+            runner.run(open_adapter(crew.samplers, str(folder)))
+            conversation = Conversation(
+                config, maker, crew.samplers, adapter=str(folder), temperature=temperature
+            )
+            return _converse(conversation, maker, runner, given)
+        finally:
+            crew.kill()
+
+
+def _one_at_a_time(config: Config, *, adapter: str) -> Config:
+    """The run's configuration for one sampler that answers one question at a time."""
+    plan = config.plan
+    one = {"rollout_rows": plan.devices_per_sampler, "samplers": plan.samplers and 1}
+    return config.model_copy(
+        update={
+            "plan": plan.model_copy(update=one),
+            # It also says how LoRA is laid out.
+            "lora": config.lora.model_copy(update={"start": adapter}),
+        }
+    )
+
+
+def _converse(
+    conversation: Conversation,
+    maker: PromptMaker,
+    runner: asyncio.Runner,
+    given: list[str] | None,
+) -> int:
+    """Asks all questions; 2 if one of those on the command line could not be asked."""
+    from pipeline.conversation import QuestionError, read_question, side_by_side
+
+    status = 0
+    for text in _questions(given):
+        try:
+            values = read_question(text, columns=maker.columns)
+            base, tuned = runner.run(conversation.ask(values))
+        except QuestionError as mistake:
+            print(mistake, file=sys.stderr, flush=True)
+            status = EXIT_MISTAKE
+            continue
+        width = shutil.get_terminal_size(fallback=(100, 24)).columns
+        print(f"\n{text}\n")
+        for line in side_by_side(base, tuned, width=width):
+            print(line)
+        print(flush=True)
+    return 0 if given is None and sys.stdin.isatty() else status
+
+
+def _questions(given: list[str] | None) -> Iterator[str]:
+    if given is not None:
+        yield from given
+    elif sys.stdin.isatty():
+        print("ask; Ctrl-D ends", flush=True)
+        while True:
+            try:
+                text = input("> ")
+            except EOFError:
+                print()
+                return
+            if text.strip():
+                yield text
+    else:
+        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

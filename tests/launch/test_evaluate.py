@@ -1,0 +1,222 @@
+"""`launch.evaluate` and `launch.chat`: what they refuse before they start, and what they note."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.load import config_to_json, load_config
+from launch import chat, evaluate
+from launch.evaluation import Prepared, Progress, prepare
+from tests.demo_texts import write_tokenizer
+from tests.launch.small_run import everything_below, write_request, write_rows
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def request_file(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.evaluation.open_model_files", opened(tokenizer))
+    return write_request(tmp_path, tokenizer=tokenizer)
+
+
+def opened(tokenizer: Path) -> Callable[..., object]:
+    """The tokenizer alone: no weights are looked at."""
+    from pipeline.tokenizer import read_tokenizer
+
+    return lambda _: read_tokenizer(tokenizer)
+
+
+def a_run(request_file: Path) -> Path:
+    """A run folder of the request, without anything learned."""
+    config = load_config(request_file)
+    folder = Path(config.run.dir) / config.run.name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
+    return folder
+
+
+def prepared(
+    request_file: Path,
+    *overrides: tuple[str, str],
+    checkpoint: str | None = None,
+    base_only: bool = False,
+    json_file: str | None = None,
+) -> Prepared:
+    return prepare(
+        load_config(request_file, overrides),
+        checkpoint=checkpoint,
+        base_only=base_only,
+        json_file=json_file,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "no run in {folder}/runs/small; --checkpoint names an adapter, --base-only measures"),
+        (["--checkpoint", "gone"], "command line: --checkpoint: no folder {folder}/gone"),
+        (
+            ["--checkpoint", ".", "--base-only"],
+            "command line: --base-only measures no --checkpoint; remove one",
+        ),
+        (
+            ["--base-only", "--json", "no/a.json"],
+            "command line: --json: no folder {folder}/no",
+        ),
+        (["--base-only", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
+        (
+            ["--base-only", "--eval.samples=2"],
+            "command line: --eval.samples = 2: greedy answers are all alike",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_line_and_leave_nothing(
+    request_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: list[str],
+    message: str,
+):
+    before = everything_below(request_file.parent)
+    assert evaluate.main([str(request_file), *settings]) == 2
+    told = capsys.readouterr().err
+    assert message.format(folder=request_file.parent) in told
+    assert len(told.splitlines()) == 1
+    assert everything_below(request_file.parent) == before
+
+
+def test_a_run_is_measured_by_its_best_adapter_and_keeps_the_result(request_file: Path):
+    folder = a_run(request_file)
+    found = prepared(request_file)
+    assert found.adapter == found.config.lora.start == str(folder)
+    assert found.result is not None
+    assert found.result.parent == folder / "evaluations"
+    assert found.notes == ()
+    assert list(found.tests) == ["test"]
+
+
+def test_another_adapter_or_file_is_taken_as_given(request_file: Path):
+    a_run(request_file)
+    folder = request_file.parent
+    found = prepared(request_file, checkpoint="model", json_file="out.json")
+    assert (found.adapter, found.result) == (str(folder / "model"), folder / "out.json")
+
+
+def test_the_base_alone_needs_no_run(request_file: Path):
+    found = prepared(request_file, base_only=True)
+    assert (found.adapter, found.result, found.config.lora.start) == (None, None, None)
+
+
+def test_what_the_run_was_trained_with_is_compared(request_file: Path):
+    a_run(request_file)
+    found = prepared(request_file, ("prompt.system", "Think."), ("eval.temperature", "1.0"))
+    assert found.notes == ("prompt.system is 'Think.'; the run was trained with ''",)
+
+
+def test_sets_are_read_and_rows_left_out_are_told(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = request_file.parent
+    write_rows(folder / "more.jsonl", [{"q": "one", "answer": "1"}, {"q": "x" * 99, "answer": "2"}])
+    sets = "[{name = 'more', path = 'more.jsonl', template = '{q}'}]"
+    found = prepared(request_file, ("eval.sets", sets), base_only=True)
+    assert {name: len(split.prompts) for name, split in found.tests.items()} == {
+        "test": 4,
+        "more": 1,
+    }
+    assert capsys.readouterr().out.splitlines() == [
+        "test: 4 prompts",
+        "more: 1 prompts, left out: 1 too long",
+    ]
+
+
+def test_progress_is_told_in_few_lines(capsys: pytest.CaptureFixture[str]):
+    with Progress(40) as progress:
+        for _ in range(20):
+            progress.advance(2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"answers: {done} of 40" for done in range(4, 41, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "command line: RUN_DIR is missing"),
+        (["gone"], "command line: RUN_DIR: no folder {folder}/gone"),
+        (["model"], "{folder}/model/config.json: "),
+        (["runs/small", "--temperature=-1"], "command line: --temperature -1: must be at least 0"),
+        (["runs/small", "--temprature=1"], "--temprature: unknown; did you mean --temperature?"),
+    ],
+)
+def test_chats_mistakes(
+    request_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+):
+    a_run(request_file)
+    (request_file.parent / "model" / "config.json").write_text("[]", encoding="utf-8")
+    assert chat.main(arguments) == 2
+    told = capsys.readouterr().err
+    assert message.format(folder=request_file.parent) in told
+    assert len(told.splitlines()) == 1
+
+
+def test_one_question_at_a_time_needs_one_sampler_and_few_rows(request_file: Path):
+    settings = [("plan.samplers", "3"), ("plan.sampler_devices", "2")]
+    config = chat._one_at_a_time(load_config(request_file, settings), adapter="/a")
+    assert (config.plan.num_samplers, config.plan.rollout_rows) == (1, 2)
+    assert config.lora.start == "/a"
+    colocated = [("plan.placement", "colocated"), ("plan.learner_devices", "2")]
+    config = chat._one_at_a_time(load_config(request_file, colocated), adapter="/a")
+    assert (config.plan.samplers, config.plan.rollout_rows) == (None, 2)
+
+
+def test_questions_come_a_line_each_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n two \n"))
+    assert list(chat._questions(None)) == ["one", " two "]
+    assert list(chat._questions(["a", "b"])) == ["a", "b"]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "chat", "data"])
+def test_help_loads_nothing_heavy(command: str):
+    code = f"""
+import json, sys
+from launch.{command} import main
+try:
+    main(["--help"])
+except SystemExit as ended:
+    status = ended.code
+heavy = ("jax", "ray", "numpy", "datasets", "wandb", "flax", "asyncio")
+print(json.dumps([status, [name for name in heavy if name in sys.modules]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+def test_the_driver_never_loads_jax():
+    code = """
+import json, sys
+import launch.chat, launch.evaluation, launch.data
+import pipeline.conversation, pipeline.inspection, actors.handles, actors.sampler
+print(json.dumps([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == []
