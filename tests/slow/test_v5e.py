@@ -89,6 +89,6 @@ def test_a_preset_fits_a_v5e_chip_and_never_holds_the_vocabulary(model, which):
         assert program["gib"] < HBM_GIB, program
         for shape in program["shapes"]:
             sizes = [int(size) for size in re.findall(r"\d+", shape)]
-            if sorted(sizes) == sorted([program["vocab"], program["embed"]]):
+            if sorted(set(sizes) - {1}) == sorted([program["vocab"], program["embed"]]):
                 continue  # the embedding itself
             assert math.prod(sizes) // program["vocab"] <= 2048, (program["name"], shape)
