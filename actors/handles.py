@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.colocated import ColocatedActor
+from actors.exporter import ExporterActor
 from actors.learner import LearnerActor
 from actors.placement import Lease, lease, light
 from actors.rewards import RewardActor, RewardPool, WorkerDied
@@ -27,6 +28,7 @@ from pipeline.datatypes import (
     RolloutRequest,
     Which,
 )
+from pipeline.export_request import Format
 from pipeline.packing import Packed
 from rewards.base import Outcome, RewardInput
 
@@ -153,6 +155,44 @@ class RayLearner:
             self.actor.export.remote(folder, list(examples), which=which)
         )
         return report
+
+
+class RayExporter:
+    """An exporter in another process."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    @staticmethod
+    def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> RayExporter:
+        """Asks Ray for the process; see `actors.exporter.ExporterActor`."""
+        plan = config.plan
+        place = lease(plan, plan.learner_devices)
+        return RayExporter(
+            spawn(ExporterActor, config, described, tuple(examples), lease=place, threads=_THREADS)
+        )
+
+    async def start(self) -> str:
+        """What the adapter is; returns when it is loaded."""
+        what: str = await _call(self.actor.start.remote())
+        return what
+
+    async def begin(self, folder: str) -> None:
+        """Makes the folder beside `folder` that is written into."""
+        await _call(self.actor.begin.remote(folder))
+
+    async def add(self, kind: Format) -> float:
+        """Writes one format and loads it back: the largest log-prob difference."""
+        difference: float = await _call(self.actor.add.remote(kind))
+        return difference
+
+    async def finish(self, folder: str, formats: Sequence[Format]) -> None:
+        """Puts what was written in place."""
+        await _call(self.actor.finish.remote(folder, list(formats)))
+
+    def kill(self) -> None:
+        """Ends the process; its devices are free afterwards."""
+        ray.kill(self.actor)
 
 
 class RayRewardWorker:

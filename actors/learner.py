@@ -11,11 +11,14 @@ import numpy as np
 from actors.opening import OpenedModel, open_model
 from configs.schema import Config
 from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
+from pipeline.model_source import find_model
 from pipeline.packing import Packed
 from pipeline.run_dir import RunFolder
+from pipeline.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.learner.checkpoint import Checkpoints
+    from pipeline.learner.export import Exporter
     from pipeline.learner.learner import Learner
     from pipeline.model.policy import Params
 
@@ -31,6 +34,7 @@ class LearnerActor:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.learner: Learner
+        self.exporter: Exporter
         self.checkpoints: Checkpoints
 
     def start(self) -> float:
@@ -47,10 +51,20 @@ class LearnerActor:
     def learn(self, opened: OpenedModel) -> None:
         """Makes the learner on a model that is open already."""
         from pipeline.learner.checkpoint import Checkpoints
+        from pipeline.learner.export import Exporter
         from pipeline.learner.learner import Learner
 
         config = self.config
         self.learner = Learner(opened.policy, opened.base, config, opened.vocabulary)
+        self.exporter = Exporter(
+            opened.policy,
+            opened.base,
+            config,
+            opened.vocabulary,
+            like=find_model(config.model),
+            tokenizer=open_tokenizer(config.model).path,
+            score=self.learner.score,
+        )
         folder = RunFolder.of(config)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
 
@@ -104,17 +118,11 @@ class LearnerActor:
         write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
     def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
-        """See `pipeline.learner.export.export`."""
-        from pipeline.learner.export import export
+        """See `pipeline.learner.export.Exporter.export`."""
+        from pipeline.learner.export import Tuned
 
-        like = Path(self.config.model.path)
-        return export(
-            self.learner,
-            Path(folder),
-            adapter=self._adapter(which)[0],
-            like=like,
-            examples=examples,
-        )
+        tuned = Tuned(*self._adapter(which))
+        return self.exporter.export(Path(folder), tuned, examples=examples)
 
     @property
     def _best(self) -> Path:

@@ -90,13 +90,21 @@ def hf_config(**changes: Any) -> dict[str, Any]:
 
 
 def make_policy(
-    *, devices: int = 1, dtype: str = "float32", lora: Lora = LORA, **changes: Any
+    *,
+    devices: int = 1,
+    dtype: str = "float32",
+    lora: Lora = LORA,
+    quantization: str = "none",
+    separate: bool = False,
+    **changes: Any,
 ) -> Policy:
     """The policy on the first `devices` devices; `changes` go to `hf_config`."""
     return Policy.create(
         architecture(hf_config(**changes), dtype=jnp.dtype(dtype)),
         lora=lora,
         mesh=make_mesh(jax.devices()[:devices]),
+        quantization=quantization,
+        separate=separate,
     )
 
 

@@ -1,70 +1,237 @@
-"""Exports the trained policy as a Hugging Face folder, and proves it by loading it back."""
+"""Exports the trained policy in the formats of others, and proves each by loading it back."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
+from configs.schema import Config
 from pipeline.datatypes import Completion, ExportReport
-from pipeline.learner.learner import Learner
-from pipeline.model import lora, save
+from pipeline.export_request import FORMATS, Format
+from pipeline.hf_config import is_multimodal
+from pipeline.hf_folder import read_config
+from pipeline.learner.model_card import base_name, model_card
+from pipeline.learner.scorer import Scorer
+from pipeline.model import lora, peft_folder, save, weights
+from pipeline.model.peft_fit import fit
 from pipeline.model.policy import Params, Policy
+from pipeline.model.projections import to_pairs
+from pipeline.model.vocabulary import Vocabulary
 
-BOUND = {"float32": 1e-4, "bfloat16": 0.25}
-"""Largest log-prob difference between policy and export; merging rounds to the base's type."""
-
-
-def merged(policy: Policy, base: Params, adapter: Params) -> dict[str, np.ndarray]:
-    """Base plus adapter in host memory, in the base's type."""
-    params = {}
-    for name, value in base.items():
-        change = lora.delta(name, adapter, lora=policy.lora)
-        whole = value if change is None else (value + change).astype(value.dtype)
-        params[name] = np.asarray(whole)
-    return params
+ADAPTER = "adapter"
+"""Folder of the PEFT adapter inside an export."""
+BOUND = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
+"""Largest log-prob difference between policy and export, by the coarser of the types of both."""
+_GIB = 2**30
 
 
-def export(
-    learner: Learner,
-    folder: Path,
-    *,
-    like: Path,
-    examples: Sequence[Completion],
-    adapter: Params | None = None,
-) -> ExportReport:
-    """Writes the merged model, reloads it, compares log-probs, and only then puts it in place.
+class Score(Protocol):
+    """Log-probs of each completion's tokens under a base and an adapter."""
 
-    Args:
-        learner: whose base is merged with the adapter.
-        folder: where the export will be; one that is there already is replaced.
-        like: the folder the base came from.
-        examples: completions whose log-probs are compared.
-        adapter: what is exported; None: the learner's current one.
+    def __call__(
+        self, completions: Sequence[Completion], *, adapter: Params, base: Params
+    ) -> list[np.ndarray]:
+        """See the class."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is exported: an adapter, and the number of steps it was trained for."""
+
+    adapter: Params
+    version: int
+
+
+def merged(
+    policy: Policy, base: Params, adapter: Params, *, dtype: str
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Base plus adapter in host memory, one parameter after the other.
 
     Raises:
-        RuntimeError: if the reloaded export scores tokens differently; `folder` is left as it was.
+        ValueError: if a number is too large for `dtype`.
     """
-    policy, adapter = learner.policy, adapter or learner.state.adapter
+    for name, value in policy.parameters(base):
+        change = lora.delta(name, adapter, lora=policy.lora)
+        whole = value if change is None else value.astype(jnp.float32) + change
+        kept = whole.astype(dtype)
+        if dtype == "float16" and bool(jnp.any(jnp.isinf(kept) & jnp.isfinite(whole))):
+            largest = float(jnp.abs(whole).max())
+            raise ValueError(
+                f'export.dtype = "float16" ends at 65504 and {name} has {largest:.4g}; '
+                'nearest valid: "bfloat16"'
+            )
+        yield name, np.asarray(kept)
+
+
+class Exporter:
+    """Writes exports of one base and its adapters, and loads them back.
+
+    What verification needs is compiled here, so that an export compiles nothing.
+
+    Args:
+        policy: the model.
+        base: its frozen parameters.
+        config: of the run.
+        vocabulary: token ids with a meaning.
+        like: the folder the base came from.
+        tokenizer: the tokenizer's file.
+        score: scores under `policy`, if that is compiled already.
+        verify: whether exports are to be verified at all.
+        described: what the model card tells, if that is another configuration.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        base: Params,
+        config: Config,
+        vocabulary: Vocabulary,
+        *,
+        like: Path,
+        tokenizer: Path,
+        score: Score | None = None,
+        verify: bool = True,
+        described: Config | None = None,
+    ) -> None:
+        self.policy, self.base, self.config = policy, base, config
+        self.like, self.tokenizer = like, tokenizer
+        self.dtype = config.export.dtype or config.model.dtype
+        self._verify = verify
+        self._described = described or config
+        if verify:
+            self._score = score or Scorer(policy, config, vocabulary).score
+            # What is written is not quantized, and is not to be when it is loaded back.
+            self._plain = policy.plain()
+            self._score_plain = (
+                Scorer(self._plain, config, vocabulary).score
+                if policy.is_quantized
+                else self._score
+            )
+
+    def export(
+        self,
+        folder: Path,
+        tuned: Tuned,
+        *,
+        examples: Sequence[Completion],
+        formats: Sequence[Format] = ("hf", "peft"),
+    ) -> ExportReport:
+        """Writes beside `folder`, verifies, and only then replaces what is there.
+
+        Args:
+            folder: where the export will be.
+            tuned: what is exported.
+            examples: completions whose log-probs are compared.
+            formats: what is written.
+
+        Raises:
+            RuntimeError: if what is loaded back scores tokens differently; `folder` is left as it
+                was.
+            ValueError: if a number is too large for `export.dtype`; likewise.
+        """
+        fresh = begin(folder)
+        difference = 0.0
+        for kind in (kind for kind in FORMATS if kind in formats):
+            difference = max(difference, self.add(fresh, kind, tuned, examples=examples))
+        self.finish(fresh, folder, tuned, formats=formats)
+        tokens = sum(len(completion.tokens) for completion in examples) if self._verify else 0
+        return ExportReport(str(folder), difference, tokens)
+
+    def add(
+        self, fresh: Path, kind: Format, tuned: Tuned, *, examples: Sequence[Completion]
+    ) -> float:
+        """Writes one format into `fresh` and loads it back; the largest log-prob difference.
+
+        Raises:
+            RuntimeError: if that is too large, or the adapter is not the one that was written.
+            ValueError: if a number is too large for `export.dtype`.
+        """
+        if kind == "peft":
+            self._write_adapter(fresh / ADAPTER, tuned)
+            return self._check_adapter(fresh / ADAPTER, tuned) if self._verify else 0.0
+        parameters = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
+        config = weights.read_text_config(self.like)
+        save.copy_companions(fresh, like=self.like, tokenizer=self.tokenizer)
+        save.save_config(fresh, config, dtype=self.dtype)
+        if kind == "hf":
+            save.save_weights(
+                fresh,
+                parameters,
+                shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
+                dtype=self.dtype,
+                shard_bytes=int(self.config.export.shard_gib * _GIB),
+            )
+        else:
+            save.save_flax(fresh, parameters)
+        return self._check_merged(fresh, tuned, examples) if self._verify else 0.0
+
+    def finish(self, fresh: Path, folder: Path, tuned: Tuned, *, formats: Sequence[Format]) -> None:
+        """Adds the model card and puts `fresh` in the place of `folder`."""
+        card = model_card(
+            self._described,
+            step=tuned.version,
+            formats=formats,
+            dtype=self.dtype,
+            multimodal=self._multimodal,
+        )
+        (fresh / "README.md").write_text(card, encoding="utf-8")
+        replace(fresh, folder)
+
+    @property
+    def _multimodal(self) -> bool:
+        return (self.like / "config.json").is_file() and is_multimodal(read_config(self.like))
+
+    def _write_adapter(self, folder: Path, tuned: Tuned) -> None:
+        base, revision = base_name(self.config.model.path)
+        peft_folder.write_peft(
+            folder,
+            to_pairs(tuned.adapter),
+            lora=self.policy.lora,
+            base=base,
+            revision=revision,
+            layers=peft_folder.MULTIMODAL if self._multimodal else peft_folder.TEXT,
+        )
+
+    def _check_adapter(self, folder: Path, tuned: Tuned) -> float:
+        found = fit(peft_folder.read_peft(folder), self.policy)
+        if lora.sha256(found) != lora.sha256(tuned.adapter):
+            raise RuntimeError(f"the adapter in {folder} is not the one that was to be written")
+        return 0.0
+
+    def _check_merged(self, fresh: Path, tuned: Tuned, examples: Sequence[Completion]) -> float:
+        trained = self._score(examples, adapter=tuned.adapter, base=self.base)
+        reloaded = self._score_plain(
+            examples, adapter=self.policy.no_adapter(), base=self._plain.load_base(fresh)
+        )
+        difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).max())
+        bound = max(BOUND[self.dtype], BOUND[self.config.model.dtype])
+        if not difference <= bound:
+            raise RuntimeError(
+                f"the export in {fresh} scores tokens differently from the policy: "
+                f"{difference:.3g}, allowed {bound:g}"
+            )
+        return difference
+
+
+def begin(folder: Path) -> Path:
+    """An empty folder beside `folder` to write into; what a dead process left there is deleted."""
     fresh = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    save.save_folder(fresh, merged(policy, learner.base, adapter), like=like)
-    reloaded = learner.score(examples, adapter=policy.no_adapter(), base=policy.load_base(fresh))
-    trained = learner.score(examples, adapter=adapter)
-    difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).max())
-    dtype = str(Policy.embedding(learner.base).dtype)
-    if not difference <= BOUND[dtype]:
-        raise RuntimeError(
-            f"the export in {fresh} scores tokens differently from the policy: "
-            f"{difference:.3g}, allowed {BOUND[dtype]:g}"
-        )
+    return fresh
+
+
+def replace(fresh: Path, folder: Path) -> None:
+    """Puts `fresh` in the place of `folder`."""
     old = folder.with_name(folder.name + ".old")
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     fresh.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-    return ExportReport(str(folder), difference, sum(len(row) for row in trained))

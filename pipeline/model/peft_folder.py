@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from configs.schema import Lora
 from pipeline.model.projections import Pair, Place
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -30,7 +31,7 @@ _KEY = re.compile(
 )
 # These change the base before training, and what they did is not in the folder.
 _CHANGES_BASE = ("pissa", "corda", "olora", "lora_ga")
-_MUST_BE = {
+_MUST_BE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "use_dora": (False, None),
     "bias": ("none",),
@@ -38,6 +39,10 @@ _MUST_BE = {
     "modules_to_save": (None, []),
     "use_qalora": (False, None),
     "trainable_token_indices": (None, []),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_bdlora": (None, False),
 }
 
 
@@ -165,7 +170,9 @@ def write_peft(
     folder: Path,
     pairs: Mapping[Place, Pair],
     *,
-    config: Mapping[str, Any],
+    lora: Lora,
+    base: str,
+    revision: str | None,
     layers: str,
 ) -> None:
     """Writes a PEFT folder.
@@ -173,8 +180,10 @@ def write_peft(
     Args:
         folder: made if it is not there.
         pairs: of each adapted projection.
-        config: what is particular to this adapter in `adapter_config.json`.
-        layers: where the model that it belongs to has its layers: `TEXT` or `MULTIMODAL`.
+        lora: rank and scale that they were trained with.
+        base: what the model that they adapt is called.
+        revision: of that model, if one is named.
+        layers: where it has its layers: `TEXT` or `MULTIMODAL`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -184,19 +193,34 @@ def write_peft(
             key = f"base_model.model.{module}.lora_{half}.weight"
             tensors[key] = np.ascontiguousarray(value, np.float32)
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    whole = {
+    # Projections that have a lora_A of their own in one matrix of ours: see `projections.py`.
+    ranks = {
+        place.projection.split(".")[-1]: pair[0].shape[0]
+        for place, pair in pairs.items()
+        if pair[0].shape[0] != lora.rank
+    }
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "use_rslora": lora.scaling == "rslora",
+        "rank_pattern": ranks,
+        "alpha_pattern": {
+            name: lora.scale * (math.sqrt(rank) if lora.scaling == "rslora" else rank)
+            for name, rank in ranks.items()
+        },
+        "target_modules": target_modules(list(pairs), layers=layers),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": None,
-        **config,
-        "target_modules": target_modules(list(pairs), layers=layers),
     }
-    text = json.dumps(whole, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
 
 

@@ -88,17 +88,17 @@ class Policy:
             if isinstance(variable, nnx.LoRAParam):
                 adapter[_name(path)] = jax.ShapeDtypeStruct(variable.shape, jnp.float32)
             else:
-                base[_name(path)] = shape
+                base[_name(path)] = quantize.kept_shape(shape)
         recipes = quantize.recipes(model)
         return Policy(architecture, lora, mesh, base, adapter, plain, recipes, graphdef, abstract)
 
     def bind(self, base: Params, adapter: Params) -> Gemma:
         """The model under `adapter`, cast to the base's type. Meant to be traced."""
         values = {**base, **adapter}
-        flat = [
-            (path, variable.replace(values[_name(path)].astype(variable.dtype)))
-            for path, variable in nnx.to_flat_state(self._abstract)
-        ]
+        flat = []
+        for path, variable in nnx.to_flat_state(self._abstract):
+            value = quantize.unpack(values[_name(path)], variable.dtype)
+            flat.append((path, variable.replace(value.astype(variable.dtype))))
         return nnx.merge(self._graphdef, nnx.from_flat_state(flat))
 
     @staticmethod
@@ -131,8 +131,8 @@ class Policy:
         Raises:
             ValueError: naming every tensor that is missing, surplus or of another shape.
         """
-        loaded = weights.load(folder, self.plain_shapes, sharding=self._whole)
-        return self.as_kept(loaded.items())
+        loaded = weights.stream(folder, self.plain_shapes, sharding=self._whole)
+        return self.as_kept(loaded)
 
     def as_kept(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
         """The base made of plain parameters, which are freed one by one where they change."""

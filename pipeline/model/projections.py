@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 Shape = tuple[int, ...]
@@ -46,7 +47,7 @@ def places(matrix: str) -> list[Place]:
     return [Place(int(match[1]), projection) for projection in _PROJECTIONS[match[2]]]
 
 
-def to_pairs(adapter: Mapping[str, np.ndarray]) -> dict[Place, Pair]:
+def to_pairs(adapter: Mapping[str, np.ndarray | jax.Array]) -> dict[Place, Pair]:
     """Our adapter as PEFT's: the same product for every projection, bit for bit."""
     pairs = {}
     for name in adapter:

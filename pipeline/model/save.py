@@ -1,43 +1,133 @@
-"""Writes parameters as a Hugging Face folder."""
+"""Writes a model's folder: as Hugging Face's tools read it, or as a flax checkpoint of Google's.
+
+What is written is a text model, also where the base stood beside a vision tower.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from orbax import checkpoint as ocp
 
-from pipeline.hf_folder import INDEX, SINGLE, read_config
+from pipeline.hf_config import text_config
+from pipeline.hf_folder import read_config
+from pipeline.model.tensor_files import TensorSpec, plan_shards, write_shards
 from pipeline.model.tensors import entry
+from pipeline.model_source import TOKENIZER_FILES
 
+FLAX = "flax"
+"""Folder of the flax checkpoint inside an export."""
+_GENERATION = "generation_config.json"
 
-def stored_tensors(params: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Our parameters under Hugging Face's names and in its shapes."""
-    for name, value in params.items():
-        row = entry(name)
-        for tensor, stored in zip(row.tensors, row.write(value), strict=True):
-            yield tensor, np.ascontiguousarray(stored)
+Shapes = Mapping[str, tuple[int, ...]]
+Parameters = Iterable[tuple[str, np.ndarray]]
+"""Our parameters one by one, under our names."""
 
 
 def save_folder(folder: Path, params: Mapping[str, np.ndarray], *, like: Path) -> None:
-    """Writes a Hugging Face folder: weights, and configuration and tokenizer from `like`.
+    """Writes parameters that are in memory, in their type, as a Hugging Face folder in one file.
 
     Args:
         folder: an existing, empty folder.
-        params: by our names; their type is written and named in `config.json`.
-        like: the folder the model came from.
+        params: by our names.
+        like: a folder with the configuration and `tokenizer.model`.
     """
-    for path in sorted(like.iterdir()):
-        if path.is_file() and path.suffix not in {".safetensors", ".bin"} and path.name != INDEX:
-            shutil.copyfile(path, folder / path.name)
-    config = read_config(like)
     dtype = str(next(iter(params.values())).dtype)
-    config = {key: value for key, value in config.items() if key not in {"dtype", "torch_dtype"}}
+    copy_companions(folder, like=like, tokenizer=like / "tokenizer.model")
+    save_config(folder, text_config(read_config(like)), dtype=dtype)
+    shapes = {name: value.shape for name, value in params.items()}
+    whole = sum(value.nbytes for value in params.values())
+    save_weights(folder, params.items(), shapes=shapes, dtype=dtype, shard_bytes=whole)
+
+
+def save_weights(
+    folder: Path, parameters: Parameters, *, shapes: Shapes, dtype: str, shard_bytes: int
+) -> None:
+    """Writes safetensors under Hugging Face's names, one parameter in memory at a time.
+
+    Args:
+        folder: an existing folder.
+        parameters: of type `dtype`, in the order of `shapes`.
+        shapes: of all parameters, by our names.
+        dtype: float32, bfloat16 or float16.
+        shard_bytes: largest file; a larger model gets several and an index.
+    """
+    specs = [
+        TensorSpec(tensor, row.stored_shape(shape), dtype)
+        for row, shape in ((entry(name), shape) for name, shape in shapes.items())
+        for tensor in row.tensors
+    ]
+    shards = plan_shards(specs, shard_bytes=shard_bytes)
+    write_shards(folder, shards, _stored(parameters, shapes))
+
+
+def _stored(parameters: Parameters, shapes: Shapes) -> Iterator[np.ndarray]:
+    for (name, value), expected in zip(parameters, shapes, strict=True):
+        assert name == expected, (name, expected)
+        yield from entry(name).write(value)
+
+
+def save_flax(folder: Path, parameters: Parameters) -> None:
+    """Writes `folder/flax`, an orbax checkpoint in the layout of Kaggle's.
+
+    Orbax takes the whole tree at once, so all of it is in host memory.
+    """
+    tree: dict[str, dict[str, np.ndarray]] = {}
+    gates: dict[str, np.ndarray] = {}
+    for name, value in parameters:
+        match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(\w+)", name)
+        if match is None:
+            module, leaf = name.split(".")
+            tree[f"transformer/{module}"] = {leaf: value}
+            continue
+        layer, module = f"transformer/layer_{match[1]}", match[2].replace(".", "/")
+        if module == "mlp/down_proj":
+            tree[f"{layer}/mlp/linear"] = {"w": value}
+        elif module in {"mlp/gate_proj", "mlp/up_proj"}:
+            gates[f"{layer}/{module}"] = value.T
+        else:
+            tree[f"{layer}/{module}"] = {match[3]: value}
+    for name in [name for name in gates if name.endswith("/gate_proj")]:
+        mlp = name.removesuffix("/gate_proj")
+        both = np.stack([gates.pop(name), gates.pop(f"{mlp}/up_proj")])
+        tree[f"{mlp}/gating_einsum"] = {"w": both}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / FLAX).absolute(), tree)
+
+
+def save_config(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
+    """Writes `config.json` of the text model and, where there is none yet, a generation config."""
     # Both spellings: transformers 5 reads `dtype`, 4 reads `torch_dtype`.
-    config |= {"dtype": dtype, "torch_dtype": dtype}
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    save_file(dict(stored_tensors(params)), folder / SINGLE, metadata={"format": "pt"})
+    whole = {**config, "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype}
+    _write_json(folder / "config.json", whole)
+    if not (folder / _GENERATION).is_file():
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+        ids = {key: config[key] for key in keys if config.get(key) is not None}
+        _write_json(folder / _GENERATION, ids | {"do_sample": True})
+
+
+def copy_companions(folder: Path, *, like: Path, tokenizer: Path) -> None:
+    """Copies the tokenizer, how the base is meant to be sampled, and licences.
+
+    Args:
+        folder: where to.
+        like: the folder that the base came from.
+        tokenizer: the tokenizer's file, which may stand elsewhere.
+    """
+    for source in dict.fromkeys([like, tokenizer.parent]):
+        for path in sorted(source.iterdir()):
+            licence = path.name.upper().startswith(("LICENSE", "NOTICE"))
+            if path.is_file() and (path.name in {*TOKENIZER_FILES, _GENERATION} or licence):
+                shutil.copyfile(path, folder / path.name)
+    # Whatever it was called before.
+    shutil.copyfile(tokenizer, folder / f"tokenizer{tokenizer.suffix}")
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

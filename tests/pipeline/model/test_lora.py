@@ -108,7 +108,8 @@ def test_merging_equals_the_adapter(kv_heads: int):
         return policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0]
 
     expected = run(base, adapter)
-    found = run(merged(policy, base, adapter), policy.no_adapter())
+    whole = dict(merged(policy, base, adapter, dtype="float32"))
+    found = run(whole, policy.no_adapter())
     scale = float(jnp.abs(expected).max())
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
     assert float(jnp.abs(run(base, policy.no_adapter()) - expected).max()) > 0.1 * scale
@@ -140,6 +141,41 @@ def test_targets_are_exactly_what_they_say(targets: Any, matrices: set[str]):
     for name, shape in policy.adapter_shapes.items():
         rank = shape.shape[-1] if name.endswith("_a") else shape.shape[0]
         assert rank == tiny.LORA.rank, name
+
+
+def test_a_regular_expression_selects_whole_module_paths():
+    pattern = r"layers/[05]/(attn/q_einsum|mlp/.*)"
+    policy = tiny.make_policy(lora=tiny.LORA.model_copy(update={"targets": pattern}))
+    matrices = {"attn.q_einsum.w"} | MLP
+    assert {name.removesuffix("_lora_a") for name in policy.adapter_shapes if name[-1] == "a"} == {
+        f"layers.{layer}.{matrix}" for layer in (0, 5) for matrix in matrices
+    }
+
+
+@pytest.mark.parametrize("pattern", ["q_einsum", r"layers/\d+/attn/q_proj", "embedder"])
+def test_a_pattern_that_matches_no_module_is_refused(pattern: str):
+    settings = tiny.LORA.model_copy(update={"targets": pattern})
+    with pytest.raises(ValueError, match="matches no whole module path; nearest: ") as refused:
+        tiny.make_policy(lora=settings, num_hidden_layers=2)
+    text = str(refused.value)
+    assert f"lora.targets = {pattern!r}" in text
+    assert "there are layers/0/attn/" in text
+
+
+def test_rslora_scales_by_the_root_of_the_rank():
+    settings = Lora(rank=4, alpha=6.0, scaling="rslora")
+    policy = tiny.make_policy(lora=settings, num_hidden_layers=2)
+    same = tiny.make_policy(lora=Lora(rank=4, alpha=12.0), num_hidden_layers=2)
+    base, adapter = tiny.base(layers=2), tiny.make_probe(policy)
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    first, second = (
+        p.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] for p in (policy, same)
+    )
+    np.testing.assert_array_equal(first, second)
+    name = "layers.0.mlp.up_proj.kernel"
+    np.testing.assert_array_equal(
+        lora.delta(name, adapter, lora=settings), lora.delta(name, adapter, lora=same.lora)
+    )
 
 
 def test_no_adapter_parameter_is_also_a_base_parameter():

@@ -1,0 +1,74 @@
+"""The exporter's process: one base, one adapter, and what verification compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.opening import open_model
+from configs.schema import Config
+from pipeline.datatypes import Completion
+from pipeline.export_request import Format
+from pipeline.model_source import find_model
+from pipeline.tokenizer import open_tokenizer
+
+if TYPE_CHECKING:
+    from pipeline.learner.export import Exporter, Tuned
+
+
+class ExporterActor:
+    """A plain class; `actors.handles` makes a Ray actor of it.
+
+    Args:
+        config: how the model is opened and scored; `lora.start` is the adapter.
+        described: the run's configuration, for the model card.
+        examples: completions that are compared; none: nothing is verified.
+    """
+
+    def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:
+        self.config, self.described = config, described
+        self.examples = examples
+        self.exporter: Exporter
+        self.tuned: Tuned
+        self.fresh: Path
+
+    def start(self) -> str:
+        """Opens devices, model and adapter, compiles; returns what the adapter is.
+
+        Raises:
+            ValueError: if devices, weights or adapter are not what the configuration says.
+            FileNotFoundError: if weights or adapter are not there.
+        """
+        opened = open_model(self.config, devices=self.config.plan.learner_devices)
+        from pipeline.learner.export import Exporter, Tuned
+        from pipeline.model.adapter_source import load_adapter
+
+        assert self.config.lora.start is not None
+        loaded = load_adapter(self.config.lora.start, opened.policy)
+        self.tuned = Tuned(loaded.adapter, loaded.version)
+        self.exporter = Exporter(
+            opened.policy,
+            opened.base,
+            self.config,
+            opened.vocabulary,
+            like=find_model(self.config.model),
+            tokenizer=open_tokenizer(self.config.model).path,
+            verify=bool(self.examples),
+            described=self.described,
+        )
+        return loaded.what
+
+    def begin(self, folder: str) -> None:
+        """Makes the folder beside `folder` that is written into."""
+        from pipeline.learner.export import begin
+
+        self.fresh = begin(Path(folder))
+
+    def add(self, kind: Format) -> float:
+        """See `pipeline.learner.export.Exporter.add`."""
+        return self.exporter.add(self.fresh, kind, self.tuned, examples=self.examples)
+
+    def finish(self, folder: str, formats: Sequence[Format]) -> None:
+        """See `pipeline.learner.export.Exporter.finish`."""
+        self.exporter.finish(self.fresh, Path(folder), self.tuned, formats=formats)

@@ -1,0 +1,122 @@
+"""The model card of an export: what was trained on what, how, and how well it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from configs.schema import Config
+from pipeline.run_dir import RunFolder
+
+_PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")
+
+
+def model_card(
+    config: Config, *, step: int, formats: Sequence[str], dtype: str, multimodal: bool
+) -> str:
+    """The text of `README.md`, in Markdown, with the front matter that the Hub reads.
+
+    Args:
+        config: the run's.
+        step: version of the adapter.
+        formats: what the folder holds: `hf`, `peft`, `orbax`.
+        dtype: type of the merged weights.
+        multimodal: whether the base stood beside a vision tower.
+    """
+    base = base_name(config.model.path)[0]
+    front = {"base_model": base, "tags": ["grpo", "lora"], "pipeline_tag": "text-generation"}
+    phases = " and then ".join(config.run.phases).upper()
+    settings = json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    lines = [
+        "---",
+        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items()),
+        "---",
+        f"# {config.run.name}",
+        "",
+        f"`{base}`, trained with {phases} for {step} steps by gemma-grpo.",
+        "",
+        *_contents(formats, dtype, multimodal=multimodal),
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {what} | {fact} |" for what, fact in _facts(config, base).items()),
+        "",
+        *_accuracy(RunFolder.of(config), config, step),
+        "",
+        "## All settings",
+        "",
+        "```json",
+        settings,
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(config: Config, base: str) -> dict[str, str]:
+    model, lora, rollout, learner = config.model, config.lora, config.rollout, config.learner
+    sources = [config.data.train.path, *(source.path for source in config.data.mixture)]
+    heat = f"temperature {rollout.temperature:g}"
+    return {
+        "base": f"`{base}`, {model.dtype}, quantization {model.quantization}",
+        "adapter": f"LoRA on `{lora.targets}`, rank {lora.rank}, alpha {lora.alpha:g}, "
+        + lora.scaling,
+        "trained on": ", ".join(f"`{path}`" for path in sources),
+        "rewards": ", ".join(part.name for part in config.rewards.functions),
+        "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
+        "learning rate": f"{learner.lr:g}, {learner.schedule}",
+        "seed": str(config.run.seed),
+        "made with": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+    }
+
+
+def base_name(path: str) -> tuple[str, str | None]:
+    """What a model is called where it came from, and the revision if one is named."""
+    if path.startswith("hf://"):
+        name, _, revision = path.removeprefix("hf://").partition("@")
+        return name, revision or None
+    return path, None
+
+
+def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[str]:
+    lines = []
+    if "hf" in formats:
+        lines.append(f"* the merged model in {dtype}, for Hugging Face's tools")
+    if "orbax" in formats:
+        lines.append(f"* `flax/`: the merged model in {dtype}, an orbax checkpoint")
+    if "peft" in formats:
+        lines.append("* `adapter/`: the adapter alone, for PEFT, on the base")
+    if multimodal and len({"hf", "orbax"} & set(formats)):
+        lines.append(
+            "\nThe base stands beside a vision tower; the merged model is its text model alone."
+        )
+    return lines
+
+
+def _accuracy(folder: RunFolder, config: Config, step: int) -> list[str]:
+    """What the run measured, of the base and of this version, as far as it has by now."""
+    rows = [
+        f"| {entry['name']} | {entry['step']} | {_percent(entry)} | {entry['n']} |"
+        for entry in folder.events("evaluated")
+        if entry["step"] in {0, step}
+    ]
+    if not rows:
+        return []
+    protocol = config.eval
+    heat = "greedy" if protocol.temperature == 0 else f"temperature {protocol.temperature:g}"
+    how = f"{heat}, {protocol.samples} sample(s) a prompt, answer by {protocol.extraction}"
+    return [
+        "## Accuracy",
+        "",
+        f"Test split `{config.data.test.path}`; {how}.",
+        "",
+        "| evaluation | step | accuracy [95%] | prompts |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+
+
+def _percent(entry: Mapping[str, Any]) -> str:
+    low, high = entry["ci95"]
+    return f"{entry['accuracy']:.1%} [{low:.1%}, {high:.1%}]"

@@ -1,0 +1,192 @@
+"""`launch.export`: what it refuses before it starts, what it says, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import config_to_json, load_config
+from launch import export, exporting
+from launch.exporting import prepare, working_config
+from pipeline.run_dir import RunFolder
+from pipeline.tokenizer import read_tokenizer
+from tests.demo_texts import write_tokenizer
+from tests.launch.small_run import everything_below, write_request
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that has been moved, with two checkpoints and what it drew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("launch.exporting.open_model_files", lambda _: read_tokenizer(tokenizer))
+    config = load_config(write_request(tmp_path, tokenizer=tokenizer))
+    folder = tmp_path / "moved"
+    for step in (2, 3):
+        (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
+    (folder / "rollouts").mkdir()
+    RunFolder(folder).write_rollouts("test_after", [{"text": "tom has 3 apples."}])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone", "--out", "x"], "gone: no such file"),
+        (["moved"], "required: --out"),
+        (["moved", "--out", "full"], "--out full: is there already and not an empty folder"),
+        (["moved", "--out", "x", "--checkpoint", "7"], "no checkpoint 7; there are 2, 3, last"),
+        (["moved", "--out", "x", "--checkpoint", "best"], "no checkpoint best; there are 2, 3"),
+        (["moved", "--out", "x", "--dtype", "int8"], "--export.dtype = 'int8'"),
+        (["moved", "--out", "x", "--shard-gib", "0"], "--export.shard_gib = 0"),
+        (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
+        (["moved", "--out", "x", "--fromat", "hf"], "--fromat: unknown; did you mean --format?"),
+    ],
+)
+def test_mistakes_are_told_and_leave_nothing(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+):
+    (run_dir.parent / "full" / "x").mkdir(parents=True)
+    before = everything_below(run_dir.parent)
+    assert export.main(arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.splitlines()) == 1
+    assert everything_below(run_dir.parent) == before
+
+
+def test_without_texts_nothing_can_be_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    (run_dir / "rollouts" / "test_after.jsonl").unlink()
+    assert export.main(["moved", "--out", "x"]) == 2
+    assert "--no-verify exports without" in capsys.readouterr().err
+
+
+def prepared(run_dir: Path, **changes: Any) -> exporting.Prepared:
+    settings: dict[str, Any] = {
+        "run_dir": str(run_dir),
+        "out": "out",
+        "formats": ["peft", "hf"],
+        "checkpoint": None,
+        "verify": True,
+    }
+    return prepare(load_config(run_dir), **(settings | changes))
+
+
+def test_a_moved_run_is_looked_at_where_it_is(run_dir: Path):
+    found = prepared(run_dir)
+    assert RunFolder.of(found.config).path == run_dir
+    assert found.adapter == run_dir / "checkpoints" / "3"
+    assert found.formats == ("hf", "peft")
+    assert len(found.examples) == 1
+    assert prepared(run_dir, verify=False).examples == ()
+    assert prepared(run_dir, checkpoint="2").adapter.name == "2"
+
+
+def test_it_takes_one_device(run_dir: Path):
+    config = working_config(prepared(run_dir))
+    assert (config.plan.learner_devices, config.plan.placement) == (1, "colocated")
+    assert config.lora.start == str(run_dir / "checkpoints" / "3")
+    assert config.plan.platform == "cpu"
+
+
+def make(folder: str) -> None:
+    Path(f"{folder}.tmp").mkdir()
+
+
+def put_in_place(folder: str) -> None:
+    Path(f"{folder}.tmp").rename(folder)
+
+
+class FakeExporter:
+    """Writes empty files; `wrong` is raised where it names a call."""
+
+    def __init__(self, wrong: dict[str, Exception]) -> None:
+        self.wrong, self.actor, self.killed = wrong, object(), False
+
+    async def start(self) -> str:
+        self._maybe("start")
+        return "step 3 of a run"
+
+    async def begin(self, folder: str) -> None:
+        make(folder)
+
+    async def add(self, kind: str) -> float:
+        assert kind in {"hf", "peft"}
+        self._maybe("add")
+        return 1e-6
+
+    async def finish(self, folder: str, formats: Sequence[str]) -> None:
+        assert formats == ("hf", "peft")
+        put_in_place(folder)
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def _maybe(self, call: str) -> None:
+        if call in self.wrong:
+            raise self.wrong[call]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "told"),
+    [
+        ({}, 0, "peft: written and loaded back: the same numbers"),
+        ({"start": ValueError("lora.start: is damaged")}, 2, "is damaged"),
+        ({"add": RuntimeError("scores tokens differently")}, 1, "scores tokens differently"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_is_left_behind(
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wrong: dict[str, Exception],
+    status: int,
+    told: str,
+):
+    fake = FakeExporter(wrong)
+
+    @contextmanager
+    def no_cluster(*_: Any) -> Iterator[None]:
+        yield
+
+    async def no_wait(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(exporting, "cluster", no_cluster)
+    monkeypatch.setattr(exporting, "wait_for_devices", no_wait)
+    monkeypatch.setattr(exporting.RayExporter, "spawn", lambda *_, **__: fake)
+    assert export.main([str(run_dir), "--out", "out"]) == status
+    out, err = capsys.readouterr()
+    assert told in (err if status else out)
+    assert "lora.start" not in err
+    assert fake.killed
+    assert (run_dir.parent / "out").exists() == (status == 0)
+    assert not (run_dir.parent / "out.tmp").exists()
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom launch import export\n"
+        "try:\n    export.main(['--help'])\nexcept SystemExit as end:\n    status = end.code\n"
+        "heavy = {'jax', 'ray', 'numpy', 'datasets', 'orbax'} & set(sys.modules)\n"
+        "sys.exit(f'{status} {heavy}' if status or heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RUN_DIR [--table.key VALUE ...] [options]" in done.stdout
+    assert "--no-verify" in done.stdout
