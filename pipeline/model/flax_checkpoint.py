@@ -63,7 +63,6 @@ class FlaxCheckpoint:
                 self._paths[name] = path
                 self.shapes[name] = tuple(leaf.shape)
                 self.dtypes[name] = str(np.dtype(leaf.dtype))
-        self._handler = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """The tensor that holds our parameter `name`, and its shape."""
@@ -82,55 +81,57 @@ class FlaxCheckpoint:
             return stored
         return stored[half] if stored.shape[1:] == shape != shape[::-1] else stored[half].T
 
-    def infer_config(self) -> dict[str, Any]:
-        """A `config.json` for these shapes.
-
-        Raises:
-            ValueError: if no Gemma with such shapes has been published.
-        """
-        layers = {match[1] for name in self.shapes if (match := re.match(r"layer_(\d+)/", name))}
-        embedding = self.shapes.get("embedder/input_embedding", (0, 0))
-        attn = "layer_0/attn"
-        family = "gemma3_text" if f"{attn}/_query_norm/scale" in self.shapes else "gemma2"
-        known = _PUBLISHED.get((family, len(layers), embedding[1]))
-        joined = self.shapes.get(f"{attn}/qkv_einsum/w", (3, 0, 0, 0))
-        query = self.shapes.get(f"{attn}/q_einsum/w", joined[1:])
-        heads_kv = self.shapes.get(f"{attn}/kv_einsum/w", joined)[1]
-        hidden = self.shapes.get("layer_0/mlp/linear/w", (0, 0))[0]
-        if known is None or 0 in {*query, heads_kv, hidden}:
-            raise ValueError(
-                f"{self._place} has no config.json, and {len(layers)} layers of width "
-                f"{embedding[1]} are no published Gemma 2 or 3; put the model's config.json beside "
-                "the checkpoint"
-            )
-        return {
-            "model_type": family,
-            "num_hidden_layers": len(layers),
-            "vocab_size": embedding[0],
-            "hidden_size": embedding[1],
-            "intermediate_size": hidden,
-            "num_attention_heads": query[0],
-            "num_key_value_heads": heads_kv,
-            "head_dim": query[2],
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "bos_token_id": 2,
-            **known,
-        }
-
     def _restore(self, tensor: str) -> np.ndarray:
         path = self._paths[tensor]
-        found: Any = self._handler.restore(
-            self._place,
-            args=ocp.args.PyTreeRestore(
-                item=_nested(path, 0),
-                restore_args=_nested(path, ocp.RestoreArgs(restore_type=np.ndarray)),
-                partial_restore=True,
-            ),
+        only = ocp.args.PyTreeRestore(
+            item=_nested(path, 0),
+            restore_args=_nested(path, ocp.RestoreArgs(restore_type=np.ndarray)),
+            partial_restore=True,
         )
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                found: Any = checkpointer.restore(self._place, args=only)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{tensor} in {self._place} is damaged: {error}") from None
         for key in path:
             found = found[key]
         return found
+
+
+def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """A `config.json` for a checkpoint with these tensors.
+
+    Raises:
+        ValueError: if no Gemma with such shapes has been published.
+    """
+    layers = {match[1] for name in shapes if (match := re.match(r"layer_(\d+)/", name))}
+    vocab, embed = shapes.get("embedder/input_embedding", (0, 0))
+    attn = "layer_0/attn"
+    family = "gemma3_text" if f"{attn}/_query_norm/scale" in shapes else "gemma2"
+    known = _PUBLISHED.get((family, len(layers), embed))
+    joined = shapes.get(f"{attn}/qkv_einsum/w", (3, 0, 0, 0))
+    heads, _, head_dim = shapes.get(f"{attn}/q_einsum/w", joined[1:])
+    kv_heads = shapes.get(f"{attn}/kv_einsum/w", joined)[1]
+    hidden = shapes.get("layer_0/mlp/linear/w", (0, 0))[0]
+    if known is None or not (heads and kv_heads and hidden):
+        raise ValueError(
+            f"there is no config.json, and {len(layers)} layers of width {embed} are no published "
+            "Gemma 2 or 3; put the model's config.json beside the checkpoint"
+        )
+    return {
+        "model_type": family,
+        "num_hidden_layers": len(layers),
+        "vocab_size": vocab,
+        "hidden_size": embed,
+        "intermediate_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        **known,
+    }
 
 
 def _leaves(place: Path) -> dict[tuple[str, ...], Any]:

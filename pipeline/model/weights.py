@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from pipeline.hf_config import text_config
 from pipeline.hf_folder import flax_folder, read_config
 from pipeline.model.architecture import architecture
-from pipeline.model.flax_checkpoint import FlaxCheckpoint
+from pipeline.model.flax_checkpoint import FlaxCheckpoint, config_of
 from pipeline.model.gemma import Architecture
 from pipeline.model.safetensors_folder import SafetensorsFolder
 
@@ -38,7 +38,10 @@ def read_text_config(folder: Path) -> dict[str, Any]:
     """
     checkpoint = _flax(folder)
     if checkpoint is not None and not (folder / "config.json").is_file():
-        return text_config(checkpoint.infer_config())
+        try:
+            return text_config(config_of(checkpoint.shapes))
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
     return text_config(read_config(folder))
 
 
