@@ -50,6 +50,19 @@ def test_a_plan_needs_what_its_processes_lease_together(asked: Plan, amounts: di
     assert needed(asked) == amounts
 
 
+@pytest.mark.parametrize(
+    ("asked", "amounts"),
+    [
+        (V5E_SPLIT, {"TPU": 4}),
+        (V5E_COLOCATED, {"TPU": 8}),
+        (plan("cpu", "split", learner_devices=8, samplers=2), {"CPU": 2}),
+    ],
+)
+def test_samplers_alone_need_no_learners_devices(asked: Plan, amounts: dict[str, float]):
+    assert needed(asked, learner=False) == amounts
+    assert shortage(asked, amounts, learner=False) is None
+
+
 def test_enough_is_enough():
     assert shortage(V5E_SPLIT, {"CPU": 1.0, "TPU": 8.0}) is None
 
