@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from pipeline.hf_config import is_multimodal
+from pipeline.hf_config import is_multimodal, text_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
@@ -28,6 +29,7 @@ _OTHER_PARTS = {
     "multi_modal_projector.": "the projector",
     "model.multi_modal_projector.": "the projector",
 }
+_FLAX_VISION = re.compile(r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder)/|/mm_")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -70,6 +72,20 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
         )
     return read_object(path)
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """The whole configuration of the folder's text model; see `hf_config.text_config`.
+
+    Raises:
+        FileNotFoundError: as `read_config`.
+        ValueError: as `read_config`, or naming what is not computed here.
+    """
+    config = read_config(folder)
+    try:
+        return text_config(config)
+    except ValueError as error:
+        raise ValueError(f"model.path: {folder}: {error}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -143,8 +159,11 @@ def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, int]]
 def flax_folder(folder: Path) -> Path | None:
     """The orbax checkpoint in a folder: the folder itself, or the one that stands in it.
 
-    Kaggle gives the checkpoint a folder of its own, beside the tokenizer.
+    Kaggle gives the checkpoint a folder of its own, beside the tokenizer. Where there are
+    safetensors, they are the model.
     """
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return None
     for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
         if any((place / mark).is_file() for mark in FLAX_MARKS):
             return place
@@ -163,18 +182,32 @@ def check_folder(folder: Path) -> list[str]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}")
-    if not (folder / "config.json").is_file() and flax_folder(folder) is not None:
-        return []
-    from pipeline.hf_config import text_config
-
-    text_config(read_config(folder))
-    if flax_folder(folder) is not None:
-        return []
-    _, skipped = text_tensors(folder)
+    checkpoint = flax_folder(folder)
+    if checkpoint is None or (folder / "config.json").is_file():
+        read_text_config(folder)
+    skipped = text_tensors(folder)[1] if checkpoint is None else _flax_parts(checkpoint)
     if not skipped:
         return []
     parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(skipped.items()))
     return [f"{folder}: only the text model is used; {parts} are skipped"]
+
+
+def flax_part(name: str) -> str | None:
+    """The part of the model that a tensor of a flax checkpoint belongs to; None: the text model.
+
+    Args:
+        name: its path in the tree, joined by slashes.
+    """
+    return "the vision tower" if _FLAX_VISION.search(name) else None
+
+
+def _flax_parts(place: Path) -> dict[str, int]:
+    """What else is in a flax checkpoint, if orbax wrote down in words what there is."""
+    path = place / "_METADATA"
+    entries = read_object(path).get("tree_metadata", {}).values() if path.is_file() else ()
+    names = ["/".join(str(key["key"]) for key in entry["key_metadata"]) for entry in entries]
+    parts = [part for name in names if (part := flax_part(name)) is not None]
+    return {part: parts.count(part) for part in parts}
 
 
 def _text_name(name: str) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat import END_OF_TURN
-from pipeline.hf_config import text_config
-from pipeline.hf_folder import read_config, read_object
+from pipeline.hf_folder import read_object, read_text_config
 from pipeline.tokenizer import Tokenizer
 
 _MOST_PADDING = 1024
@@ -32,7 +31,7 @@ def check_tokenizer(
     """
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
-        config = text_config(read_config(folder))
+        config = read_text_config(folder)
     rows = vocab_size or config.get("vocab_size")
     problems = [] if rows is None else _size_problems(tokenizer, rows)
     problems += _id_problems(tokenizer, config, "config.json", stop_tokens)

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from orbax import checkpoint as ocp
 
+from pipeline.hf_folder import flax_part
+
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # By family, layers and width: what shapes do not tell.
 _PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
@@ -32,7 +34,6 @@ _PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
     ("gemma2", 46, 4608): {"query_pre_attn_scalar": 144},
 }
 _TOP = re.compile(r"^(params/)?(transformer/)?")
-_VISION = re.compile(r"^SigLiPFromPatches_\d+/|^(vision_encoder|siglip_encoder)/|^embedder/mm_")
 _GATING = {"gate_proj": 0, "up_proj": 1}
 
 
@@ -59,7 +60,7 @@ class FlaxCheckpoint:
         self.dtypes: dict[str, str] = {}
         for path, leaf in _leaves(place).items():
             name = _TOP.sub("", "/".join(path))
-            if not _VISION.match(name):
+            if flax_part(name) is None:
                 self._paths[name] = path
                 self.shapes[name] = tuple(leaf.shape)
                 self.dtypes[name] = str(np.dtype(leaf.dtype))
@@ -142,6 +143,8 @@ def _leaves(place: Path) -> dict[tuple[str, ...], Any]:
         flat, _ = jax.tree_util.tree_flatten_with_path(getattr(tree, "tree", tree))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged: {error}") from None
+    if not flat:
+        raise ValueError(f"{place} is damaged: orbax finds no tensors in it")
     return {tuple(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in flat}
 
 

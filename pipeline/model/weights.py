@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pipeline import hf_folder
 from pipeline.hf_config import text_config
-from pipeline.hf_folder import flax_folder, read_config
 from pipeline.model.architecture import architecture
 from pipeline.model.flax_checkpoint import FlaxCheckpoint, config_of
 from pipeline.model.gemma import Architecture
@@ -41,8 +41,8 @@ def read_text_config(folder: Path) -> dict[str, Any]:
         try:
             return text_config(config_of(checkpoint.shapes))
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None
-    return text_config(read_config(folder))
+            raise ValueError(f"model.path: {folder}: {error}") from None
+    return hf_folder.read_text_config(folder)
 
 
 def read_architecture(folder: Path, *, dtype: jnp.dtype) -> Architecture:
@@ -97,7 +97,7 @@ def _stream(
 
 
 def _flax(folder: Path) -> FlaxCheckpoint | None:
-    place = flax_folder(folder) if folder.is_dir() else None
+    place = hf_folder.flax_folder(folder) if folder.is_dir() else None
     return None if place is None else FlaxCheckpoint(place)
 
 
@@ -116,4 +116,6 @@ def _check(folder: Path, source: Source, shapes: Mapping[str, jax.ShapeDtypeStru
         if dtype not in READABLE:
             problems.append(f"type of {tensor}: {dtype}, read are {', '.join(READABLE)}")
     if problems:
-        raise ValueError(f"{folder} does not fit its configuration:\n  " + "\n  ".join(problems))
+        raise ValueError(
+            f"model.path: {folder} does not fit its configuration:\n  " + "\n  ".join(problems)
+        )

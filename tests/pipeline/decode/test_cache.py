@@ -18,6 +18,7 @@ from pipeline.decode.cache import (
     held_positions,
     seen,
 )
+from pipeline.model.architecture import architecture
 from pipeline.model.attention import attend_causally
 from tests import tiny
 
@@ -112,3 +113,9 @@ def test_a_row_writes_to_its_own_slot_only():
     written = np.array([[0, 1, 0, 0], [0, 0, 1, 0]])
     np.testing.assert_array_equal(keys[..., 0, 0], written)
     np.testing.assert_array_equal(values[..., 0, 0], 2 * written)
+
+
+def test_bytes_of_gemma_2_are_counted_by_hand():
+    # As above, but every second layer is local: 4 local ones and 3 global ones.
+    shape = architecture(tiny.hf_config(**tiny.GEMMA2), dtype=jnp.dtype("float32"))
+    assert bytes_per_row(shape, max_tokens=40) == 2 * 2 * 8 * 4 * (4 * 8 + 3 * 40)

@@ -132,6 +132,8 @@ def test_a_nested_tree_and_parts_of_a_vision_tower_make_no_difference(tmp_path: 
     tree["vision_encoder"] = {"siglip_encoder": {"pos_embedding": np.zeros(3, np.float32)}}
     formats.save_flax(tree, tmp_path / "model")
     shutil.copyfile(folder / "config.json", tmp_path / "model" / "config.json")
+    (line,) = check_folder(tmp_path / "model")
+    assert line.endswith("only the text model is used; 2 tensors of the vision tower are skipped")
     assert_same(read(tmp_path / "model", "gemma3"), golden("gemma3"))
 
 

@@ -1,0 +1,197 @@
+"""Damaged models: each is refused with all that is wrong, by name, before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from pipeline.hf_folder import check_folder
+from pipeline.model import weights
+from pipeline.model.sharding import make_mesh, replicated
+from pipeline.special_tokens import check_tokenizer
+from pipeline.tokenizer import read_tokenizer
+from tests.demo_texts import write_tokenizer
+from tests.pipeline.model import formats
+
+INDEX, SINGLE = formats.INDEX, formats.SINGLE
+NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
+
+
+def use(folder: Path) -> None:
+    """What driver and actor do with a folder before a model runs."""
+    check_folder(folder)
+    shape = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
+    check_tokenizer(read_tokenizer(folder), folder=folder, vocab_size=None, stop_tokens=())
+    state = nnx.state(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
+    shapes = {
+        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        for path, variable in nnx.to_flat_state(state)
+    }
+    weights.load(folder, shapes, sharding=replicated(make_mesh(jax.devices()[:1])))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that nothing is wrong with: Gemma 2, with as many rows as the tokenizer needs."""
+    folder = formats.copy("gemma2", tmp_path_factory.mktemp("whole"))
+    write_tokenizer(folder)
+    rows = np.zeros((480, 40), np.float32)
+    formats.rewrite(folder, lambda t: t | {EMBEDDING: rows})
+    set_config(vocab_size=480)(folder)
+    use(folder)
+    return folder
+
+
+Damage = Callable[[Path], None]
+
+
+def set_config(**changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def set_tensor(name: str, value: Any) -> Damage:
+    """None takes it out."""
+
+    def damage(folder: Path) -> None:
+        def edit(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            rest = {key: kept for key, kept in tensors.items() if key != name}
+            return rest if value is None else rest | {name: value}
+
+        formats.rewrite(folder, edit)
+
+    return damage
+
+
+def truncate(name: str, *, bytes_left: int) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:bytes_left])
+
+    return damage
+
+
+def without(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def with_bytes(name: str, data: bytes) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return damage
+
+
+def sharded(then: Damage) -> Damage:
+    return lambda folder: then(formats.sharded(folder))
+
+
+def set_index(name: str, file: str | None) -> Damage:
+    """What the index says of a tensor; None: nothing any more."""
+
+    def damage(folder: Path) -> None:
+        path = folder / INDEX
+        index = json.loads(path.read_text())
+        index["weight_map"].pop(name, None)
+        index["weight_map"] |= {} if file is None else {name: file}
+        path.write_text(json.dumps(index))
+
+    return damage
+
+
+def twice(folder: Path) -> None:
+    first, second = (folder / f"model-0000{n}-of-00003.safetensors" for n in (1, 2))
+    shutil.copyfile(first, second)
+
+
+def as_flax(then: Callable[[dict[str, Any]], None]) -> Damage:
+    def damage(folder: Path) -> None:
+        text = weights.read_text_config(folder)
+        tree = formats.flax_tree(load_file(folder / SINGLE), text, turned=True)
+        then(tree)
+        (folder / SINGLE).unlink()
+        formats.save_flax(tree, folder / "gemma2")
+
+    return damage
+
+
+def without_flax_norm(tree: dict[str, Any]) -> None:
+    del tree["transformer/layer_1/pre_ffw_norm"]
+    tree["transformer/layer_9/mlp/linear"] = {"w": np.zeros((2, 2), np.float32)}
+
+
+def broken_flax(folder: Path) -> None:
+    as_flax(lambda _: None)(folder)
+    (folder / "gemma2" / "_METADATA").write_text("{}")
+
+
+SHARD = "model-00002-of-00003.safetensors"
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (truncate(SINGLE, bytes_left=5_000), [f"{SINGLE} is damaged: "]),
+        (truncate(SINGLE, bytes_left=0), [f"{SINGLE} is damaged: "]),
+        (with_bytes(SINGLE, b"\x10" * 64), [f"{SINGLE} is damaged: "]),
+        (without(SINGLE), [f"lacks {SINGLE}"]),
+        (sharded(without(SHARD)), [f"lacks {SHARD}"]),
+        (sharded(truncate(SHARD, bytes_left=900)), [f"{SHARD} is damaged: "]),
+        (sharded(truncate(INDEX, bytes_left=90)), [f"{INDEX} is not JSON"]),
+        (sharded(with_bytes(INDEX, b'{"weight_map": {"a": 1}}')), [f"{INDEX} is damaged"]),
+        (sharded(with_bytes(INDEX, b'{"weight_map": {"a": "/etc/a"}}')), [f"{INDEX} is damaged"]),
+        (
+            sharded(set_index("ghost", SHARD)),
+            [f"{INDEX} says ghost is in {SHARD}, where it is not"],
+        ),
+        (sharded(twice), ["stands in", "model-00001-of-00003", "and in", SHARD]),
+        (set_tensor(NORM, None), [f"missing: {NORM} (40,)"]),
+        (set_tensor("model.layers.4.extra", np.zeros(1)), ["surplus: model.layers.4.extra"]),
+        (
+            set_tensor(QUERY, np.zeros((8, 40), np.float32)),
+            [f"shape of {QUERY}: (8, 40), the configuration asks for (32, 40)"],
+        ),
+        (set_tensor(NORM, np.zeros(40, np.int32)), [f"type of {NORM}: I32, read are float32, fl"]),
+        (set_tensor(NORM, np.zeros(40)), [f"type of {NORM}: F64, read are float32"]),
+        (
+            set_config(num_hidden_layers=2, layer_types=None),
+            ["surplus: model.layers.2.mlp.up_proj.weight", "surplus: model.layers.3.mlp.up_proj"],
+        ),
+        (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; read are"]),
+        (set_config(head_dim=6), [f"shape of {QUERY}: (32, 40), the configuration asks for (24, "]),
+        (with_bytes("config.json", b"{"), ["config.json is not JSON"]),
+        (without("config.json"), ["has no config.json"]),
+        (set_config(vocab_size=470), ["has 480 pieces, the model's embedding 470 rows"]),
+        (set_config(eos_token_id=106 + 1), ["eos_token_id is 107", "not <eos> or <end_of_turn>"]),
+        (truncate("tokenizer.model", bytes_left=500), ["tokenizer.model is not a SentencePiece"]),
+        (without("tokenizer.model"), ["no tokenizer at", "model.tokenizer"]),
+        (
+            as_flax(without_flax_norm),
+            ["missing: layer_1/pre_ffw_norm/scale (40,)", "surplus: layer_9/mlp/linear/w"],
+        ),
+        (broken_flax, ["gemma2 is damaged: "]),
+    ],
+)
+def test_a_damaged_model_is_refused(whole: Path, tmp_path: Path, damage: Damage, what: list[str]):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    damage(folder)
+    with pytest.raises((ValueError, FileNotFoundError)) as raised:
+        use(folder)
+    message = str(raised.value)
+    assert str(folder) in message
+    for words in what:
+        assert words in message
