@@ -96,7 +96,8 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
             runner.run(wait_for_devices(crew.actors, config.plan, learner=False))
             print("devices are here; loading weights and compiling", flush=True)
             runner.run(crew.start())
-            runner.run(open_adapter(crew.samplers, str(folder)))
+            opened = runner.run(open_adapter(crew.samplers, str(folder)))
+            print(f"tuned: {opened.what}", flush=True)
             conversation = Conversation(
                 config, maker, crew.samplers, adapter=str(folder), temperature=temperature
             )

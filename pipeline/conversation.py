@@ -11,7 +11,7 @@ from itertools import zip_longest
 import numpy as np
 
 from configs.schema import Config
-from pipeline.datatypes import Completion, OpenedAdapter, RolloutName, RolloutRequest
+from pipeline.datatypes import RolloutName, RolloutRequest
 from pipeline.interfaces import Answerer
 from pipeline.measurement import answer, open_adapter
 from pipeline.prompts import PromptMaker
@@ -102,7 +102,7 @@ class Conversation:
         return made.tokens
 
     async def _reply(self, policy: str, path: str | None, request: RolloutRequest) -> Reply:
-        adapter: OpenedAdapter = await open_adapter(self._samplers, path)
+        adapter = await open_adapter(self._samplers, path)
         (drawn,) = await answer(
             self._samplers,
             [request],
@@ -110,9 +110,6 @@ class Conversation:
             temperature=self._temperature,
             adapter=adapter,
         )
-        return self._told(policy if path is None else f"{policy}: {adapter.what}", drawn)
-
-    def _told(self, policy: str, drawn: Completion) -> Reply:
         text = self._maker.tokenizer.decode(drawn.tokens)
         return Reply(policy, text, len(drawn.tokens), drawn.stop_reason == "eos")
 

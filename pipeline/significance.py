@@ -61,7 +61,7 @@ def measure_accuracy(correct: np.ndarray) -> Accuracy:
 
     With several samples a prompt the interval is Wilson's for the effective number of answers: as
     many independent ones as would have the variance found between the prompts' means (Kish's design
-    effect; Dean and Pagano, J. Survey Stat. Methodol. 3, 2015, 484-503). It lies between the number
+    effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364). It lies between the number
     of prompts, as if samples were copies, and that of answers, as if they were independent.
 
     Raises:

@@ -59,7 +59,7 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     asked = conversation(tmp_path, sampler, template="{question}?")
     base, tuned = asyncio.run(asked.ask({"question": "abc"}))
     assert base == Reply("base", "?cba", 5, ended=True)
-    assert tuned == Reply("tuned: step 7", "?cba", 4, ended=False)
+    assert tuned == Reply("tuned", "?cba", 4, ended=False)
     assert (base.note, tuned.note) == ("(5 tokens)", "(4 tokens, cut off)")
     assert sampler.script.calls == ["sampler0.open None", "sampler0.open /runs/a"]
     (first, temperature), (second, _) = sampler.asked
