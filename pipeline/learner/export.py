@@ -72,7 +72,8 @@ def merged(
 class Exporter:
     """Writes exports of one base and its adapters, and loads them back.
 
-    What verification needs is compiled here, so that an export compiles nothing.
+    What verification needs is compiled here, so that an export compiles nothing. It holds the
+    unquantized merged model on the devices, beside the base.
 
     Args:
         policy: the model.

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from configs.schema import Config
+from pipeline.model_source import HF
 from pipeline.run_dir import RunFolder
 
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")
@@ -26,7 +27,9 @@ def model_card(
         multimodal: whether the base stood beside a vision tower.
     """
     base = base_name(config.model.path)[0]
-    front = {"base_model": base, "tags": ["grpo", "lora"], "pipeline_tag": "text-generation"}
+    front: dict[str, Any] = {"tags": ["grpo", "lora"], "pipeline_tag": "text-generation"}
+    if config.model.path.startswith(HF):
+        front["base_model"] = base
     phases = " and then ".join(config.run.phases).upper()
     settings = json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False)
     lines = [
@@ -73,8 +76,8 @@ def _facts(config: Config, base: str) -> dict[str, str]:
 
 def base_name(path: str) -> tuple[str, str | None]:
     """What a model is called where it came from, and the revision if one is named."""
-    if path.startswith("hf://"):
-        name, _, revision = path.removeprefix("hf://").partition("@")
+    if path.startswith(HF):
+        name, _, revision = path.removeprefix(HF).partition("@")
         return name, revision or None
     return path, None
 

@@ -82,7 +82,7 @@ def attach(
         else:
             continue
         rules.setdefault(rule, []).append(path)
-    provider = qwix.LoraProvider([_at(rule, paths) for rule, paths in rules.items()])
+    provider = quantize.Provider([_at(rule, paths) for rule, paths in rules.items()])
     tokens = jnp.zeros((1, 1), jnp.int32)
     wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
     found = {

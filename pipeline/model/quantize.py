@@ -4,6 +4,9 @@ The matrices of the layers are kept as codes and a scale for each block of 64 we
 the tied embedding stay as they are. A quantized parameter is two entries of the base, its name
 followed by `.array.qvalue` and `.array.scale`; the model multiplies with what they stand for.
 
+NF4's 16 values are computed by comparing and choosing: looking them up in a table, as qwix does it,
+is a gather of every weight, slow on a TPU and slower to compile for it.
+
 Codes of 4 bits are kept two to a byte: only so they take half a byte on every kind of device, and
 JAX 0.10.2 refuses arrays of 4-bit integers as arguments of programs that are compiled ahead.
 """
@@ -11,7 +14,8 @@ JAX 0.10.2 refuses arrays of 4-bit integers as arguments of programs that are co
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -19,12 +23,32 @@ import jax.numpy as jnp
 import qwix
 from flax import nnx
 from jax.sharding import Sharding
-from qwix._src.core import qarray
+from qwix._src.core import numerics, qarray
 from tunix.models.gemma3 import model as gemma3
 
 BLOCK = 64
 """Weights that share a scale: as many as in the paper."""
-_QTYPES = {"int8": jnp.dtype("int8"), "nf4": "nf4"}
+_NF4 = "nf4"
+_QTYPES = {"int8": jnp.dtype("int8"), "nf4": _NF4}
+_NF4_VALUES = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""Appendix E of the paper."""
 _CODES, _SCALE = ".array.qvalue", ".array.scale"
 
 _FOUR_BITS = jnp.dtype("uint4")
@@ -83,8 +107,8 @@ def _quantizer(
         exact = value.astype(jnp.float32)
         scale, _ = qarray.compute_scale_zero_point(qarray.calibrate(exact, recipe), qtype)
         kept = scale.astype(value.dtype)
-        rounded = kept.astype(jnp.float32)
-        codes = qarray.quantize_with_scale_zero_point(exact, qtype, rounded, None).qvalue
+        steps = qarray.call_with_generic_broadcast(jnp.divide, exact, kept.astype(jnp.float32))
+        codes = _nearest_nf4(steps) if qtype == _NF4 else numerics.convert_to(steps, qtype)
         return pack(codes), kept
 
     return jax.jit(quantized, out_shardings=sharding)
@@ -100,12 +124,59 @@ def parameter(name: str, base: Mapping[str, Any], recipes: Mapping[str, Recipe])
 
 @functools.cache
 def _dequantizer(qtype: Any) -> Any:
-    dtype = _FOUR_BITS if qtype == "nf4" else qtype
+    dtype = _FOUR_BITS if qtype == _NF4 else qtype
 
     def dequantized(codes: jax.Array, scale: jax.Array) -> jax.Array:
-        return qwix.dequantize(qarray.QArray(unpack(codes, dtype), scale, None, qtype))
+        return dequantize(qarray.QArray(unpack(codes, dtype), scale, None, qtype))
 
     return jax.jit(dequantized)
+
+
+class Provider(qwix.LoraProvider):
+    """qwix's LoRA on matrices that are computed back by `dequantize` where they are multiplied."""
+
+    def __init__(self, rules: Sequence[qwix.QuantizationRule]) -> None:
+        super().__init__(rules)
+        self._einsum_fn = _einsum
+        self._dot_general_fn = _dot_general
+
+
+def _einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:
+    return jnp.einsum(equation, x, dequantize(matrix))
+
+
+def _dot_general(
+    x: jax.Array, matrix: qarray.QArray, dimensions: Any, **settings: Any
+) -> jax.Array:
+    return jax.lax.dot_general(x, dequantize(matrix), dimensions, **settings)
+
+
+def dequantize(array: qarray.QArray) -> jax.Array:
+    """What the codes stand for, in the type of the scale."""
+    values = _nf4_values(array.qvalue) if array.qtype == _NF4 else array.qvalue
+    return qarray.call_with_generic_broadcast(
+        jnp.multiply, values.astype(array.scale.dtype), array.scale
+    )
+
+
+def _nearest_nf4(x: jax.Array) -> jax.Array:
+    """Number of the value of NF4 that is nearest, the lower one of two."""
+    code = jnp.zeros(x.shape, jnp.int32)
+    for low, high in itertools.pairwise(_NF4_VALUES):
+        code += x > (low + high) / 2
+    return code.astype(_FOUR_BITS)
+
+
+def _nf4_values(codes: jax.Array) -> jax.Array:
+    """NF4's values by their numbers, chosen bit by bit."""
+    whole = codes.astype(jnp.int32)
+    choices: list[Any] = list(_NF4_VALUES)
+    for bit in range(4):
+        is_set = (whole >> bit) & 1 == 1
+        pairs = zip(choices[::2], choices[1::2], strict=True)
+        choices = [jnp.where(is_set, high, low) for low, high in pairs]
+    (values,) = choices
+    return values
 
 
 def pack(codes: jax.Array) -> jax.Array:

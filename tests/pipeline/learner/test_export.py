@@ -18,6 +18,7 @@ from pipeline.datatypes import Completion
 from pipeline.learner import export as export_module
 from pipeline.learner.export import Exporter, Tuned, merged
 from pipeline.learner.learner import Learner
+from pipeline.learner.model_card import base_name, model_card
 from pipeline.model.adapter_source import load_adapter
 from tests import tiny
 
@@ -192,13 +193,24 @@ def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner
     adapter = learner.state.adapter
     writer.export(tmp_path / "export", Tuned(adapter, 7), examples=examples())
     card = (tmp_path / "export" / "README.md").read_text()
-    assert card.startswith(f'---\nbase_model: "{like}"\n')
+    assert card.startswith('---\ntags: ["grpo", "lora"]\n')
+    assert f"| base | `{like}`, float32, quantization none |" in card
     assert "trained with GRPO for 7 steps" in card
     assert "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |" in card
     assert "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |" in card
     assert "| validation |" not in card
     assert "rank 3, alpha 6, standard" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
+
+
+def test_a_model_of_the_hub_is_named_as_it_is_there():
+    config = tiny.make_config(model={"path": "hf://google/gemma-3-1b-it@main"})
+    card = model_card(config, step=1, formats=("hf",), dtype="bfloat16", multimodal=True)
+    assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
+    assert "`google/gemma-3-1b-it`, trained with GRPO" in card
+    assert "the merged model is its text model alone" in card
+    assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
+    assert base_name("/models/gemma") == ("/models/gemma", None)
 
 
 def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: Path):

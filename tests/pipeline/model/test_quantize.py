@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from qwix._src.core import numerics
 
+from pipeline.decode.engine import Engine
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model import quantize
 from pipeline.model.architecture import architecture
@@ -59,6 +61,14 @@ def test_codes_of_four_bits_are_two_to_a_byte():
     np.testing.assert_array_equal(quantize.unpack(kept, jnp.dtype("uint4")), codes)
 
 
+def test_nf4_is_qwixs():
+    values = jax.random.normal(jax.random.key(0), (4, 500)) / 2
+    codes = quantize._nearest_nf4(values)
+    np.testing.assert_array_equal(codes, numerics.fp_to_nf4(values))
+    np.testing.assert_array_equal(quantize._nf4_values(codes), numerics.nf4_to_fp(codes))
+    assert len(np.unique(codes)) == 16
+
+
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, devices: int):
@@ -90,6 +100,26 @@ def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, dev
         scale = float(jnp.abs(grad).max())
         assert scale > 0, name
         np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-4 * scale)
+
+
+def test_sampling_is_that_of_what_the_codes_stand_for():
+    policy, base = quantized("nf4")
+    adapter, config = tiny.make_probe(policy), tiny.make_config()
+
+    def draw(policy: Policy, base: Params) -> list[list[int]]:
+        engine = Engine(policy, base, config, tiny.VOCABULARY)
+        completions = engine.generate(
+            tiny.make_requests([3, 14]),
+            adapter=adapter,
+            version=0,
+            adapter_sha256="",
+            temperature=0.0,
+        )
+        return [completion.tokens.tolist() for completion in completions]
+
+    found = draw(policy, base)
+    assert found == draw(policy.plain(), dict(policy.parameters(base)))
+    assert found != draw(policy.plain(), tiny.base(layers=2))
 
 
 def test_the_error_of_log_probs_is_small_and_that_of_eight_bits_much_smaller():
