@@ -77,7 +77,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def test_tensors_are_where_the_header_says(tmp_path: Path):
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         "a": np.arange(6, dtype=np.float16).reshape(2, 3),
         "b": np.arange(4, dtype=np.int64),
         "c": np.arange(5, dtype=np.float32) / 3,

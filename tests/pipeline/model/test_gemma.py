@@ -71,8 +71,10 @@ def test_a_token_is_seen_by_later_ones_only(run: Any):
     assert changed[4:].all()
 
 
-def test_rematerialisation_changes_no_value_and_no_gradient():
-    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
+@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2], ids=["gemma3", "gemma2"])
+def test_rematerialisation_changes_no_value_and_no_gradient(changes: dict[str, Any]):
+    policy = tiny.make_policy(num_hidden_layers=2, **changes)
+    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
 
     def loss(adapter: Params, base: Params, *, remat: bool) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(SEQ), TOKENS.shape)

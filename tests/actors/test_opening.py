@@ -1,0 +1,58 @@
+"""What an actor opens: the model in its format, and its tokenizer, checked before weights move."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from actors.opening import open_model
+from configs.schema import Config
+from pipeline.model import flax_checkpoint, weights
+from tests import tiny
+from tests.demo_texts import write_tokenizer
+from tests.pipeline.model import formats
+
+PIECES = 480
+
+
+def config(folder: Path) -> Config:
+    return tiny.make_config(model={"path": str(folder)}, lora={"rank": 2})
+
+
+@pytest.fixture
+def flax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Gemma 2 as Kaggle gives it out, with some more rows than its tokenizer has pieces."""
+    golden = formats.GOLDEN / "gemma2"
+    tensors = load_file(golden / formats.SINGLE)
+    rows = np.random.default_rng(0).standard_normal((PIECES + 8, 40)).astype(np.float32)
+    tensors["model.embed_tokens.weight"] = rows
+    text = weights.read_text_config(golden)
+    formats.save_flax(formats.flax_tree(tensors, text, turned=False), tmp_path / "gemma2-2b")
+    known = {"sliding_window": 8, "query_pre_attn_scalar": 6}
+    monkeypatch.setitem(flax_checkpoint._PUBLISHED, ("gemma2", 4, 40), known)
+    return write_tokenizer(tmp_path)
+
+
+def test_a_flax_checkpoint_and_its_tokenizer_are_opened(flax: Path):
+    opened = open_model(config(flax), devices=8)
+    assert opened.policy.vocab_size == PIECES + 8
+    assert opened.policy.architecture.window(0) == 8
+    assert opened.base.keys() == opened.policy.base_shapes.keys()
+    assert opened.vocabulary.pieces == PIECES
+    assert opened.vocabulary.forbidden_mask(PIECES + 8)[-8:].all()
+
+
+def test_the_tokenizer_of_another_model_is_refused(flax: Path):
+    path = flax / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma2", "vocab_size": 256_000}))
+    with pytest.raises(ValueError, match=r"480 pieces, the model's embedding 256000 rows"):
+        open_model(config(flax), devices=8)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*gone$"):
+        open_model(config(tmp_path / "gone"), devices=8)
