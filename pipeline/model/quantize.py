@@ -80,7 +80,7 @@ def recipes(model: nnx.Module) -> dict[str, Recipe]:
     for path, module in nnx.iter_modules(model):
         for name, value in vars(module).items():
             how = getattr(value, "how", None)
-            if isinstance(how, Recipe):
+            if isinstance(how, qarray.HowToQuantize):
                 found[".".join(map(str, (*path, name)))] = how
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from actors.handles import RayExporter
 from configs.load import config_to_json, load_config
 from launch import export, exporting
 from launch.exporting import prepare, working_config
@@ -167,7 +168,7 @@ def test_what_is_wrong_is_told_and_nothing_is_left_behind(
 
     monkeypatch.setattr(exporting, "cluster", no_cluster)
     monkeypatch.setattr(exporting, "wait_for_devices", no_wait)
-    monkeypatch.setattr(exporting.RayExporter, "spawn", lambda *_, **__: fake)
+    monkeypatch.setattr(RayExporter, "spawn", lambda *_, **__: fake)
     assert export.main([str(run_dir), "--out", "out"]) == status
     out, err = capsys.readouterr()
     assert told in (err if status else out)

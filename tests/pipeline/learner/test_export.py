@@ -154,7 +154,8 @@ def test_a_large_model_is_cut_into_files_with_an_index(
     assert count > 3
     assert files == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     assert all((cut / file).stat().st_size < 11_500 for file in files)
-    expected, found = load_file(whole / "model.safetensors"), {}
+    expected = load_file(whole / "model.safetensors")
+    found: dict[str, np.ndarray] = {}
     for file in files:
         tensors = load_file(cut / file)
         assert set(tensors) == {k for k, v in index["weight_map"].items() if v == file}

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="$GEMMA_GRPO_TORCH_PYTHON is 
 def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | None) -> Any:
     """What the peer answers."""
     source, target = folder / "given.npz", folder / "answer.npz"
-    np.savez(source, **given)
+    np.savez(source, tokens=given["tokens"], prompt=given["prompt"])
     arguments = [source, target, model, *([base] if base else [])]
     assert PYTHON is not None
     subprocess.run([PYTHON, str(PEER), *map(str, arguments)], check=True)

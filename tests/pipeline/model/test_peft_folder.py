@@ -146,13 +146,13 @@ def test_what_each_projection_adds_is_the_same(kv_heads: int):
         "mlp.gate_proj": ours("mlp.gate_proj.kernel").T,
         "mlp.down_proj": ours("mlp.down_proj.kernel").T,
     }
+    names = "kv"
     if kv_heads == 4:
         parts = ours("attn.qkv_einsum.w")
-        names = ("q", "k", "v")
+        names = "qkv"
     else:
         expected["self_attn.q_proj"] = heads_in(ours("attn.q_einsum.w"))
         parts = ours("attn.kv_einsum.w")
-        names = ("k", "v")
     for name, part in zip(names, parts, strict=True):
         expected[f"self_attn.{name}_proj"] = heads_in(part)
     for projection, delta in expected.items():
@@ -161,7 +161,7 @@ def test_what_each_projection_adds_is_the_same(kv_heads: int):
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_different_lora_a_of_one_matrix_are_kept_apart_exactly(tmp_path: Path, kv_heads: int):
-    shape = {"num_hidden_layers": 2, "num_key_value_heads": kv_heads}
+    shape: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": kv_heads}
     simple = tiny.make_policy(**shape)
     pairs = to_pairs(jax.device_get(tiny.make_probe(simple)))
     rng = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def edit_config(**changes: Any) -> Edit:
     return edit
 
 
-def edit_tensors(change: Callable[[dict[str, np.ndarray]], None]) -> Edit:
+def edit_tensors(change: Callable[[dict[str, np.ndarray]], object]) -> Edit:
     def edit(folder: Path) -> None:
         tensors = load_file(folder / TENSORS)
         change(tensors)

@@ -102,6 +102,20 @@ def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, dev
         np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-4 * scale)
 
 
+def test_matrices_without_an_adapter_are_quantized_too():
+    settings = tiny.LORA.model_copy(update={"targets": "attention"})
+    policy = tiny.make_policy(num_hidden_layers=1, quantization="nf4", lora=settings)
+    kept = {name for name in policy.base_shapes if name.endswith(".array.qvalue")}
+    assert "layers.0.mlp.up_proj.kernel.array.qvalue" in kept
+    assert len(kept) == 6
+    assert not [name for name in policy.adapter_shapes if "mlp" in name]
+    hidden = jax.eval_shape(
+        lambda base, adapter: policy.bind(base, adapter)(jnp.asarray(TOKENS), jnp.asarray(TOKENS)),
+        *policy.abstract_params(),
+    )[0]
+    assert hidden.shape == (8, 20, 24)
+
+
 def test_sampling_is_that_of_what_the_codes_stand_for():
     policy, base = quantized("nf4")
     adapter, config = tiny.make_probe(policy), tiny.make_config()
