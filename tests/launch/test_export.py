@@ -51,7 +51,7 @@ def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["moved", "--out", "full"], "--out full: is there already and not an empty folder"),
         (["moved", "--out", "x", "--checkpoint", "7"], "no checkpoint 7; there are 2, 3, last"),
         (["moved", "--out", "x", "--checkpoint", "best"], "no checkpoint best; there are 2, 3"),
-        (["moved", "--out", "x", "--dtype", "int8"], "--export.dtype = 'int8'"),
+        (["moved", "--out", "x", "--dtype", "int8"], '--export.dtype = "int8": must be one of'),
         (["moved", "--out", "x", "--shard-gib", "0"], "--export.shard_gib = 0"),
         (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
         (["moved", "--out", "x", "--fromat", "hf"], "--fromat: unknown; did you mean --format?"),
