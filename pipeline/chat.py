@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from configs.schema import Prompt
+from pipeline.hf_folder import read_object
 
 START_OF_TURN = "<start_of_turn>"
 END_OF_TURN = "<end_of_turn>"
@@ -104,7 +104,7 @@ def read_chat_template(folder: Path) -> str | None:
         found = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):
         if found is None and (folder / name).is_file():
-            found = _read_object(folder / name).get("chat_template")
+            found = read_object(folder / name).get("chat_template")
     if isinstance(found, list):
         named = {entry["name"]: entry["template"] for entry in found}
         found = named.get("default")
@@ -113,16 +113,6 @@ def read_chat_template(folder: Path) -> str | None:
             _compiled(found)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-    return found
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a JSON object")
     return found
 
 
