@@ -39,6 +39,7 @@ class Policy:
         base_shapes: shape and type of each base parameter, by path, as it is kept.
         adapter_shapes: shape of each adapter parameter, by path.
         plain_shapes: shape and type of each base parameter as it is before quantization.
+        separate: whether projections that share a matrix have a lora_a each.
     """
 
     architecture: Architecture
@@ -47,6 +48,7 @@ class Policy:
     base_shapes: Mapping[str, jax.ShapeDtypeStruct]
     adapter_shapes: Mapping[str, jax.ShapeDtypeStruct]
     plain_shapes: Mapping[str, jax.ShapeDtypeStruct]
+    separate: bool
     _recipes: Mapping[str, quantize.Recipe]
     _graphdef: nnx.GraphDef[Gemma]
     _abstract: nnx.State
@@ -90,7 +92,9 @@ class Policy:
             else:
                 base[_name(path)] = quantize.kept_shape(shape)
         recipes = quantize.recipes(model)
-        return Policy(architecture, lora, mesh, base, adapter, plain, recipes, graphdef, abstract)
+        return Policy(
+            architecture, lora, mesh, base, adapter, plain, separate, recipes, graphdef, abstract
+        )
 
     def bind(self, base: Params, adapter: Params) -> Gemma:
         """The model under `adapter`, cast to the base's type. Meant to be traced."""
@@ -159,7 +163,9 @@ class Policy:
         """The same model with an unquantized base."""
         if not self.is_quantized:
             return self
-        return Policy.create(self.architecture, lora=self.lora, mesh=self.mesh)
+        return Policy.create(
+            self.architecture, lora=self.lora, mesh=self.mesh, separate=self.separate
+        )
 
     @property
     def _whole(self) -> NamedSharding:

@@ -24,6 +24,7 @@ from pipeline.model_source import TOKENIZER_FILES
 FLAX = "flax"
 """Folder of the flax checkpoint inside an export."""
 _GENERATION = "generation_config.json"
+_LICENCES = ("LICENSE", "NOTICE")
 
 Shapes = Mapping[str, tuple[int, ...]]
 Parameters = Iterable[tuple[str, np.ndarray]]
@@ -120,11 +121,13 @@ def copy_companions(folder: Path, *, like: Path, tokenizer: Path) -> None:
         like: the folder that the base came from.
         tokenizer: the tokenizer's file, which may stand elsewhere.
     """
-    for source in dict.fromkeys([like, tokenizer.parent]):
-        for path in sorted(source.iterdir()):
-            licence = path.name.upper().startswith(("LICENSE", "NOTICE"))
-            if path.is_file() and (path.name in {*TOKENIZER_FILES, _GENERATION} or licence):
-                shutil.copyfile(path, folder / path.name)
+    for path in sorted(tokenizer.parent.iterdir()):
+        if path.is_file() and path.name in TOKENIZER_FILES:
+            shutil.copyfile(path, folder / path.name)
+    for path in sorted(like.iterdir()):
+        # The model's own turns go before those of a tokenizer from elsewhere.
+        if path.is_file() and path.name.startswith((_GENERATION, "chat_template", *_LICENCES)):
+            shutil.copyfile(path, folder / path.name)
     # Whatever it was called before.
     shutil.copyfile(tokenizer, folder / f"tokenizer{tokenizer.suffix}")
 

@@ -104,11 +104,12 @@ def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, dev
 
 def test_matrices_without_an_adapter_are_quantized_too():
     settings = tiny.LORA.model_copy(update={"targets": "attention"})
-    policy = tiny.make_policy(num_hidden_layers=1, quantization="nf4", lora=settings)
+    policy = tiny.make_policy(num_hidden_layers=1, quantization="nf4", lora=settings, separate=True)
     kept = {name for name in policy.base_shapes if name.endswith(".array.qvalue")}
     assert "layers.0.mlp.up_proj.kernel.array.qvalue" in kept
     assert len(kept) == 6
     assert not [name for name in policy.adapter_shapes if "mlp" in name]
+    assert policy.plain().adapter_shapes == policy.adapter_shapes
     hidden = jax.eval_shape(
         lambda base, adapter: policy.bind(base, adapter)(jnp.asarray(TOKENS), jnp.asarray(TOKENS)),
         *policy.abstract_params(),
