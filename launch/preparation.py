@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from configs.schema import Config, Rewards, Rollout
 from pipeline import hf_folder, tracking
 from pipeline.budget import Budget, extension
-from pipeline.dataset import load_data
+from pipeline.dataset import load_data, setting_of
 from pipeline.model_source import find_model
 from pipeline.run_dir import RunFolder
 from pipeline.special_tokens import check_tokenizer
@@ -144,6 +144,6 @@ def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
     changed = [name for name, found in data.fingerprints.items() if began.get(name) != found]
     if changed:
         raise ValueError(
-            f"data.{' and data.'.join(changed)}: not the prompts that {folder.path} began with; "
-            "restore them, or start another run with --run.name"
+            f"{' and '.join(map(setting_of, changed))}: not the prompts that {folder.path} began "
+            "with; restore them, or start another run with --run.name"
         )

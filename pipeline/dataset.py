@@ -89,7 +89,7 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     """
     data, splits = config.data, {}
     for number, (name, source) in enumerate(_training_sources(data).items()):
-        reading = Reading.of(source, where=_where(name), config=config, maker=maker)
+        reading = Reading.of(source, where=setting_of(name), config=config, maker=maker)
         mixed = replace(
             reading,
             mixed_as=name.removeprefix(MIXED) if data.mixture else None,
@@ -111,7 +111,7 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     named = {"test": config.data.test} | {SETS + source.name: source for source in config.eval.sets}
     return {
         name: load_split(
-            Reading.of(source, where=_where(name), config=config, maker=maker), config=config
+            Reading.of(source, where=setting_of(name), config=config, maker=maker), config=config
         )
         for name, source in named.items()
     }
@@ -132,7 +132,7 @@ def separate(
         measured.append(validation)
     mixture = config.data.mixture
     sources = {
-        name.removeprefix(MIXED): without_overlaps(splits[name], measured, where=_where(name))
+        name.removeprefix(MIXED): without_overlaps(splits[name], measured, where=setting_of(name))
         for name in _training_sources(config.data)
     }
     weights = shares({MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in mixture})
@@ -222,8 +222,10 @@ def _training_sources(data: Data) -> dict[str, Source]:
     return {MIXTURE_TRAIN: data.train} | {MIXED + source.name: source for source in data.mixture}
 
 
-def _where(name: str) -> str:
-    """The setting that names a source or split."""
+def setting_of(name: str) -> str:
+    """The setting that a source or split comes from, by its name in `LoadedData.fingerprints`."""
+    if name == "sft":
+        return "sft.train"
     for prefix, setting in ((MIXED, "data.mixture"), (SETS, "eval.sets")):
         if name.startswith(prefix):
             return f"{setting} ({name.removeprefix(prefix)})"
@@ -238,7 +240,7 @@ def _check_sizes(
     for name, split in sources.items():
         most = most_of_a_source(weights[name], prompts_per_step)
         if most > len(split.prompts):
-            where = _where(name if name == MIXTURE_TRAIN else MIXED + name)
+            where = setting_of(name if name == MIXTURE_TRAIN else MIXED + name)
             lines.append(
                 f"{where}: its share of {weights[name]:.1%} is up to {most} of the "
                 f"rollout.prompts_per_step = {prompts_per_step} prompts, and it has "

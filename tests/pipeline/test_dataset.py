@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 from configs.schema import Config, Source
-from pipeline.dataset import Reading, load_data, load_split
+from pipeline.dataset import Reading, load_data, load_split, setting_of
 from pipeline.prompts import PromptMaker
 from pipeline.rows import DataError, Malformed, TooLong
 from pipeline.splits import LoadedSplit
@@ -398,6 +398,18 @@ def test_a_source_changes_its_own_fingerprint_only(tokenizer: Tokenizer, tmp_pat
     before = load_data(_mixture(tmp_path), tokenizer).fingerprints
     after = load_data(_mixture(tmp_path, more="klx"), tokenizer).fingerprints
     assert {name for name in before if before[name] != after[name]} == {"mixture.more"}
+
+
+def test_sources_are_told_by_the_settings_that_name_them():
+    names = ("train", "mixture.more", "validation", "test", "sets.other", "sft")
+    assert [setting_of(name) for name in names] == [
+        "data.train",
+        "data.mixture (more)",
+        "data.validation",
+        "data.test",
+        "eval.sets (other)",
+        "sft.train",
+    ]
 
 
 def test_without_a_mixture_prompts_have_no_source(tokenizer: Tokenizer, tmp_path: Path):
