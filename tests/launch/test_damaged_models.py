@@ -1,4 +1,4 @@
-"""Damaged models: each is refused with all that is wrong, by name, before anything is computed."""
+"""Damaged models: each ends the command with status 2 and all that is wrong with it, by name."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from pipeline.hf_folder import check_folder
+from launch import preparation, session, train
+from launch.preparation import Prepared
 from pipeline.model import weights
 from pipeline.model.sharding import make_mesh, replicated
-from pipeline.special_tokens import check_tokenizer
-from pipeline.tokenizer import read_tokenizer
 from tests.demo_texts import write_tokenizer
+from tests.launch.small_run import everything_below, write_request
 from tests.pipeline.model import formats
 
 INDEX, SINGLE = formats.INDEX, formats.SINGLE
 NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
 
 
-def use(folder: Path) -> None:
-    """What driver and actor do with a folder before a model runs."""
-    check_folder(folder)
+def load(folder: Path) -> None:
+    """What an actor does with a model's folder, short of compiling programs for it."""
     shape = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
-    check_tokenizer(read_tokenizer(folder), folder=folder, vocab_size=None, stop_tokens=())
     state = nnx.state(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
     shapes = {
         ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
@@ -48,8 +46,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = np.zeros((480, 40), np.float32)
     formats.rewrite(folder, lambda t: t | {EMBEDDING: rows})
     set_config(vocab_size=480)(folder)
-    use(folder)
     return folder
+
+
+@pytest.fixture
+def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A request for this model; instead of starting actors the driver loads it itself."""
+
+    async def run_session(prepared: Prepared, *, started: float) -> int:
+        load(Path(prepared.config.model.path))
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+    monkeypatch.setattr(session, "run_session", run_session)
+    monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
+    path = write_request(tmp_path, tokenizer=whole)
+    shutil.rmtree(tmp_path / "model")
+    shutil.copytree(whole, tmp_path / "model")
+    return path
+
+
+def test_the_undamaged_model_is_taken(request_path: Path):
+    assert train.main([str(request_path)]) == 0
 
 
 Damage = Callable[[Path], None]
@@ -185,13 +204,15 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
         (broken_flax, ["gemma2 is damaged: "]),
     ],
 )
-def test_a_damaged_model_is_refused(whole: Path, tmp_path: Path, damage: Damage, what: list[str]):
-    folder = tmp_path / "model"
-    shutil.copytree(whole, folder)
-    damage(folder)
-    with pytest.raises((ValueError, FileNotFoundError)) as raised:
-        use(folder)
-    message = str(raised.value)
-    assert str(folder) in message
+def test_a_damaged_model_is_refused(
+    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: list[str]
+):
+    model = request_path.parent / "model"
+    damage(model)
+    before = everything_below(request_path.parent)
+    assert train.main([str(request_path)]) == 2
+    message = capsys.readouterr().err
+    assert str(model) in message
     for words in what:
         assert words in message
+    assert everything_below(request_path.parent) == before
