@@ -142,13 +142,24 @@ class Provider(qwix.LoraProvider):
 
 
 def _einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:
-    return jnp.einsum(equation, x, dequantize(matrix))
+    x, plain = _when_needed(x, matrix)
+    return jnp.einsum(equation, x, plain)
 
 
 def _dot_general(
     x: jax.Array, matrix: qarray.QArray, dimensions: Any, **settings: Any
 ) -> jax.Array:
-    return jax.lax.dot_general(x, dequantize(matrix), dimensions, **settings)
+    x, plain = _when_needed(x, matrix)
+    return jax.lax.dot_general(x, plain, dimensions, **settings)
+
+
+def _when_needed(x: jax.Array, matrix: qarray.QArray) -> tuple[jax.Array, jax.Array]:
+    """`x`, and the matrix computed back not before `x` is there.
+
+    Nothing else would keep XLA from computing back the matrices of all layers at once.
+    """
+    x, codes, scale = jax.lax.optimization_barrier((x, matrix.qvalue, matrix.scale))
+    return x, dequantize(qarray.QArray(codes, scale, None, matrix.qtype))
 
 
 def dequantize(array: qarray.QArray) -> jax.Array:
