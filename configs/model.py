@@ -16,7 +16,7 @@ class Model(Table):
 
     path: Text = Field(
         description="folder of a Hugging Face or Kaggle (flax) checkpoint or of an export, or "
-        "hf://OWNER/NAME[@REVISION] or kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"
+        "hf://OWNER/NAME[@REVISION] or kaggle://OWNER/MODEL/flax|transformers/VARIATION[/VERSION]"
     )
     tokenizer: Text | None = Field(
         None, description="tokenizer.model, tokenizer.json or their folder; default: in model.path"

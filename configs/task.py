@@ -118,7 +118,7 @@ class Shot(Table):
 class Prompt(Table):
     """What the model reads; one source for training and evaluation."""
 
-    system: str = Field("", description="text put before each question in the user's turn")
+    system: str = Field("", description="text that opens the user's first turn")
     template: str = Field("{question}", description="the question, with the dataset's {columns}")
     turn: Literal["auto", "gemma", "plain"] = Field(
         "auto",
@@ -126,7 +126,9 @@ class Prompt(Table):
         "none; gemma: Gemma's turns; plain: the text alone",
     )
     shots: Annotated[tuple[Shot, ...], Field(strict=False)] = Field(
-        (), description="worked examples before each question (few-shot), a turn each"
+        (),
+        description="worked examples before each question (few-shot), a turn each; in plain text an "
+        "empty line ends each",
     )
     reasoning_open: str = Field("<reasoning>", min_length=1, description="opens the reasoning")
     reasoning_close: str = Field("</reasoning>", min_length=1, description="closes it")
