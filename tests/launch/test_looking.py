@@ -101,6 +101,16 @@ def test_base_and_tuned_answer_side_by_side(run: Path):
     assert "rollout.max_prompt_tokens = 64" in output
 
 
+def test_an_export_outside_of_training_is_the_runs_own(run: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    status, output = finish(launch("export", run, "--out", out, "--checkpoint", "last"))
+    assert status == 0, output
+    assert "hf: written and loaded back: log-probs of " in output
+    assert output.endswith(f"exported: {out}\n")
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors", "config.json"):
+        assert (out / file).read_bytes() == (run / "export" / file).read_bytes(), file
+
+
 def test_what_is_no_adapter_for_this_base_is_refused(run: Path):
     status, output = finish(
         launch("evaluate", run, "--checkpoint", run / "rollouts", "--lora.rank=2")
