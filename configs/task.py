@@ -127,8 +127,8 @@ class Prompt(Table):
     )
     shots: Annotated[tuple[Shot, ...], Field(strict=False)] = Field(
         (),
-        description="worked examples before each question (few-shot), a turn each; in plain text an "
-        "empty line ends each",
+        description="worked examples before each question (few-shot), a turn each; in plain text "
+        "an empty line ends each",
     )
     reasoning_open: str = Field("<reasoning>", min_length=1, description="opens the reasoning")
     reasoning_close: str = Field("</reasoning>", min_length=1, description="closes it")

@@ -77,7 +77,6 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
     from huggingface_hub import errors
 
     name, revision = match.groups()
-    page = f"https://huggingface.co/{name}"
     log_in = "`hf auth login` or the environment variable HF_TOKEN"
     try:
         found = huggingface_hub.snapshot_download(
@@ -85,15 +84,15 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
         )
     except errors.GatedRepoError:
         raise ValueError(
-            f"{setting}: {handle} is given out to those who accept its licence at {page}; do so, "
-            f"then log in with {log_in}"
+            f"{setting}: {handle} is given out to those who accept its licence, on its page on "
+            f"the hub; do so, then log in with {log_in}"
         ) from None
     except errors.RepositoryNotFoundError:
         raise FileNotFoundError(
             f"{setting}: {handle} does not exist, or is private and needs {log_in}"
         ) from None
     except errors.RevisionNotFoundError:
-        raise FileNotFoundError(f"{setting}: {page} has no revision {revision!r}") from None
+        raise FileNotFoundError(f"{setting}: {name} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError as error:
         raise FileNotFoundError(
             f"{setting}: {handle} is not, or not wholly, in the cache and {_unreachable(error)}"
