@@ -80,7 +80,7 @@ def http_error(kind: Any, status: int) -> Exception:
         (
             http_error(errors.GatedRepoError, 403),
             ValueError,
-            r"accept its licence at https://huggingface\.co/google/gemma; do so, then log in with",
+            r"accept its licence, on its page on the hub; do so, then log in with",
         ),
         (
             http_error(errors.RepositoryNotFoundError, 401),
@@ -90,7 +90,7 @@ def http_error(kind: Any, status: int) -> Exception:
         (
             http_error(errors.RevisionNotFoundError, 404),
             FileNotFoundError,
-            r"https://huggingface\.co/google/gemma has no revision 'v9'",
+            r"google/gemma has no revision 'v9'",
         ),
         (
             http_error(errors.HfHubHTTPError, 401),
