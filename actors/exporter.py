@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from actors.opening import open_model
 from configs.schema import Config
 from pipeline.datatypes import Completion
-from pipeline.export_request import Format
-from pipeline.model_source import find_model
-from pipeline.tokenizer import open_tokenizer
+from pipeline.model_files.export_request import Format
+from pipeline.model_files.model_source import find_model
+from pipeline.text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.learner.export import Exporter, Tuned

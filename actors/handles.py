@@ -18,6 +18,7 @@ from actors.placement import Lease, lease, light
 from actors.rewards import RewardActor, RewardPool, WorkerDied
 from actors.sampler import SamplerActor
 from configs.schema import Config
+from pipeline.data.packing import Packed
 from pipeline.datatypes import (
     Completion,
     ExportReport,
@@ -28,8 +29,7 @@ from pipeline.datatypes import (
     RolloutRequest,
     Which,
 )
-from pipeline.export_request import Format
-from pipeline.packing import Packed
+from pipeline.model_files.export_request import Format
 from rewards.base import Outcome, RewardInput
 
 # Two threads: one works, the other can be told to abort.

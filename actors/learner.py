@@ -10,11 +10,11 @@ import numpy as np
 
 from actors.opening import OpenedModel, open_model
 from configs.schema import Config
+from pipeline.data.packing import Packed
 from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
-from pipeline.model_source import find_model
-from pipeline.packing import Packed
+from pipeline.model_files.model_source import find_model
 from pipeline.run_dir import RunFolder
-from pipeline.tokenizer import open_tokenizer
+from pipeline.text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.learner.checkpoint import Checkpoints

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from actors.devices import open_mesh
 from configs.schema import Config
-from pipeline.model_source import find_model
-from pipeline.special_tokens import check_tokenizer
-from pipeline.tokenizer import open_tokenizer
+from pipeline.model_files.model_source import find_model
+from pipeline.text.special_tokens import check_tokenizer
+from pipeline.text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.model.policy import Params, Policy

@@ -22,8 +22,8 @@ from configs.schema import Config
 if TYPE_CHECKING:
     import asyncio
 
-    from pipeline.conversation import Conversation
-    from pipeline.prompts import PromptMaker
+    from pipeline.evaluate.conversation import Conversation
+    from pipeline.text.prompts import PromptMaker
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
@@ -84,9 +84,9 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     from actors.handles import SamplerCrew
     from launch.cluster import cluster, wait_for_devices
     from launch.preparation import open_model_files
-    from pipeline.conversation import Conversation
-    from pipeline.measurement import open_adapter
-    from pipeline.prompts import PromptMaker
+    from pipeline.evaluate.conversation import Conversation
+    from pipeline.evaluate.measurement import open_adapter
+    from pipeline.text.prompts import PromptMaker
 
     config = _one_at_a_time(config, adapter=str(folder))
     maker = PromptMaker(config.prompt, open_model_files(config))
@@ -126,7 +126,7 @@ def _converse(
     given: list[str] | None,
 ) -> int:
     """Asks all questions; 2 if one of those on the command line could not be asked."""
-    from pipeline.conversation import QuestionError, read_question, side_by_side
+    from pipeline.evaluate.conversation import QuestionError, read_question, side_by_side
 
     status = 0
     for text in _questions(given):

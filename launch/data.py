@@ -72,10 +72,10 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         ValueError: what a run would refuse.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from pipeline.dataset import load_splits, separate
-    from pipeline.inspection import Inspector
-    from pipeline.prompts import PromptMaker
-    from pipeline.tokenizer import open_tokenizer
+    from pipeline.data.dataset import load_splits, separate
+    from pipeline.data.inspection import Inspector
+    from pipeline.text.prompts import PromptMaker
+    from pipeline.text.tokenizer import open_tokenizer
 
     if show < 0:
         raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")

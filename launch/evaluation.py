@@ -21,15 +21,15 @@ from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
-from pipeline.comparison import answer_rows, document, lines
-from pipeline.dataset import load_tests
-from pipeline.measurement import Measured, measure, open_adapter
-from pipeline.prompts import PromptMaker
-from pipeline.protocol import data_facts, protocol
-from pipeline.rows import report_lines
+from pipeline.data.dataset import load_tests
+from pipeline.data.rows import report_lines
+from pipeline.data.splits import SETS, LoadedSplit
+from pipeline.evaluate.comparison import answer_rows, document, lines
+from pipeline.evaluate.measurement import Measured, measure, open_adapter
+from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.run_dir import RunFolder, write_atomically
-from pipeline.splits import SETS, LoadedSplit
-from pipeline.tokenizer import Tokenizer
+from pipeline.text.prompts import PromptMaker
+from pipeline.text.tokenizer import Tokenizer
 
 EXIT_MISTAKE = 2
 _TOLD = 10

@@ -15,7 +15,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
 from pipeline.datatypes import Completion
-from pipeline.export_request import FORMATS, Format, find_checkpoint, find_examples
+from pipeline.model_files.export_request import FORMATS, Format, find_checkpoint, find_examples
 from pipeline.run_dir import RunFolder
 
 EXIT_FAILED = 1

@@ -8,14 +8,15 @@ import sys
 from dataclasses import dataclass
 
 from configs.schema import Config, Rewards, Rollout
-from pipeline import hf_folder, tracking
+from pipeline import tracking
 from pipeline.budget import Budget, extension
-from pipeline.dataset import load_data, setting_of
-from pipeline.model_source import find_model
+from pipeline.data.dataset import load_data, setting_of
+from pipeline.data.splits import LoadedData
+from pipeline.model_files import hf_folder
+from pipeline.model_files.model_source import find_model
 from pipeline.run_dir import RunFolder
-from pipeline.special_tokens import check_tokenizer
-from pipeline.splits import LoadedData
-from pipeline.tokenizer import Tokenizer, open_tokenizer
+from pipeline.text.special_tokens import check_tokenizer
+from pipeline.text.tokenizer import Tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from configs.schema import Config
+from pipeline.data.order import prompts_for_step
+from pipeline.data.packing import sequences_for_step
+from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Completion, Prompt, RolloutName, RolloutRequest
 from pipeline.deadline import Deadline, Stopwatch
-from pipeline.evaluation import Evaluation
-from pipeline.examiner import Examiner
-from pipeline.order import prompts_for_step
-from pipeline.packing import sequences_for_step
+from pipeline.evaluate.evaluation import Evaluation
+from pipeline.evaluate.examiner import Examiner
 from pipeline.records import Records, step_metrics
 from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
-from pipeline.splits import LoadedData
 from pipeline.team import Interrupted, Team, Workers
-from pipeline.tokenizer import Tokenizer
+from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
 

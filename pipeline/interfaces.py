@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.data.packing import Packed
 from pipeline.datatypes import (
     Completion,
     ExportReport,
@@ -16,7 +17,6 @@ from pipeline.datatypes import (
     RolloutRequest,
     Which,
 )
-from pipeline.packing import Packed
 from rewards.base import Outcome, RewardInput
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from configs.schema import Config
 from pipeline.advantages import GroupStats, group_advantages
 from pipeline.datatypes import Completion, Prompt, Rollout
-from pipeline.tokenizer import Tokenizer
+from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import combine, shuffle_rewards
 

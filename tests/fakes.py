@@ -17,6 +17,9 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.coordinator import Coordinator, Progress
+from pipeline.data.examples import LoadedExamples
+from pipeline.data.packing import Packed
+from pipeline.data.splits import LoadedData, LoadedSplit
 from pipeline.datatypes import (
     Completion,
     Example,
@@ -29,13 +32,10 @@ from pipeline.datatypes import (
     Which,
 )
 from pipeline.deadline import Clock, Deadline
-from pipeline.examples import LoadedExamples
-from pipeline.packing import Packed
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
-from pipeline.splits import LoadedData, LoadedSplit
 from pipeline.team import Workers
-from pipeline.tokenizer import Tokenizer
+from pipeline.text.tokenizer import Tokenizer
 from pipeline.tracking import Tracker
 from rewards.base import Outcome, RewardInput, score
 from rewards.resolve import resolve

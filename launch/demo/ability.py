@@ -47,13 +47,13 @@ def measure(config: Config, *, prompts: int) -> Ability:
     import jax
     import numpy as np
 
-    from pipeline.dataset import load_data
+    from pipeline.data.dataset import load_data
     from pipeline.decode.engine import Engine
-    from pipeline.evaluation import judge, requests
+    from pipeline.evaluate.evaluation import judge, requests
     from pipeline.model.policy import open_policy
     from pipeline.model.sharding import make_mesh
     from pipeline.model.vocabulary import Vocabulary
-    from pipeline.tokenizer import read_tokenizer
+    from pipeline.text.tokenizer import read_tokenizer
     from rewards.base import Tags
 
     folder = Path(config.model.path)

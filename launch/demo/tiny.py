@@ -23,8 +23,8 @@ from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import Carelessness, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import train_tokenizer
-from pipeline.chat import render
-from pipeline.tokenizer import Tokenizer, read_tokenizer
+from pipeline.text.chat import render
+from pipeline.text.tokenizer import Tokenizer, read_tokenizer
 
 ARCHITECTURE: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],

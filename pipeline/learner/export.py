@@ -13,9 +13,6 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.datatypes import Completion, ExportReport
-from pipeline.export_request import FORMATS, Format
-from pipeline.hf_config import is_multimodal
-from pipeline.hf_folder import read_config
 from pipeline.learner.model_card import base_name, model_card
 from pipeline.learner.scorer import Scorer
 from pipeline.model import lora, peft_folder, save, weights
@@ -23,6 +20,9 @@ from pipeline.model.peft_fit import fit
 from pipeline.model.policy import Params, Policy
 from pipeline.model.projections import to_pairs
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.model_files.export_request import FORMATS, Format
+from pipeline.model_files.hf_config import is_multimodal
+from pipeline.model_files.hf_folder import read_config
 
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""

@@ -17,6 +17,7 @@ import optax
 
 from configs.schema import Config
 from pipeline.batching import TokenBatch, micro_batches
+from pipeline.data.packing import Packed, packed_batches
 from pipeline.datatypes import Completion, Rollout, RolloutName
 from pipeline.learner.optimizer import grpo_rate, imitation_rate
 from pipeline.learner.programs import PER_TOKEN, DeviceBatch, ExampleBatch, LearnerPrograms
@@ -24,7 +25,6 @@ from pipeline.model import lora
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
-from pipeline.packing import Packed, packed_batches
 
 
 @dataclass(frozen=True)

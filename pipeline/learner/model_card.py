@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from configs.schema import Config
-from pipeline.model_source import HF
+from pipeline.model_files.model_source import HF
 from pipeline.run_dir import RunFolder
 
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")

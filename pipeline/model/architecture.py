@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.hf_config import SLIDING, text_config
 from pipeline.model.gemma import Architecture
+from pipeline.model_files.hf_config import SLIDING, text_config
 
 
 def architecture(hf: Mapping[str, Any], *, dtype: jnp.dtype) -> Architecture:

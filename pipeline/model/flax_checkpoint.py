@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from orbax import checkpoint as ocp
 
-from pipeline.hf_folder import flax_part
+from pipeline.model_files.hf_folder import flax_part
 
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # By family, layers and width: what shapes do not tell.

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.hf_folder import text_tensors
 from pipeline.model.tensors import entry
+from pipeline.model_files.hf_folder import text_tensors
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

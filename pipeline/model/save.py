@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from orbax import checkpoint as ocp
 
-from pipeline.hf_config import text_config
-from pipeline.hf_folder import read_config
 from pipeline.model.tensor_files import TensorSpec, plan_shards, write_shards
 from pipeline.model.tensors import entry
-from pipeline.model_source import TOKENIZER_FILES
+from pipeline.model_files.hf_config import text_config
+from pipeline.model_files.hf_folder import read_config
+from pipeline.model_files.model_source import TOKENIZER_FILES
 
 FLAX = "flax"
 """Folder of the flax checkpoint inside an export."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.hf_folder import INDEX, SINGLE
+from pipeline.model_files.hf_folder import INDEX, SINGLE
 
 _WORDS = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 

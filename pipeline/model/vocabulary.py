@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from configs.schema import Rollout
-from pipeline.tokenizer import Tokenizer
+from pipeline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

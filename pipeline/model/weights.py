@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline import hf_folder
-from pipeline.hf_config import text_config
 from pipeline.model.architecture import architecture
 from pipeline.model.flax_checkpoint import FlaxCheckpoint, config_of
 from pipeline.model.gemma import Architecture
 from pipeline.model.safetensors_folder import SafetensorsFolder
+from pipeline.model_files import hf_folder
+from pipeline.model_files.hf_config import text_config
 
 READABLE = ("float32", "float16", "bfloat16")
 """Types that weights may be stored in."""

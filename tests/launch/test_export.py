@@ -16,7 +16,7 @@ from configs.load import config_to_json, load_config
 from launch import export, exporting
 from launch.exporting import prepare, working_config
 from pipeline.run_dir import RunFolder
-from pipeline.tokenizer import read_tokenizer
+from pipeline.text.tokenizer import read_tokenizer
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 

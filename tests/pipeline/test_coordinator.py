@@ -13,8 +13,8 @@ import pytest
 
 from configs.schema import Config
 from pipeline import run_dir, team
+from pipeline.data.order import prompts_for_step
 from pipeline.datatypes import Completion, Published, RolloutRequest
-from pipeline.order import prompts_for_step
 from pipeline.parity import ParityError
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (

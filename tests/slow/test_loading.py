@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pipeline.hf_folder import stored_tensors
 from pipeline.model import weights
 from pipeline.model.architecture import architecture
 from pipeline.model.sharding import make_mesh, replicated
 from pipeline.model.tensors import entry
+from pipeline.model_files.hf_folder import stored_tensors
 
 CONFIG = Path(__file__).parent / "configs" / "gemma3_1b.json"
 BEYOND_DEVICE = 0.7e9

@@ -18,11 +18,11 @@ from tunix.models.gemma import model as gemma2
 from tunix.models.gemma3 import model as gemma3
 from tunix.models.gemma3 import params as gemma3_params
 
-from pipeline.hf_folder import check_folder
 from pipeline.model import flax_checkpoint, weights
 from pipeline.model.architecture import architecture
 from pipeline.model.policy import Params
 from pipeline.model.sharding import make_mesh, replicated
+from pipeline.model_files.hf_folder import check_folder
 from tests.pipeline.model import formats
 
 NEWER = {"language_model.model.": "model.language_model.", "multi_modal": "model.multi_modal"}

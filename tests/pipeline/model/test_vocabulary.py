@@ -7,7 +7,7 @@ import pytest
 
 from configs.schema import Rollout
 from pipeline.model.vocabulary import Vocabulary
-from pipeline.tokenizer import Tokenizer, read_tokenizer
+from pipeline.text.tokenizer import Tokenizer, read_tokenizer
 from tests.demo_texts import write_tokenizer
 
 

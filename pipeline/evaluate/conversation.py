@@ -1,0 +1,153 @@
+"""Single questions to base and tuned policy, asked as the run asks its own, and their answers."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from configs.schema import Config
+from pipeline.data.rows import Malformed, Row, clean_row
+from pipeline.datatypes import RolloutName, RolloutRequest
+from pipeline.evaluate.measurement import answer, open_adapter
+from pipeline.interfaces import Answerer
+from pipeline.text.prompts import PromptMaker
+
+_BETWEEN = " | "
+_NARROWEST = 8
+
+
+class QuestionError(ValueError):
+    """The question cannot be asked; says why, in words for who asked."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one policy answered.
+
+    Attributes:
+        policy: who.
+        text: what.
+        num_tokens: how long.
+        ended: whether it ended by itself.
+    """
+
+    policy: str
+    text: str
+    num_tokens: int
+    ended: bool
+
+    @property
+    def note(self) -> str:
+        """How it ended, in words."""
+        return f"({self.num_tokens} tokens{'' if self.ended else ', cut off'})"
+
+
+class Conversation:
+    """Asks the same question under both adapters. Questions do not know of one another.
+
+    Args:
+        config: of the run; `plan.rollout_rows` are drawn where one is needed.
+        maker: makes prompts as the run does.
+        samplers: who answers.
+        adapter: where the tuned policy's adapter is.
+        temperature: 0 is greedy.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        maker: PromptMaker,
+        samplers: Sequence[Answerer],
+        *,
+        adapter: str,
+        temperature: float,
+    ) -> None:
+        self._config = config
+        self._maker = maker
+        self._samplers = samplers
+        self._adapter = adapter
+        self._temperature = temperature
+        self._asked = 0
+
+    async def ask(self, values: Mapping[str, str]) -> tuple[Reply, Reply]:
+        """The base's reply and the tuned policy's, drawn with the same noise.
+
+        Args:
+            values: the columns of `prompt.template`.
+
+        Raises:
+            QuestionError: if the values make no prompt, or one that is too long.
+        """
+        tokens = self._tokens(values)
+        self._asked += 1
+        request = RolloutRequest(RolloutName("chat", self._asked, 0, 0), tokens)
+        base = await self._reply("base", None, request)
+        return base, await self._reply("tuned", self._adapter, request)
+
+    def _tokens(self, values: Mapping[str, str]) -> np.ndarray:
+        row = clean_row(Row(self._asked + 1, values), columns=self._maker.columns)
+        made = row if isinstance(row, Malformed) else self._maker.make(row)
+        if isinstance(made, Malformed):
+            raise QuestionError(made.reason)
+        limit = self._config.rollout.max_prompt_tokens
+        if len(made.tokens) > limit:
+            raise QuestionError(
+                f"this makes {len(made.tokens)} tokens; rollout.max_prompt_tokens = {limit}"
+            )
+        return made.tokens
+
+    async def _reply(self, policy: str, path: str | None, request: RolloutRequest) -> Reply:
+        adapter = await open_adapter(self._samplers, path)
+        (drawn,) = await answer(
+            self._samplers,
+            [request],
+            rows=self._config.plan.rollout_rows,
+            temperature=self._temperature,
+            adapter=adapter,
+        )
+        text = self._maker.tokenizer.decode(drawn.tokens)
+        return Reply(policy, text, len(drawn.tokens), drawn.stop_reason == "eos")
+
+
+def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
+    """The columns of a question that was given as one text.
+
+    Where the template has one column, the text is it; where it has several, the text is a JSON
+    object of them.
+
+    Raises:
+        QuestionError: if it is not.
+    """
+    if len(columns) == 1:
+        return {columns[0]: text}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or set(found) != set(columns):
+        example = json.dumps(dict.fromkeys(columns, "..."))
+        raise QuestionError(f"prompt.template needs several columns; write {example}")
+    return {name: str(value) for name, value in found.items()}
+
+
+def side_by_side(left: Reply, right: Reply, *, width: int) -> Iterator[str]:
+    """Both replies in columns of equal width, wrapped to a terminal of `width` characters."""
+    column = max((width - len(_BETWEEN)) // 2, _NARROWEST)
+    sides = [_column(reply, width=column) for reply in (left, right)]
+    for one, other in zip_longest(*sides, fillvalue=""):
+        yield f"{one.ljust(column)}{_BETWEEN}{other}".rstrip()
+
+
+def _column(reply: Reply, *, width: int) -> Iterator[str]:
+    yield from textwrap.wrap(reply.policy, width)
+    yield "-" * width
+    for line in reply.text.expandtabs(4).splitlines():
+        # What would move the cursor or colour the terminal is shown as an odd character.
+        seen = "".join(c if c.isprintable() else "\ufffd" for c in line)
+        yield from textwrap.wrap(seen, width, break_on_hyphens=False) or [""]
+    yield from textwrap.wrap(reply.note, width)

@@ -1,0 +1,227 @@
+"""Accuracy on a split, by the protocol of `eval`: prompts, tags and judges are those of training.
+
+What is measured depends on prompts, protocol and policy, and on nothing else: not on how many are
+answered at once, how they are padded, or by whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.datatypes import (
+    Completion,
+    Phase,
+    Prompt,
+    RolloutName,
+    RolloutRequest,
+    StopReason,
+)
+from pipeline.evaluate.significance import Accuracy, compare_paired, measure_accuracy, pass_at
+from pipeline.text.tokenizer import Tokenizer
+from rewards.answers import Extraction, answer_key, find_answer, same_answer
+from rewards.base import Tags
+from rewards.format import is_well_formed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample of one item of an evaluation.
+
+    Attributes:
+        prompt_id: which item.
+        sample: which of its samples, from 0.
+        text: what the model wrote.
+        answer: the reference answer.
+        found: the answer in the text; None: there is none.
+        correct: whether the two say the same.
+        well_formed: whether the text has the asked-for form and ended by itself.
+        stop_reason: why it ended.
+        num_tokens: tokens drawn.
+    """
+
+    prompt_id: int
+    sample: int
+    text: str
+    answer: str
+    found: str | None
+    correct: bool
+    well_formed: bool
+    stop_reason: StopReason
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The answers to a split: prompt by prompt, in its order, equally many samples of each."""
+
+    answers: tuple[Answer, ...]
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, Any]]) -> Evaluation:
+        """From what `rows` returned."""
+        return Evaluation(tuple(Answer(**row) for row in rows))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The answers as JSON objects, one for each sample."""
+        return [asdict(answer) for answer in self.answers]
+
+    @property
+    def samples(self) -> int:
+        """Samples of each prompt."""
+        return max(answer.sample for answer in self.answers) + 1
+
+    @property
+    def correct(self) -> np.ndarray:
+        """Which answers are right, bool `prompts samples`."""
+        return self._flags([answer.correct for answer in self.answers])
+
+    @property
+    def well_formed(self) -> np.ndarray:
+        """Which completions have the asked-for form, bool `prompts samples`."""
+        return self._flags([answer.well_formed for answer in self.answers])
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Share of right answers."""
+        return measure_accuracy(self.correct)
+
+    def majority_at(self, k: int) -> float:
+        """Share of right answers if `k` samples vote (self-consistency, arXiv:2203.11171).
+
+        Answers that say the same are one, samples without an answer do not vote, a tie goes to the
+        answer that was given first. Each prompt's samples are cut into as many electorates of `k`
+        as they hold; the mean is over all of them.
+        """
+        elections = [
+            answers[start : start + k]
+            for answers in self._by_prompt()
+            for start in range(0, self.samples - k + 1, k)
+        ]
+        return float(np.mean([_wins(voters) for voters in elections]))
+
+    def summary(self) -> dict[str, Any]:
+        """Accuracy with its interval, and how much of it is form.
+
+        `format_only` is the share of completions with the asked-for form and a wrong answer,
+        `unanswered` that without any answer, `truncated` that cut off at `rollout.max_new_tokens`.
+        With several samples a prompt also `pass@k` and `majority@k`, for k = 1, 2, 4, ... and all.
+        """
+        correct, formed = self.correct, self.well_formed
+        among = float(correct[formed].mean()) if formed.any() else None
+        return {
+            **asdict(self.accuracy),
+            "samples": self.samples,
+            "well_formed": float(formed.mean()),
+            "accuracy_among_well_formed": among,
+            "format_only": float((formed & ~correct).mean()),
+            "unanswered": _share([answer.found is None for answer in self.answers]),
+            "truncated": _share([answer.stop_reason == "length" for answer in self.answers]),
+            "num_tokens_mean": float(np.mean([answer.num_tokens for answer in self.answers])),
+            **self._by_votes(correct),
+        }
+
+    def _by_votes(self, correct: np.ndarray) -> dict[str, float]:
+        if self.samples == 1:
+            return {}
+        sizes = sample_counts(self.samples)
+        passes = {f"pass@{k}": pass_at(correct, k) for k in sizes}
+        return passes | {f"majority@{k}": self.majority_at(k) for k in sizes}
+
+    def _by_prompt(self) -> list[tuple[Answer, ...]]:
+        starts = range(0, len(self.answers), self.samples)
+        return [self.answers[start : start + self.samples] for start in starts]
+
+    def _flags(self, flags: Sequence[bool]) -> np.ndarray:
+        return np.array(flags, dtype=bool).reshape(-1, self.samples)
+
+
+def sample_counts(samples: int) -> list[int]:
+    """1, 2, 4, ... below the number of samples, and that number."""
+    powers = [2**power for power in range(samples.bit_length()) if 2**power < samples]
+    return [*powers, samples]
+
+
+def requests(prompts: Sequence[Prompt], *, phase: Phase, samples: int = 1) -> list[RolloutRequest]:
+    """`samples` requests for each prompt, prompt by prompt.
+
+    Names do not depend on when: base and tuned get the same noise.
+    """
+    return [
+        RolloutRequest(RolloutName(phase, 0, prompt.id, sample), prompt.tokens)
+        for prompt in prompts
+        for sample in range(samples)
+    ]
+
+
+def judge(
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    *,
+    tokenizer: Tokenizer,
+    tags: Tags,
+    extraction: Extraction = "tags",
+) -> Evaluation:
+    """Judges the completions of `requests(prompts)`.
+
+    Raises:
+        ValueError: if they are completions of other requests.
+    """
+    samples, rest = divmod(len(completions), len(prompts))
+    asked = [(prompt, sample) for prompt in prompts for sample in range(samples)]
+    names = [(completion.name.prompt_id, completion.name.sample) for completion in completions]
+    if rest or names != [(prompt.id, sample) for prompt, sample in asked]:
+        raise ValueError(
+            f"{len(completions)} completions are not those of {len(prompts)} prompts in their order"
+        )
+    answers = []
+    for (prompt, sample), completion in zip(asked, completions, strict=True):
+        text = tokenizer.decode(completion.tokens)
+        found = find_answer(text, tags=tags, extraction=extraction)
+        answers.append(
+            Answer(
+                prompt_id=prompt.id,
+                sample=sample,
+                text=text,
+                answer=prompt.answer,
+                found=found,
+                correct=found is not None and same_answer(found, prompt.answer),
+                well_formed=is_well_formed(text, stop_reason=completion.stop_reason, tags=tags),
+                stop_reason=completion.stop_reason,
+                num_tokens=len(completion.tokens),
+            )
+        )
+    return Evaluation(tuple(answers))
+
+
+def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """Both summaries and the change between them, as in `summary.json` under `eval`."""
+    change = compare_paired(before.correct, after.correct)
+    return {
+        "before": before.summary(),
+        "after": after.summary(),
+        "paired_difference": change.difference,
+        "paired_ci95": list(change.ci95),
+        "paired_p": change.p,
+        "paired_test": change.test,
+        "gained": change.gained,
+        "lost": change.lost,
+    }
+
+
+def _wins(voters: Sequence[Answer]) -> bool:
+    """Whether the answer with the most votes is right."""
+    votes: dict[object, list[Answer]] = {}
+    for voter in voters:
+        if voter.found is not None:
+            votes.setdefault(answer_key(voter.found), []).append(voter)
+    # The first of equals: dictionaries keep the order in which answers came.
+    return bool(votes) and max(votes.values(), key=len)[0].correct
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return float(np.mean(flags))

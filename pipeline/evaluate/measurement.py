@@ -1,0 +1,107 @@
+"""One policy's answers to all test sets, drawn by samplers that find their adapters themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from configs.schema import Config
+from pipeline import dispatch, parity
+from pipeline.datatypes import Completion, OpenedAdapter, Prompt, Published, RolloutRequest
+from pipeline.evaluate import evaluation
+from pipeline.evaluate.evaluation import Evaluation
+from pipeline.interfaces import Answerer
+from pipeline.text.tokenizer import Tokenizer
+from rewards.base import Tags
+
+Advance = Callable[[int], None]
+"""Is told how many answers more are there."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A policy's evaluations, by set."""
+
+    adapter: OpenedAdapter
+    evaluations: Mapping[str, Evaluation]
+
+
+async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> OpenedAdapter:
+    """Puts the adapter at `path`, or none, in force in all samplers.
+
+    Raises:
+        FileNotFoundError: if there is no adapter.
+        ValueError: if it cannot be used, or is not for this base.
+        ParityError: if the samplers do not hold the same one.
+    """
+    first, *others = await asyncio.gather(*(sampler.open_adapter(path) for sampler in samplers))
+    for other in others:
+        if other.sha256 != first.sha256:
+            raise parity.ParityError(
+                f"samplers opened different adapters: {first.sha256[:12]} and {other.sha256[:12]}"
+            )
+    return first
+
+
+async def answer(
+    samplers: Sequence[Answerer],
+    requests: Sequence[RolloutRequest],
+    *,
+    rows: int,
+    temperature: float,
+    adapter: OpenedAdapter,
+    advance: Advance = lambda _: None,
+) -> list[Completion]:
+    """One completion for each request, in their order, drawn under `adapter`, which is in force.
+
+    Raises:
+        ParityError: if one was drawn under another.
+    """
+    named = sorted(requests, key=lambda request: request.name)
+    drawn: dict[object, Completion] = {}
+    at_once = rows * len(samplers)
+    for start in range(0, len(named), at_once):
+        part = named[start : start + at_once]
+        completions = await dispatch.generate(samplers, part, rows=rows, temperature=temperature)
+        parity.check_labels(completions, Published(adapter.version, adapter.sha256, None))
+        drawn |= {completion.name: completion for completion in completions}
+        advance(len(part))
+    return [drawn[request.name] for request in requests]
+
+
+async def measure(
+    samplers: Sequence[Answerer],
+    tests: Mapping[str, Sequence[Prompt]],
+    *,
+    config: Config,
+    tokenizer: Tokenizer,
+    path: str | None,
+    advance: Advance,
+) -> Measured:
+    """The policy with the adapter at `path`, or the base alone, on each test set.
+
+    Raises:
+        FileNotFoundError: as `open_adapter`.
+        ValueError: as `open_adapter`.
+        ParityError: as `open_adapter` and `answer`.
+    """
+    adapter = await open_adapter(samplers, path)
+    protocol, found = config.eval, {}
+    for name, prompts in tests.items():
+        completions = await answer(
+            samplers,
+            evaluation.requests(prompts, phase=name, samples=protocol.samples),
+            rows=config.plan.rollout_rows,
+            temperature=protocol.temperature,
+            adapter=adapter,
+            advance=advance,
+        )
+        found[name] = evaluation.judge(
+            prompts,
+            completions,
+            tokenizer=tokenizer,
+            tags=Tags.of(config.prompt),
+            extraction=protocol.extraction,
+        )
+    return Measured(adapter, found)

@@ -1,0 +1,66 @@
+"""How accuracy is measured, in words and as JSON: what a number needs beside it to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from configs.schema import Config, Source
+from pipeline.data.splits import LoadedSplit, fingerprint
+
+_EXTRACTIONS = {"tags": "the last answer block", "last_number": "the last number"}
+
+
+def protocol(config: Config) -> dict[str, Any]:
+    """Everything in the configuration that an evaluation's result depends on, data excepted."""
+    drawn: dict[str, Any] = {"temperature": config.eval.temperature}
+    if config.eval.temperature:
+        rollout = config.rollout
+        drawn |= {"top_k": rollout.top_k, "top_p": rollout.top_p, "seed": config.run.seed}
+    return {
+        "model": config.model.path,
+        "dtype": config.model.dtype,
+        "quantization": config.model.quantization,
+        "prompt": config.prompt.model_dump(mode="json"),
+        "max_prompt_tokens": config.rollout.max_prompt_tokens,
+        "max_new_tokens": config.rollout.max_new_tokens,
+        "stop_tokens": list(config.rollout.stop_tokens),
+        "forbidden_tokens": list(config.rollout.forbidden_tokens),
+        **drawn,
+        "samples": config.eval.samples,
+        "extraction": config.eval.extraction,
+    }
+
+
+def data_facts(source: Source, split: LoadedSplit) -> dict[str, Any]:
+    """Which prompts a set has, and which of its rows it has not."""
+    return {
+        "source": source.model_dump(mode="json", exclude_none=True),
+        "prompts": len(split.prompts),
+        "malformed": len(split.malformed),
+        "too_long": len(split.too_long),
+        "fingerprint": fingerprint(split),
+    }
+
+
+def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What `protocol` returned, for people."""
+    prompt = found["prompt"]
+    turns = {"auto": "the model's turns", "gemma": "Gemma's turns", "plain": "plain text"}
+    yield f"model: {found['model']}, {found['dtype']}, quantization {found['quantization']}"
+    shots = len(prompt["shots"])
+    yield (
+        f"prompt: {turns[prompt['turn']]}, {shots} shots, template {prompt['template']!r}, "
+        + (f"system {prompt['system']!r}" if prompt["system"] else "no system text")
+    )
+    if found["temperature"]:
+        drawn = f"sampled at temperature {found['temperature']:g}"
+        drawn += f", top_k {found['top_k']}" if found["top_k"] else ""
+        drawn += f", top_p {found['top_p']:g}" if found["top_p"] < 1 else ""
+        drawn += f", seed {found['seed']}"
+    else:
+        drawn = "greedy"
+    yield (
+        f"answers: {found['samples']} a prompt, {drawn}, at most {found['max_new_tokens']} tokens; "
+        f"what counts is {_EXTRACTIONS[found['extraction']]}"
+    )

@@ -1,0 +1,147 @@
+"""Data order: a pure function of seed and step, each epoch complete, no prompt twice in a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.order import most_of_a_source, prompts_for_step, shares
+from pipeline.datatypes import Prompt
+
+
+def _prompts(total: int) -> list[Prompt]:
+    return [Prompt(n, str(n), np.zeros(1, np.int32), "", {}) for n in range(total)]
+
+
+def _ids(total: int, *, seed: int, step: int, per_step: int) -> list[int]:
+    drawn = prompts_for_step(_prompts(total), seed=seed, step=step, prompts_per_step=per_step)
+    return [prompt.id for prompt in drawn]
+
+
+@given(st.data(), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_epochs_are_complete_and_steps_without_repetition(data, total: int, seed: int):
+    per_step = data.draw(st.integers(1, total))
+    epochs = 2 * per_step + 1
+    steps = -(-epochs * total // per_step)
+    drawn = [_ids(total, seed=seed, step=step, per_step=per_step) for step in range(steps)]
+    assert all(len(set(ids)) == per_step for ids in drawn)
+    stream = [id_ for ids in drawn for id_ in ids]
+    for epoch in range(epochs):
+        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+
+
+def test_the_order_is_the_same_on_every_machine():
+    drawn = [_ids(7, seed=3, step=step, per_step=3) for step in range(5)]
+    assert drawn == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
+
+
+def test_seeds_and_epochs_differ():
+    first = _ids(50, seed=0, step=0, per_step=50)
+    assert first != _ids(50, seed=1, step=0, per_step=50)
+    assert first != _ids(50, seed=0, step=1, per_step=50)
+    assert first != list(range(50))
+
+
+def test_a_late_step_costs_no_more_than_an_early_one():
+    # 10**9 epochs behind; the chain of epochs that depend on each other is at most per_step long.
+    assert len(set(_ids(17, seed=0, step=10**9, per_step=16))) == 16
+
+
+def test_each_prompt_is_as_likely_in_each_place():
+    counts = np.zeros(5)
+    for seed in range(400):
+        counts[_ids(5, seed=seed, step=1, per_step=3)[0]] += 1
+    assert counts.min() > 50
+
+
+def test_a_step_of_more_prompts_than_there_are_is_refused():
+    message = r"rollout\.prompts_per_step = 9 is more than the 8 prompts of data\.train; at most 8"
+    with pytest.raises(ValueError, match=message):
+        _ids(8, seed=0, step=0, per_step=9)
+
+
+SIZES = {"train": 40, "more": 9, "rare": 5}
+WEIGHTS = shares({"train": 1.0, "more": 0.5, "rare": 0.2})
+
+
+def _mixed(step: int, *, seed: int = 3, per_step: int = 12) -> list[tuple[str, int]]:
+    prompts = [
+        replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
+    ]
+    drawn = prompts_for_step(
+        prompts, seed=seed, step=step, prompts_per_step=per_step, weights=WEIGHTS
+    )
+    return [(str(prompt.source), prompt.id) for prompt in drawn]
+
+
+def test_a_mixtures_steps_follow_the_weights():
+    steps = [_mixed(step) for step in range(400)]
+    for name, share in WEIGHTS.items():
+        counts = [sum(source == name for source, _ in step) for step in steps]
+        assert set(counts) == {int(12 * share), most_of_a_source(share, 12)}
+        # Evenly spread offsets: off by a few prompts, not by the root of their number.
+        assert abs(sum(counts) - 400 * 12 * share) < 5
+    assert all(len(step) == 12 for step in steps)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_source_goes_epoch_by_epoch_and_no_step_repeats(seed: int):
+    steps = [_mixed(step, seed=seed) for step in range(60)]
+    assert all(len(set(step)) == 12 for step in steps)
+    for name, size in SIZES.items():
+        stream = [id_ for step in steps for source, id_ in step if source == name]
+        epochs = [stream[at : at + size] for at in range(0, len(stream) - size + 1, size)]
+        assert len(epochs) > 5
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+        assert epochs[0] != epochs[1]
+
+
+@given(st.data(), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_small_sources_that_a_step_almost_empties_are_never_repeated(data, per_step, seed):
+    weights = shares({name: data.draw(st.floats(0.1, 10)) for name in "abc"})
+    sizes = {
+        name: data.draw(st.integers(max(most_of_a_source(share, per_step), 1), 12))
+        for name, share in weights.items()
+    }
+    prompts = [
+        replace(prompt, source=name) for name, size in sizes.items() for prompt in _prompts(size)
+    ]
+    drawn = [
+        prompts_for_step(prompts, seed=seed, step=step, prompts_per_step=per_step, weights=weights)
+        for step in range(25)
+    ]
+    assert all(len({(p.source, p.id) for p in step}) == per_step for step in drawn)
+    for name, size in sizes.items():
+        stream = [prompt.id for step in drawn for prompt in step if prompt.source == name]
+        for start in range(0, len(stream) - size + 1, size):
+            assert sorted(stream[start : start + size]) == list(range(size))
+
+
+def test_a_mixtures_order_is_the_same_on_every_machine():
+    drawn = [f"{source[0]}{id_}" for source, id_ in _mixed(7)]
+    assert drawn == ["t11", "t3", "t15", "t32", "t31", "t33", "t19", "m4", "m8", "m6", "r1", "r0"]
+
+
+def test_sources_of_equal_size_are_shuffled_differently():
+    prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(30)]
+    drawn = prompts_for_step(
+        prompts, seed=0, step=0, prompts_per_step=60, weights={"a": 0.5, "b": 0.5}
+    )
+    assert [p.id for p in drawn[:30]] != [p.id for p in drawn[30:]]
+
+
+def test_one_source_with_a_weight_is_one_source():
+    given_weight = prompts_for_step(
+        _prompts(7), seed=3, step=4, prompts_per_step=3, weights={"train": 1.0}
+    )
+    assert [prompt.id for prompt in given_weight] == _ids(7, seed=3, step=4, per_step=3)
+
+
+def test_a_source_smaller_than_its_share_is_refused():
+    prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(3)]
+    with pytest.raises(ValueError, match="step 1: the share of 'a' = 4 is more than the 3"):
+        prompts_for_step(prompts, seed=0, step=0, prompts_per_step=5, weights={"a": 0.8, "b": 0.2})

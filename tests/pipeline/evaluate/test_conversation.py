@@ -1,0 +1,120 @@
+"""Questions to base and tuned policy: asked as the run asks, shown side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.datatypes import Completion, RolloutRequest
+from pipeline.evaluate.conversation import (
+    Conversation,
+    QuestionError,
+    Reply,
+    read_question,
+    side_by_side,
+)
+from pipeline.text.prompts import PromptMaker
+from tests.fakes import CharTokenizer, Script, completion, make_config
+from tests.pipeline.evaluate.test_measurement import FakeAnswerer
+
+
+class Echo(FakeAnswerer):
+    """Says what it was asked, backwards; the tuned one is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__(Script())
+        self.asked: list[tuple[RolloutRequest, float]] = []
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float
+    ) -> list[Completion]:
+        self.asked += [(request, temperature) for request in requests]
+        return [
+            completion(
+                request,
+                "".join(chr(token) for token in request.prompt_tokens[:0:-1]),
+                ended=self.version == 0,
+                version=self.version,
+                adapter_sha256=self.adapter,
+            )
+            for request in requests
+        ]
+
+
+def conversation(folder: Path, sampler: Echo, **prompt: Any) -> Conversation:
+    config = make_config(folder, prompt={"turn": "plain", **prompt})
+    maker = PromptMaker(config.prompt, CharTokenizer())
+    return Conversation(config, maker, [sampler], adapter="/runs/a", temperature=0.5)
+
+
+def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_path: Path):
+    sampler = Echo()
+    asked = conversation(tmp_path, sampler, template="{question}?")
+    base, tuned = asyncio.run(asked.ask({"question": "abc"}))
+    assert base == Reply("base", "?cba", 5, ended=True)
+    assert tuned == Reply("tuned", "?cba", 4, ended=False)
+    assert (base.note, tuned.note) == ("(5 tokens)", "(4 tokens, cut off)")
+    assert sampler.script.calls == ["sampler0.open None", "sampler0.open /runs/a"]
+    (first, temperature), (second, _) = sampler.asked
+    assert (first.name, temperature) == (second.name, 0.5)
+    asyncio.run(asked.ask({"question": "abc"}))
+    assert sampler.asked[2][0].name != first.name
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("abcdefgh", "this makes 9 tokens; rollout.max_prompt_tokens = 8"),
+        (" ", "column 'question' is empty"),
+    ],
+)
+def test_what_cannot_be_asked_is_told(tmp_path: Path, question: str, message: str):
+    sampler = Echo()
+    with pytest.raises(QuestionError, match=message):
+        asyncio.run(conversation(tmp_path, sampler).ask({"question": question}))
+    assert sampler.asked == []
+
+
+def test_turn_tokens_cannot_be_asked(tmp_path: Path):
+    sampler = Echo()
+    with pytest.raises(QuestionError, match="holds the turn token <end_of_turn>"):
+        asyncio.run(
+            conversation(tmp_path, sampler, turn="gemma").ask({"question": "<end_of_turn>"})
+        )
+
+
+def test_a_text_is_the_one_column_or_all_of_them():
+    assert read_question('{"a": 1}', columns=("q",)) == {"q": '{"a": 1}'}
+    assert read_question('{"a": "x", "b": 2}', columns=("b", "a")) == {"a": "x", "b": "2"}
+    for text in ("x", "[1]", '{"a": 1}', '{"a": 1, "b": 2, "c": 3}'):
+        with pytest.raises(QuestionError, match=re.escape('write {"a": "...", "b": "..."}')):
+            read_question(text, columns=("a", "b"))
+
+
+def test_two_columns():
+    left = Reply("base", "one two three\n\nfour", 4, ended=True)
+    right = Reply("tuned", "a\tb \x1b[31m", 3, ended=False)
+    assert list(side_by_side(left, right, width=23)) == [
+        "base       | tuned",
+        "---------- | ----------",
+        "one two    | a   b",
+        "three      | \ufffd[31m",
+        "           | (3 tokens,",
+        "four       | cut off)",
+        "(4 tokens) |",
+    ]
+
+
+@given(st.text(), st.text(), st.integers(10, 200))
+def test_no_line_is_wider_than_the_terminal(one: str, other: str, width: int):
+    left, right = Reply("base", one, 1, ended=True), Reply("tuned", other, 2, ended=True)
+    shown = list(side_by_side(left, right, width=width))
+    assert max(map(len, shown)) <= max(width, 19)
+    assert all(line.isprintable() for line in shown)

@@ -1,0 +1,209 @@
+"""Base and tuned on all sets: who answers what under which adapter, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.data.rows import TooLong
+from pipeline.data.splits import LoadedSplit
+from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest
+from pipeline.evaluate.comparison import answer_rows, document, lines
+from pipeline.evaluate.evaluation import requests
+from pipeline.evaluate.measurement import Measured, answer, measure, open_adapter
+from pipeline.evaluate.protocol import data_facts, protocol
+from pipeline.parity import ParityError
+from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_config, make_prompts
+
+TUNED = "/runs/a"
+
+
+class FakeAnswerer(FakeSampler):
+    """Right under the adapter, and for every second prompt without."""
+
+    def __init__(self, script: Script, *, number: int = 0, salt: str = "") -> None:
+        super().__init__(script, seed=0, number=number)
+        self.salt = salt
+        self.batches: list[int] = []
+
+    async def open_adapter(self, path: str | None) -> OpenedAdapter:
+        self.script.note(f"{self.name}.open {path}")
+        if path == "gone":
+            raise FileNotFoundError("no adapter in gone")
+        self.version = 0 if path is None else 7
+        self.adapter = hashlib.sha256(f"{path}{self.salt}".encode()).hexdigest()
+        return OpenedAdapter(self.version, self.adapter, "the base" if path is None else "step 7")
+
+    async def generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float
+    ) -> list[Completion]:
+        assert temperature in {0.0, 0.5, 1.0}
+        self.batches.append(len(requests))
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: RolloutRequest) -> Completion:
+        name = request.name
+        right = self.version or (name.prompt_id % 2 and name.sample == 0)
+        text = f"<reasoning>x</reasoning><answer>{2 * name.prompt_id + (not right)}</answer>"
+        return completion(
+            request,
+            text if name.prompt_id != 4 else "",
+            version=self.version,
+            adapter_sha256=self.adapter,
+        )
+
+
+TESTS = {"test": make_prompts(5), "more": make_prompts(2)}
+
+
+def run(
+    config: Config, samplers: Sequence[FakeAnswerer], path: str | None, told: list[int]
+) -> Measured:
+    return asyncio.run(
+        measure(
+            samplers,
+            TESTS,
+            config=config,
+            tokenizer=CharTokenizer(),
+            path=path,
+            advance=told.append,
+        )
+    )
+
+
+def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
+    config, told = make_config(tmp_path), list[int]()
+    samplers = [FakeAnswerer(Script(), number=number) for number in range(2)]
+    base = run(config, samplers, None, told)
+    tuned = run(config, samplers, TUNED, told)
+    assert base.adapter == OpenedAdapter(0, samplers[0].adapter, "the base") or base != tuned
+    assert [sampler.script.calls for sampler in samplers] == [
+        [f"sampler{number}.open None", f"sampler{number}.open {TUNED}"] for number in range(2)
+    ]
+    assert base.evaluations["test"].correct.tolist() == [[True], [False], [True], [False], [True]]
+    assert tuned.evaluations["test"].correct.tolist() == [[True], [True], [True], [False], [True]]
+    assert tuned.evaluations["more"].accuracy.accuracy == 1.0
+    # Two rows in each of two samplers: four answers at once.
+    assert told == [4, 1, 2] * 2
+    assert samplers[0].batches == [2, 1, 2] * 2
+
+
+def test_several_samples_of_each_prompt_are_drawn(tmp_path: Path):
+    config = make_config(tmp_path, eval={"samples": 3, "temperature": 1.0})
+    base = run(config, [FakeAnswerer(Script())], None, [])
+    assert base.evaluations["more"].correct.tolist() == [[True, False, False], [False] * 3]
+
+
+def test_samplers_must_hold_the_same_adapter():
+    samplers = [FakeAnswerer(Script(), salt=salt) for salt in "ab"]
+    with pytest.raises(ParityError, match="samplers opened different adapters"):
+        asyncio.run(open_adapter(samplers, TUNED))
+    with pytest.raises(FileNotFoundError, match="no adapter in gone"):
+        asyncio.run(open_adapter(samplers[:1], "gone"))
+
+
+def test_answers_of_another_adapter_are_refused():
+    sampler = FakeAnswerer(Script())
+
+    async def swapped() -> None:
+        base = await open_adapter([sampler], None)
+        await open_adapter([sampler], TUNED)
+        asked = requests(make_prompts(1), phase="test")
+        await answer([sampler], asked, rows=2, temperature=0.0, adapter=base)
+
+    with pytest.raises(ParityError, match="was drawn by version 7"):
+        asyncio.run(swapped())
+
+
+def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
+    sampler = FakeAnswerer(Script())
+    base, too_long = run(config, [sampler], None, []), (TooLong(8, 99), TooLong(9, 99))
+    split = LoadedSplit(make_prompts(5), malformed=(), too_long=too_long, duplicates=0)
+    facts = data_facts(config.data.test, split)
+    return document(
+        protocol=protocol(config),
+        data={"test": facts, "more": {**facts, "too_long": 0}},
+        base=base,
+        tuned=run(config, [sampler], TUNED, []) if tuned else None,
+        notes=["something"],
+    )
+
+
+def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
+    found = told(make_config(tmp_path))
+    assert json.loads(json.dumps(found))["sets"]["test"]["base"]["accuracy"] == 0.6
+    one = found["sets"]["test"]
+    assert (one["tuned"]["accuracy"], one["paired_difference"]) == (0.8, pytest.approx(0.2))
+    assert (one["gained"], one["lost"], one["paired_p"]) == (1, 0, 1.0)
+    assert (one["prompts"], one["malformed"], one["too_long"]) == (5, 0, 2)
+    assert found["base"]["what"] == "the base"
+    assert (found["tuned"]["version"], found["tuned"]["what"]) == (7, "step 7")
+    assert found["protocol"]["extraction"] == "tags"
+    assert "seed" not in found["protocol"]
+
+
+def test_the_table(tmp_path: Path):
+    shown = list(lines(told(make_config(tmp_path, prompt={"turn": "plain", "system": "Hm."}))))
+    assert shown[0] == "model: nowhere, float32, quantization none"
+    assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
+    assert shown[2] == (
+        "answers: 1 a prompt, greedy, at most 80 tokens; what counts is the last answer block"
+    )
+    assert shown[3].startswith("base: the base, sha256 ")
+    table = """\
+set   policy  prompts  accuracy              95%  well formed  form only  no answer  cut off  tokens
+test  base          5     60.0%   [23.1%, 88.2%]        80.0%      20.0%      20.0%     0.0%    34.8
+test  tuned         5     80.0%   [37.6%, 96.4%]        80.0%       0.0%      20.0%     0.0%    34.8
+more  base          2     50.0%    [9.5%, 90.5%]       100.0%      50.0%       0.0%     0.0%    43.0
+more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0.0%     0.0%    43.0
+"""
+    assert "\n".join(shown[6:11]) + "\n" == table
+    change = "60.0% -> 80.0%: +20.0 points"
+    assert shown[12].startswith(f"test: {change} [")
+    assert shown[12].endswith("], p = 1.0e+00 (McNemar, exact); prompts gained: 1, lost: 0")
+    assert shown[13] == "test: 2 rows are left out and not counted"
+    assert shown[14].startswith("more: 50.0% -> 100.0%: +50.0 points [")
+    assert shown[15:] == ["note: something"]
+
+
+def test_the_table_of_samples_has_votes(tmp_path: Path):
+    config = make_config(tmp_path, eval={"samples": 4, "temperature": 0.5}, rollout={"top_k": 9})
+    shown = list(lines(told(config, tuned=False)))
+    assert "4 a prompt, sampled at temperature 0.5, top_k 9, seed 3" in shown[2]
+    assert shown[5].split()[-4:] == ["pass@2", "pass@4", "majority@2", "majority@4"]
+    # Three of five prompts have one right answer among four, the first.
+    assert shown[6].split()[-4:] == ["30.0%", "60.0%", "30.0%", "0.0%"]
+    assert shown[6].split()[2:6] == ["5", "x", "4", "15.0%"]
+
+
+def test_each_answer_has_a_row(tmp_path: Path):
+    config, sampler = make_config(tmp_path), FakeAnswerer(Script())
+    base, tuned = run(config, [sampler], None, []), run(config, [sampler], TUNED, [])
+    rows = list(answer_rows(base, tuned))
+    assert [(row["set"], row["policy"], row["prompt_id"]) for row in rows] == [
+        (name, policy, prompt.id)
+        for name, prompts in TESTS.items()
+        for policy in ("base", "tuned")
+        for prompt in prompts
+    ]
+    assert rows[1] == {
+        "set": "test",
+        "policy": "base",
+        "prompt_id": 2,
+        "sample": 0,
+        "text": "<reasoning>x</reasoning><answer>5</answer>",
+        "answer": "4",
+        "found": "5",
+        "correct": False,
+        "well_formed": True,
+        "stop_reason": "eos",
+        "num_tokens": 43,
+    }
+    assert len(list(answer_rows(base, None))) == 7

@@ -1,0 +1,194 @@
+"""Intervals and p-values against published examples."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.evaluate.significance import compare_paired, measure_accuracy, pass_at
+
+
+def _pairs(*, both: int, gained: int, lost: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
+    before = [True] * both + [False] * gained + [True] * lost + [False] * neither
+    after = [True] * (both + gained) + [False] * (lost + neither)
+    return np.array(before), np.array(after)
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [
+        # Newcombe, Statistics in Medicine 17 (1998) 857-872, table I, method 3
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_intervals(right: int, n: int, low: float, high: float):
+    measured = measure_accuracy(np.array([True] * right + [False] * (n - right)))
+    assert measured.accuracy == right / n
+    assert measured.n == n
+    assert measured.ci95 == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("table", "difference", "low", "high"),
+    [
+        # Fagerland, Lydersen and Laake, Statistical Analysis of Contingency Tables (2017), ch. 8:
+        # airway hyper-responsiveness (Bentur 2009), complete response (Cavo 2012)
+        ({"both": 1, "gained": 1, "lost": 7, "neither": 12}, -0.286, -0.507, -0.026),
+        ({"both": 59, "gained": 6, "lost": 16, "neither": 80}, -0.0621, -0.1186, -0.0046),
+    ],
+)
+def test_newcombes_intervals(table: dict[str, int], difference: float, low: float, high: float):
+    change = compare_paired(*_pairs(**table))
+    assert change.difference == pytest.approx(difference, abs=5e-4)
+    assert change.ci95 == pytest.approx((low, high), abs=5e-4)
+
+
+def test_mcnemar_by_hand():
+    change = compare_paired(*_pairs(both=1, gained=1, lost=7, neither=12))
+    # two sides of at most 1 head in 8 tosses
+    assert change.p == pytest.approx(2 * (comb(8, 0) + comb(8, 1)) / 2**8)
+    assert (change.gained, change.lost, change.n) == (1, 7, 21)
+
+
+def test_nothing_changed():
+    same = np.array([True, False, True])
+    change = compare_paired(same, same)
+    assert (change.difference, change.p, change.gained, change.lost) == (0.0, 1.0, 0, 0)
+    assert change.ci95[0] < 0 < change.ci95[1]
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
+def test_before_and_after_are_mirror_images(both: int, gained: int, lost: int, neither: int):
+    if both + gained + lost + neither == 0:
+        return
+    before, after = _pairs(both=both, gained=gained, lost=lost, neither=neither)
+    there, back = compare_paired(before, after), compare_paired(after, before)
+    low, high = there.ci95
+    assert -1 <= low <= there.difference <= high <= 1
+    assert back.difference == -there.difference
+    assert back.ci95 == pytest.approx((-high, -low), abs=1e-12)
+    assert back.p == pytest.approx(there.p)
+
+
+def _answers(*rows: str) -> np.ndarray:
+    """Bool `prompts samples` from rows such as "110"."""
+    return np.array([[mark == "1" for mark in row] for row in rows])
+
+
+ANSWERS = (
+    st.integers(1, 4)
+    .flatmap(
+        lambda samples: st.lists(
+            st.lists(st.booleans(), min_size=samples, max_size=samples), min_size=1
+        )
+    )
+    .map(np.array)
+)
+PAIRS = st.tuples(st.integers(1, 8), st.integers(2, 4), st.randoms(use_true_random=False)).map(
+    lambda given: tuple(
+        np.array([[given[2].random() < 0.5 for _ in range(given[1])] for _ in range(given[0])])
+        for _ in range(2)
+    )
+)
+
+
+def test_copies_of_a_sample_tell_nothing_new():
+    once = _answers("1", "0", "1", "1", "0")
+    assert measure_accuracy(np.repeat(once, 8, axis=1)) == measure_accuracy(once)
+
+
+def test_samples_that_differ_within_prompts_tell_as_much_as_independent_ones():
+    # No prompt differs from another more than chance would have it: 4 x 4 answers, half right.
+    measured = measure_accuracy(_answers("1100", "0110", "0011", "1010"))
+    assert measured.ci95 == measure_accuracy(np.array([True, False] * 2)).ci95
+    spread = measure_accuracy(_answers("1110", "0110", "0010", "1010"))
+    # Means 3/4, 1/2, 1/4, 1/2 vary by 1/24: 4 * 1/4 * 24 = 24 answers' worth, of which 16 exist.
+    assert spread.ci95 == pytest.approx(measure_accuracy(np.array([True, False] * 8)).ci95)
+
+
+def test_the_interval_of_clustered_answers_by_hand():
+    # Means 1, 1, 1/2, 0: share 5/8, variance between 11/48, so 4 * 15/64 * 48/11 = 45/11 answers.
+    n, z, share = 45 / 11, 1.959963984540054, 5 / 8
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
+    measured = measure_accuracy(_answers("11", "11", "10", "00"))
+    assert (measured.accuracy, measured.n) == (share, 4)
+    assert measured.ci95 == pytest.approx((middle - half, middle + half), abs=1e-12)
+
+
+def test_intervals_cover_what_they_promise_for_samples_of_unequal_prompts():
+    rng = np.random.default_rng(0)
+    covered = changed = 0
+    for _ in range(1000):
+        chances = rng.beta(0.6, 0.4, size=(80, 1))
+        before, after = rng.random((2, 80, 4)) < chances
+        low, high = measure_accuracy(before).ci95
+        covered += low <= 0.6 <= high
+        change = compare_paired(before, after)
+        changed += change.ci95[0] <= 0 <= change.ci95[1]
+    assert 0.93 <= covered / 1000 <= 0.975
+    assert 0.93 <= changed / 1000 <= 0.985
+
+
+@given(ANSWERS)
+def test_accuracy_lies_in_its_interval(answers: np.ndarray):
+    measured = measure_accuracy(answers)
+    low, high = measured.ci95
+    assert measured.accuracy == pytest.approx(answers.mean())
+    assert 0 <= low <= measured.accuracy + 1e-12
+    assert measured.accuracy - 1e-12 <= high <= 1
+
+
+@given(PAIRS)
+def test_the_randomization_test_counts_all_signs(pair: tuple[np.ndarray, np.ndarray]):
+    before, after = pair
+    difference = after.sum(axis=1).astype(int) - before.sum(axis=1).astype(int)
+    sums = [abs(int(difference @ signs)) for signs in product([1, -1], repeat=len(difference))]
+    expected = sum(total >= abs(difference.sum()) for total in sums) / len(sums)
+    change = compare_paired(before, after)
+    assert change.p == pytest.approx(expected, abs=1e-12)
+    assert change.test == "paired randomization, exact"
+    assert change.difference == pytest.approx(after.mean() - before.mean())
+    low, high = change.ci95
+    assert -1 <= low <= change.difference + 1e-12
+    assert change.difference - 1e-12 <= high <= 1
+
+
+def test_with_copies_the_randomization_test_is_mcnemars():
+    before, after = _pairs(both=1, gained=1, lost=7, neither=12)
+    copies = [np.repeat(one[:, None], 3, axis=1) for one in (before, after)]
+    assert compare_paired(*copies).p == pytest.approx(compare_paired(before, after).p)
+    assert compare_paired(before, after).test == "McNemar, exact"
+
+
+@given(ANSWERS)
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(answers: np.ndarray):
+    samples = answers.shape[1]
+    for k in range(1, samples + 1):
+        choices = [list(chosen) for chosen in combinations(range(samples), k)]
+        expected = np.mean([answers[:, chosen].any(axis=1).mean() for chosen in choices])
+        assert pass_at(answers, k) == pytest.approx(expected)
+
+
+def test_pass_at_k_of_many_samples_does_not_overflow():
+    answers = np.zeros((1, 2000), bool)
+    answers[0, 0] = True
+    assert pass_at(answers, 1000) == pytest.approx(0.5)
+
+
+def test_what_are_no_answers_is_refused():
+    right = np.array([True, False])
+    with pytest.raises(ValueError, match=r"shapes \(2,\) before and \(1,\) after are no pairs"):
+        compare_paired(right, right[:1])
+    with pytest.raises(ValueError, match=r"shape \(0,\); expected bool"):
+        measure_accuracy(np.zeros(0, bool))
+    with pytest.raises(ValueError, match="answers are float64"):
+        measure_accuracy(np.ones(3))
