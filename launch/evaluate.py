@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from configs.cli import parse
 from configs.load import load_config
+from launch.exits import exit_status
 
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
+if TYPE_CHECKING:
+    from launch.evaluation import Prepared
+
 DESCRIPTION = """\
 Measure the base and the tuned policy on the test split and on eval.sets, in one run and on the same
 prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
@@ -24,32 +27,33 @@ Exit status: 0 done, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTER
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.evaluate",
-            description=DESCRIPTION,
-            flags=_flags(),
-        )
-        config = load_config(command.path, command.overrides)
-        # Imported late: `--help` and mistakes in the configuration need none of it.
-        from launch.evaluation import prepare, run
+    given = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: _prepare(given), _run)
 
-        prepared = prepare(
-            config,
-            checkpoint=command.flags.checkpoint,
-            base_only=command.flags.base_only,
-            json_file=command.flags.json,
-        )
-    except (ValueError, FileNotFoundError) as mistake:
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    try:
-        return run(prepared)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+
+def _prepare(argv: Sequence[str]) -> Prepared:
+    command = parse(
+        argv,
+        prog="python -m launch.evaluate",
+        description=DESCRIPTION,
+        flags=_flags(),
+    )
+    config = load_config(command.path, command.overrides)
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from launch.evaluation import prepare
+
+    return prepare(
+        config,
+        checkpoint=command.flags.checkpoint,
+        base_only=command.flags.base_only,
+        json_file=command.flags.json,
+    )
+
+
+def _run(prepared: Prepared) -> int:
+    from launch.evaluation import run
+
+    return run(prepared)
 
 
 def _flags() -> argparse.ArgumentParser:

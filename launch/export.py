@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from configs.cli import parse
 from configs.load import load_config
+from launch.exits import exit_status
 
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
+if TYPE_CHECKING:
+    from launch.exporting import Prepared
+
 FORMATS = ("hf", "peft", "orbax")
 DESCRIPTION = """\
 Write a run's policy: hf, the merged model as a Hugging Face folder; peft, the adapter in adapter/;
@@ -27,38 +30,39 @@ Ctrl-C / SIGTERM."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.export",
-            description=DESCRIPTION,
-            flags=_flags(),
-            argument="RUN_DIR",
-        )
-        flags = command.flags
-        named = [("export.dtype", flags.dtype), ("export.shard_gib", flags.shard_gib)]
-        given = tuple((key, value) for key, value in named if value is not None)
-        config = load_config(command.path, (*command.overrides, *given))
-        # Imported late: `--help` and mistakes in the configuration need none of it.
-        from launch.exporting import prepare, run
+    given = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: _prepare(given), _run)
 
-        prepared = prepare(
-            config,
-            run_dir=command.path,
-            out=flags.out,
-            formats=flags.format,
-            checkpoint=flags.checkpoint,
-            verify=not flags.no_verify,
-        )
-    except (ValueError, FileNotFoundError) as mistake:
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    try:
-        return run(prepared)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+
+def _prepare(argv: Sequence[str]) -> Prepared:
+    command = parse(
+        argv,
+        prog="python -m launch.export",
+        description=DESCRIPTION,
+        flags=_flags(),
+        argument="RUN_DIR",
+    )
+    flags = command.flags
+    named = [("export.dtype", flags.dtype), ("export.shard_gib", flags.shard_gib)]
+    given = tuple((key, value) for key, value in named if value is not None)
+    config = load_config(command.path, (*command.overrides, *given))
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from launch.exporting import prepare
+
+    return prepare(
+        config,
+        run_dir=command.path,
+        out=flags.out,
+        formats=flags.format,
+        checkpoint=flags.checkpoint,
+        verify=not flags.no_verify,
+    )
+
+
+def _run(prepared: Prepared) -> int:
+    from launch.exporting import run
+
+    return run(prepared)
 
 
 def _flags() -> argparse.ArgumentParser:
