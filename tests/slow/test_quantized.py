@@ -1,4 +1,4 @@
-"""A quantized base saves a TPU's memory, as its compiler sees it. Some minutes.
+"""A quantized base saves a TPU's memory, as its compiler sees it. Some ten minutes.
 
 make test ARGS="-m slow"
 """
@@ -27,10 +27,9 @@ from tests import tiny
 from tests.pipeline.model.test_quantize import GEMMA3_1B
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
-shape = architecture(
-    tiny.hf_config(**GEMMA3_1B | {"num_hidden_layers": 4}), dtype=jnp.dtype("bfloat16")
-)
+shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
 config = tiny.make_config(
+    lora={"rank": 32, "alpha": 64.0},
     plan={"micro_batch_rows": 8, "head_tokens": 1024},
     rollout={"max_prompt_tokens": 256, "max_new_tokens": 768},
 )
@@ -50,7 +49,7 @@ for kind in ("none", "int8", "nf4"):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_what_is_saved_is_not_used_up_by_computing_back():
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
@@ -69,9 +68,12 @@ def test_what_is_saved_is_not_used_up_by_computing_back():
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = {row["kind"]: row for row in map(json.loads, done.stdout.splitlines())}
+    for kind, row in found.items():
+        gb = {name: round(row[name] / 1e9, 2) for name in ("base", "arguments", "temporary")}
+        sys.stdout.write(f"{kind}: {gb} GB\n")
     plain = found.pop("none")
     for kind, row in found.items():
         # On the device it takes what its arrays take: 4 bits are not padded to 8.
         saved = plain["arguments"] - row["arguments"]
         assert saved == pytest.approx(plain["base"] - row["base"], rel=0.02), kind
-        assert row["temporary"] <= plain["temporary"] + 0.4 * saved, kind
+        assert row["temporary"] <= plain["temporary"] + 0.5 * saved, kind
