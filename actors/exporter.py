@@ -65,7 +65,7 @@ class ExporterActor:
 
         self.fresh = begin(Path(folder))
 
-    def add(self, kind: Format) -> float:
+    def add(self, kind: Format) -> float | None:
         """See `pipeline.learner.export.Exporter.add`."""
         return self.exporter.add(self.fresh, kind, self.tuned, examples=self.examples)
 

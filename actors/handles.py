@@ -181,9 +181,9 @@ class RayExporter:
         """Makes the folder beside `folder` that is written into."""
         await _call(self.actor.begin.remote(folder))
 
-    async def add(self, kind: Format) -> float:
-        """Writes one format and loads it back: the largest log-prob difference."""
-        difference: float = await _call(self.actor.add.remote(kind))
+    async def add(self, kind: Format) -> float | None:
+        """Writes one format and loads it back: the largest log-prob difference, None: unscored."""
+        difference: float | None = await _call(self.actor.add.remote(kind))
         return difference
 
     async def finish(self, folder: str, formats: Sequence[Format]) -> None:

@@ -140,7 +140,7 @@ async def _write(exporter: RayExporter, prepared: Prepared) -> None:
         difference = await exporter.add(kind)
         if not prepared.examples:
             said = "written, not verified"
-        elif kind == "peft":
+        elif kind == "peft" or difference is None:
             said = "written and loaded back: the same numbers"
         else:
             said = (

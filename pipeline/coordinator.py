@@ -233,11 +233,12 @@ class Coordinator:
             result.completions[: self.config.plan.micro_batch_rows],
             which=result.which,
         )
-        self.records.event(
-            "exported",
-            f"export: {report.folder}, log-probs equal to {report.max_difference:.1e}",
-            **asdict(report),
+        equal = (
+            "read back number by number; the devices have no room to score it"
+            if report.max_difference is None
+            else f"log-probs equal to {report.max_difference:.1e}"
         )
+        self.records.event("exported", f"export: {report.folder}, {equal}", **asdict(report))
         best = {} if result.best is None else {"best": result.best}
         self._summarize(ended="finished", eval=result.compared, **best)
 

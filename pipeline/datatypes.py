@@ -181,10 +181,11 @@ class ExportReport:
 
     Attributes:
         folder: where it is.
-        max_difference: largest log-prob difference to the policy, over `tokens` tokens.
+        max_difference: largest log-prob difference to the policy, over `tokens` tokens; None where
+            the devices had no room to score with, so that numbers were compared.
         tokens: tokens compared.
     """
 
     folder: str
-    max_difference: float
+    max_difference: float | None
     tokens: int

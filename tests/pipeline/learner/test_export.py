@@ -20,6 +20,7 @@ from pipeline.learner.export import Exporter, Tuned, merged
 from pipeline.learner.learner import Learner
 from pipeline.learner.model_card import base_name, model_card
 from pipeline.model.adapter_source import load_adapter
+from pipeline.model.policy import Policy
 from tests import tiny
 
 
@@ -249,6 +250,41 @@ def test_a_failed_verification_leaves_the_old_export(
     with pytest.raises(RuntimeError, match=r"scores tokens differently from the policy: .*, allow"):
         writer.export(folder, tuned(learner), examples=examples())
     assert (folder / "model.safetensors").read_bytes() == before
+
+
+def no_room(*_: Any) -> Any:
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+def test_without_room_for_a_second_model_the_numbers_are_compared(
+    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Policy, "load_base", no_room)
+    writer, folder = exporter(learner, like), tmp_path / "export"
+    report = writer.export(folder, tuned(learner), examples=examples())
+    assert (report.max_difference, report.tokens) == (None, 0)
+    before = (folder / "model.safetensors").read_bytes()
+    kept = export_module.weights.stream
+
+    def damaged(*args: Any, **settings: Any) -> Iterator[tuple[str, jax.Array]]:
+        for name, value in kept(*args, **settings):
+            yield name, value + 1e-3 if name == "layers.1.mlp.down_proj.kernel" else value
+
+    monkeypatch.setattr(export_module.weights, "stream", damaged)
+    with pytest.raises(RuntimeError, match=r"does not hold the policy's layers\.1\.mlp\.down_proj"):
+        writer.export(folder, tuned(learner), examples=examples())
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_another_error_of_the_devices_is_no_want_of_room(
+    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: chip on fire")
+
+    monkeypatch.setattr(Policy, "load_base", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
+        exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
 
 
 def test_a_nan_is_no_agreement(
