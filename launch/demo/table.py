@@ -26,8 +26,8 @@ _LOOK_EVERY_S = 2.0
 """Between two looks at the memory; each costs the kernel some time."""
 HEADER = (
     "| run | accuracy before | after | difference [95%] | paired p | well formed before "
-    "| accuracy among well formed | minutes | GiB at peak |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| exported step of | validation, exported and last | minutes | GiB at peak |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -49,15 +49,15 @@ class Row:
 
     def __str__(self) -> str:
         """A Markdown row."""
-        found = self.summary["eval"]
+        found, best = self.summary["eval"], self.summary["best"]
         before, after = found["before"], found["after"]
         low, high = found["paired_ci95"]
         return (
             f"| {self.name} | {_share(before)} | {_share(after)} "
             f"| {100 * found['paired_difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
             f"| {found['paired_p']:.1e} | {100 * before['well_formed']:.1f}% "
-            f"| {100 * before['accuracy_among_well_formed']:.1f}% -> "
-            f"{100 * after['accuracy_among_well_formed']:.1f}% "
+            f"| {best['step']} of {best['last_step']} "
+            f"| {100 * best['accuracy']:.1f}%, {100 * best['last_accuracy']:.1f}% "
             f"| {self.minutes:.1f} | {self.peak_gib:.1f} |"
         )
 
