@@ -100,7 +100,7 @@ class Budget(Table):
         if self.steps is None and self.time is None:
             problems.append(("", 'needs steps or time, e.g. steps = 60 or time = "9h"'))
         if self.steps is not None and self.time is not None:
-            what = "excludes budget.steps; remove one (on the command line: --budget.time none)"
+            what = "excludes budget.steps; remove one, e.g. with --budget.steps none"
             problems.append(("time", what))
         if self.time is not None:
             try:
@@ -141,7 +141,8 @@ class Eval(Table):
             what = "greedy answers are all alike; needs eval.temperature above 0; nearest valid: 1"
             problems.append(("samples", what))
         if self.every_steps and self.every_minutes is not None:
-            problems.append(("every_minutes", "excludes eval.every_steps; remove one"))
+            what = "excludes eval.every_steps; remove one, e.g. with --eval.every_steps 0"
+            problems.append(("every_minutes", what))
         reserved = ("train", "validation", "test", "probe")
         problems += repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
         refuse(problems)

@@ -91,7 +91,9 @@ class Learner(Table):
     updates_per_batch: int = Field(1, ge=1, description="optimizer updates on each step's rollouts")
     clip_epsilon: float = Field(0.2, gt=0, lt=1, description="half-width of the ratio's clip range")
     kl_coef: float = Field(
-        0.0, ge=0, description="weight of KL(policy || base), estimator k3; 0: not computed"
+        0.0,
+        ge=0,
+        description="weight of KL(policy || policy as GRPO began), estimator k3; 0: none",
     )
     advantage: Literal["grpo", "dr_grpo"] = Field(
         "grpo", description="grpo: divided by the group's deviation; dr_grpo: centred only"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,9 @@ def prepare(
         ValueError: what is wrong with them, in words for the user.
     """
     target = Path(out).absolute()
+    above = next(path for path in target.parents if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ValueError(f"--out {out}: {above} is no folder that can be written to")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--out {out}: is there already and not an empty folder")
     # The folder may have been moved since the run.
@@ -144,7 +148,8 @@ async def _write(exporter: RayExporter, prepared: Prepared) -> None:
             said = "written and loaded back: the same numbers"
         else:
             said = (
-                f"written and loaded back: log-probs of {tokens} tokens equal to {difference:.1e}"
+                f"written and loaded back: log-probs of {tokens} tokens differ by at most "
+                f"{difference:.1e}"
             )
         print(f"{kind}: {said}", flush=True)
     await exporter.finish(out, prepared.formats)

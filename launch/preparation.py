@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from configs.schema import Config, Rewards, Rollout
 from pipeline import tracking
@@ -74,6 +75,8 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     mode, why = tracking.choose_mode(config)
     print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
     tokenizer = open_model_files(config)
+    if config.lora.start is not None and not Path(config.lora.start).is_dir():
+        raise FileNotFoundError(f"lora.start: no folder {config.lora.start}")
     _check_rewards(config.rewards)
     data = load_data(config, tokenizer)
     _check_same_data(data, folder)

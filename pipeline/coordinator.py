@@ -236,7 +236,7 @@ class Coordinator:
         equal = (
             "read back number by number; the devices have no room to score it"
             if report.max_difference is None
-            else f"log-probs equal to {report.max_difference:.1e}"
+            else f"log-probs differ by at most {report.max_difference:.1e}"
         )
         self.records.event("exported", f"export: {report.folder}, {equal}", **asdict(report))
         best = {} if result.best is None else {"best": result.best}

@@ -187,15 +187,25 @@ class Records:
                 first=reasons[0],
             )
 
-    def evaluation(self, name: str, step: int, summary: Mapping[str, Any]) -> None:
-        """Records an evaluation's result."""
+    def evaluation(
+        self, name: str, step: int, summary: Mapping[str, Any], *, version: int | None = None
+    ) -> None:
+        """Records an evaluation's result.
+
+        Args:
+            name: of the evaluation.
+            step: steps done by now.
+            summary: what came out.
+            version: the policy version that was measured; None: the one of this step.
+        """
         self.console.say(f"{name}: {accuracy_line(summary)}")
         numbers = {
             f"eval/{name}/{key}": value
             for key, value in summary.items()
             if isinstance(value, float)
         }
-        self.folder.journal("evaluated", name=name, step=step, **summary)
+        measured = step if version is None else version
+        self.folder.journal("evaluated", name=name, step=measured, **summary)
         self.tracker.log(numbers, step=step)
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:

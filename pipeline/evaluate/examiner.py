@@ -145,7 +145,8 @@ class Examiner:
         for name, prompts in self._tests.items():
             found, drawn = await self._examine(name, prompts)
             self._folder.write_rollouts(f"{name}_after", found.rows)
-            self._records.evaluation(f"{name}_after", step, found.summary())
+            version = step if best is None else best["step"]
+            self._records.evaluation(f"{name}_after", step, found.summary(), version=version)
             result = evaluation.compare(before[name], found)
             self._records.comparison(name, result)
             if name == "test":

@@ -207,9 +207,10 @@ def _difference(
         return sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
 
     difference = share1 - share2
+    # Rounding may lead an ulp out of what a difference of shares can be.
     return (
-        difference - reach(share1 - low1, high2 - share2),
-        difference + reach(high1 - share1, share2 - low2),
+        max(difference - reach(share1 - low1, high2 - share2), -1.0),
+        min(difference + reach(high1 - share1, share2 - low2), 1.0),
     )
 
 

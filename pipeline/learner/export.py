@@ -108,6 +108,7 @@ class Exporter:
         self.dtype = config.export.dtype or config.model.dtype
         self._verify = verify
         self._described = described or config
+        self._stops = vocabulary.stops
         if verify:
             self._score = score or Scorer(policy, config, vocabulary).score
             # What is written is not quantized, and is not to be when it is loaded back.
@@ -168,6 +169,7 @@ class Exporter:
         config = weights.read_text_config(self.like)
         save.copy_companions(fresh, like=self.like, tokenizer=self.tokenizer)
         save.save_config(fresh, config, dtype=self.dtype)
+        save.add_stop_tokens(fresh, stops=self._stops)
         if kind == "hf":
             save.save_weights(
                 fresh,

@@ -27,10 +27,10 @@ def model_card(
         multimodal: whether the base stood beside a vision tower.
     """
     base = base_name(config.model.path)[0]
-    front: dict[str, Any] = {"tags": ["grpo", "lora"], "pipeline_tag": "text-generation"}
+    tags = [*config.run.phases, "lora"]
+    front: dict[str, Any] = {"tags": tags, "pipeline_tag": "text-generation"}
     if config.model.path.startswith(HF):
         front["base_model"] = base
-    phases = " and then ".join(config.run.phases).upper()
     settings = json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False)
     lines = [
         "---",
@@ -38,7 +38,7 @@ def model_card(
         "---",
         f"# {config.run.name}",
         "",
-        f"`{base}`, trained with {phases} for {step} steps by gemma-grpo.",
+        f"`{base}`, {_history(config, step)} by gemma-grpo.",
         "",
         *_contents(formats, dtype, multimodal=multimodal),
         "",
@@ -57,15 +57,33 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+def _history(config: Config, step: int) -> str:
+    """What the adapter has been through: `trained with SFT for 30 steps and GRPO for 50 steps`."""
+    imitated = min(step, config.sft_steps)
+    parts = {"SFT": imitated, "GRPO": step - imitated}
+    trained = " and ".join(f"{phase} for {n} steps" for phase, n in parts.items() if n)
+    return f"trained with {trained}" if trained else "with an adapter as it was before training,"
+
+
 def _facts(config: Config, base: str) -> dict[str, str]:
     model, lora, rollout, learner = config.model, config.lora, config.rollout, config.learner
     sources = [config.data.train.path, *(source.path for source in config.data.mixture)]
     heat = f"temperature {rollout.temperature:g}"
+    more: dict[str, str] = {}
+    if lora.start is not None:
+        more["adapter at the start"] = f"`{lora.start}`"
+    if config.sft.train is not None:
+        sft = config.sft
+        more["warm start"] = (
+            f"`{config.sft.train.path}`, {sft.steps} steps of {sft.sequences_per_step} packed "
+            f"sequences, learning rate {sft.lr:g}, {sft.schedule}"
+        )
     return {
         "base": f"`{base}`, {model.dtype}, quantization {model.quantization}",
         "adapter": f"LoRA on `{lora.targets}`, rank {lora.rank}, alpha {lora.alpha:g}, "
         + lora.scaling,
-        "trained on": ", ".join(f"`{path}`" for path in sources),
+        **more,
+        "GRPO on": ", ".join(f"`{path}`" for path in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
         "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
         "learning rate": f"{learner.lr:g}, {learner.schedule}",
@@ -112,7 +130,9 @@ def _accuracy(folder: RunFolder, config: Config, step: int) -> list[str]:
     return [
         "## Accuracy",
         "",
-        f"Test split `{config.data.test.path}`; {how}.",
+        f"The test split is `{config.data.test.path}`; {how}.",
+        "`before` is the policy that training began with. Of all versions the one with the best",
+        "validation is taken, so its validation looks a little better than it is.",
         "",
         "| evaluation | step | accuracy [95%] | prompts |",
         "|---|---|---|---|",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,20 @@ def copy_companions(folder: Path, *, like: Path, tokenizer: Path) -> None:
             shutil.copyfile(path, folder / path.name)
     # Whatever it was called before.
     shutil.copyfile(tokenizer, folder / f"tokenizer{tokenizer.suffix}")
+
+
+def add_stop_tokens(folder: Path, *, stops: Sequence[int]) -> None:
+    """Names the tokens that end an answer in `generation_config.json`, beside those there are.
+
+    Without it whoever serves the folder would let the policy run on behind its own end.
+    """
+    path = folder / _GENERATION
+    given: dict[str, Any] = {}
+    if path.is_file():
+        given = json.loads(path.read_text(encoding="utf-8"))
+    ends = given.get("eos_token_id", [])
+    known = ends if isinstance(ends, list) else [ends]
+    _write_json(path, {**given, "eos_token_id": list(dict.fromkeys([*known, *stops]))})
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -82,13 +82,23 @@ def open_tokenizer(model: Model) -> Tokenizer:
         ValueError: if tokenizer or template cannot be read.
     """
     folder = find_model(model)
-    where = folder if model.tokenizer is None else find_tokenizer(model.tokenizer)
+    where = _beside(folder) if model.tokenizer is None else find_tokenizer(model.tokenizer)
     tokenizer = read_tokenizer(where)
     template = read_chat_template(folder)
     if template is None:
         template = read_chat_template(tokenizer.path.parent)
     tokenizer.chat_template = template
     return tokenizer
+
+
+def _beside(folder: Path) -> Path:
+    """The folder, or the one above where only that has a tokenizer, as with flax checkpoints."""
+    found = [
+        path
+        for path in (folder, folder.parent)
+        if any((path / name).is_file() for name in (SENTENCEPIECE, JSON))
+    ]
+    return found[0] if found else folder
 
 
 def read_tokenizer(where: Path) -> Tokenizer:
