@@ -167,6 +167,7 @@ GEMMA3_1B: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "gb"), [("none", 2.000), ("int8", 1.324), ("nf4", 0.975)])
 def test_bytes_of_gemma3_1b(kind: str, gb: float):
     shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
