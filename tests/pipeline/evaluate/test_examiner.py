@@ -63,6 +63,8 @@ def test_a_policy_that_collapses_is_exported_as_it_was_at_its_best(tmp_path: Pat
     assert summary["eval"]["after"]["accuracy"] == 0.7
     assert run.script.calls[-1] == f"learner.export {COLLAPSE - 1}"
     assert run.disk.best == (COLLAPSE - 1, summary["adapter_sha256"])
+    (after,) = [e for e in run.events("evaluated") if e["name"] == "test_after"]
+    assert after["step"] == COLLAPSE - 1  # the version that was measured, for the model card
     # The test split is read once at each end.
     tests = [call for call in run.script.calls if "generate:test" in call]
     assert len(tests) == 2

@@ -290,6 +290,14 @@ def test_another_error_of_the_devices_is_no_want_of_room(
         exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
 
 
+def test_who_serves_an_export_ends_where_the_policy_ends(
+    tmp_path: Path, learner: Learner, like: Path
+):
+    exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
+    written = json.loads((tmp_path / "export" / "generation_config.json").read_text())
+    assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
+
+
 def test_a_nan_is_no_agreement(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
