@@ -24,6 +24,15 @@ class Plan(Table):
     sampler_devices: int | None = Field(
         None, ge=1, description="split only: devices of each sampler, default 1"
     )
+    fsdp: int = Field(
+        1, ge=1, description="parts of the learner's weights that are gathered layer by layer"
+    )
+    tp: int = Field(
+        1, ge=1, description="parts of the learner's heads and widths that are computed apart"
+    )
+    sampler_tp: int | None = Field(
+        None, ge=1, description="split only: tp of each sampler, default 1"
+    )
     rollout_rows: int = Field(ge=1, description="rollouts a sampler decodes at once")
     segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
     prompt_buckets: Sizes = Field(
@@ -47,24 +56,41 @@ class Plan(Table):
         if self.placement == "colocated":
             problems += [
                 (key, "means nothing in colocated placement; remove it")
-                for key in ("samplers", "sampler_devices")
+                for key in ("samplers", "sampler_devices", "sampler_tp")
                 if getattr(self, key) is not None
             ]
-        for key, whose, devices, most in (
-            ("rollout_rows", "a sampler's", self.devices_per_sampler, _HEAD_TOKENS),
-            ("micro_batch_rows", "the learner's", self.learner_devices, self.head_tokens),
+        problems += self._meshes()
+        for key, whose, shards, tp, most in (
+            ("rollout_rows", "a sampler's", self.sampler_shards, self.tp_of_sampler, _HEAD_TOKENS),
+            ("micro_batch_rows", "the learner's", self.learner_shards, self.tp, self.head_tokens),
         ):
             rows = getattr(self, key)
-            if rows % devices:
-                nearest = nearest_multiples(rows, devices)
-                what = f"must be a multiple of {whose} {devices} devices; nearest valid: {nearest}"
-                problems.append((key, what))
-            elif rows > most * devices:
+            if rows % shards:
+                nearest = nearest_multiples(rows, shards)
+                parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
+                problems.append(
+                    (key, f"must be a multiple of {whose} {parts}; nearest valid: {nearest}")
+                )
+            elif rows > most * shards:
                 # Each row has a position whose logits exist at the same time as the others'.
-                what = f"may be at most {most} a device; nearest valid: {most * devices}"
+                what = f"may be at most {most} a device; nearest valid: {most * shards}"
                 problems.append((key, what))
         refuse(problems)
         return self
+
+    def _meshes(self) -> list[Problem]:
+        checks = [("learner_devices", self.learner_devices, "fsdp x tp", self.fsdp * self.tp)]
+        if self.placement == "split":
+            tp = self.tp_of_sampler
+            checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
+        problems = []
+        for key, devices, what, ways in checks:
+            if devices % ways:
+                nearest = nearest_multiples(devices, ways)
+                problems.append(
+                    (key, f"must be a multiple of {what} = {ways}; nearest valid: {nearest}")
+                )
+        return problems
 
     @property
     def num_samplers(self) -> int:
@@ -77,3 +103,23 @@ class Plan(Table):
         if self.placement == "colocated":
             return self.learner_devices
         return self.sampler_devices or 1
+
+    @property
+    def fsdp_of_sampler(self) -> int:
+        """Parts of the weights that a sampler gathers layer by layer; it saves no time there."""
+        return self.fsdp if self.placement == "colocated" else 1
+
+    @property
+    def tp_of_sampler(self) -> int:
+        """Parts into which a sampler splits heads and widths."""
+        return self.tp if self.placement == "colocated" else self.sampler_tp or 1
+
+    @property
+    def sampler_shards(self) -> int:
+        """Parts into which the rows of one sampler are split."""
+        return max(1, self.devices_per_sampler // self.tp_of_sampler)
+
+    @property
+    def learner_shards(self) -> int:
+        """Parts into which the rows of a batch are split in the learner."""
+        return max(1, self.learner_devices // self.tp)

@@ -80,6 +80,30 @@ def test_what_is_not_a_duration(text: str) -> None:
             "may be at most 6 a device; nearest valid: 12",
         ),
         (
+            [("plan.learner_devices", "4"), ("plan.fsdp", "3"), ("plan.tp", "2")],
+            "plan.learner_devices",
+            "must be a multiple of fsdp x tp = 6; nearest valid: 6",
+        ),
+        (
+            [("plan.sampler_devices", "3"), ("plan.sampler_tp", "2")],
+            "plan.sampler_devices",
+            "must be a multiple of sampler_tp = 2; nearest valid: 2 or 4",
+        ),
+        (
+            [
+                ("plan.rollout_rows", "31"),
+                ("plan.sampler_devices", "4"),
+                ("plan.sampler_tp", "2"),
+            ],
+            "plan.rollout_rows",
+            "a multiple of a sampler's 2 groups of tp = 2 devices; nearest valid: 30 or 32",
+        ),
+        (
+            [("plan.placement", "colocated"), ("plan.sampler_tp", "2")],
+            "plan.sampler_tp",
+            "means nothing in colocated placement",
+        ),
+        (
             [("plan.rollout_rows", "2049")],
             "plan.rollout_rows",
             "may be at most 2048 a device; nearest valid: 2048",
