@@ -127,7 +127,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     from tqdm import trange
 
     from pipeline.model import save, weights
-    from pipeline.model.head import token_logprobs
+    from pipeline.model.head import scaled_logits
     from pipeline.model.policy import Params, Policy
     from pipeline.model.sharding import make_mesh
 
@@ -143,21 +143,20 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
             weight_decay=0.01,
         ),
     )
-    everything = jnp.zeros(policy.vocab_size, bool)
 
     def loss(params: Params, tokens: jax.Array, learned: jax.Array) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(TOKENS - 1), (BATCH, TOKENS - 1))
         hidden, _ = policy.bind(params, nothing)(tokens[:, :-1], positions)
-        logprobs, _ = token_logprobs(
+        # All at once, because here the embedding is learned, too.
+        logits = scaled_logits(
             hidden,
-            tokens[:, 1:],
             policy.embedding(params),
             softcap=architecture.final_softcap,
             temperature=1.0,
-            forbidden=everything,
-            positions_at_once=TOKENS,
+            forbidden=jnp.zeros(policy.vocab_size, bool),
         )
-        return -jnp.sum(logprobs * learned[:, 1:]) / jnp.sum(learned[:, 1:])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return jnp.sum(losses * learned[:, 1:]) / jnp.sum(learned[:, 1:])
 
     @jax.jit
     def step(params: Params, state: Any, tokens: jax.Array, learned: jax.Array) -> Any:

@@ -1,8 +1,9 @@
 """The learner's compiled programs: score tokens, add up a gradient, apply an update.
 
-Compiled ahead of time, one of each per sequence bucket. The gradient program borrows the adapter;
-only the small program that applies the update takes adapter and optimizer state for good, so that
-running out of memory in the large one cannot lose them.
+Compiled ahead of time, one of each for every size of a micro-batch, of which there are at most two.
+The gradient program borrows the adapter; only the small program that applies the update takes
+adapter and optimizer state for good, so that running out of memory in the large one cannot lose
+them.
 """
 
 from __future__ import annotations
@@ -16,78 +17,67 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
-from pipeline.learner.losses import clipped_policy_loss, kl_k3, weighted_sum
+from pipeline.batching import batch_shape
+from pipeline.data.packing import BatchShape
+from pipeline.learner.batches import DeviceBatch, ExampleBatch, Inputs
+from pipeline.learner.losses import weighted_sum
+from pipeline.learner.objective import asked_for, objective
 from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
+from pipeline.learner.topk import Kept, keep
 from pipeline.model.attention import PackedAttention
-from pipeline.model.head import token_logprobs
+from pipeline.model.head import Head, Scores, score
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import build, by_row, replicated, rows_per_device
+from pipeline.model.sharding import build, by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
 
 Scalars = dict[str, Float[Array, ""]]
+BySize = dict[int, jax.stages.Compiled]
+"""A program for each size of a micro-batch, by its rows."""
 
 IMITATION_TEMPERATURE = 1.0
 """Worked examples are learned at the model's own temperature, whatever rollouts are drawn at."""
 
-PER_TOKEN = ("clip_fraction", "entropy", "kl")
-"""Metrics of the gradient program that describe tokens rather than add up to the loss."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DeviceBatch:
-    """A `TokenBatch` on the devices, with what its tokens scored under other policies.
-
-    Attributes:
-        tokens: inputs.
-        targets: the next token of each input.
-        weights: of each target in the loss.
-        advantages: of the rollout in each row.
-        old_logprobs: under the policy that drew them; None: the current one is that policy.
-        reference_logprobs: under the base; None where no KL is asked for.
-    """
-
-    tokens: Int[Array, "batch seq"]
-    targets: Int[Array, "batch seq"]
-    weights: Float[Array, "batch seq"]
-    advantages: Float[Array, " batch"]
-    old_logprobs: Float[Array, "batch seq"] | None
-    reference_logprobs: Float[Array, "batch seq"] | None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ExampleBatch:
-    """A `PackedBatch` on the devices; see there."""
-
-    tokens: Int[Array, "batch seq"]
-    targets: Int[Array, "batch seq"]
-    weights: Float[Array, "batch seq"]
-    segments: Int[Array, "batch seq"]
-    positions: Int[Array, "batch seq"]
+ABOUT_UPDATE = ("loss", "policy_loss", "grad_norm", "lr")
+"""Metrics of an update as a whole; all others describe tokens, and their mean is told."""
 
 
 @dataclass(frozen=True)
 class CompiledPrograms:
-    """What `LearnerPrograms.compile` returns; score and gradient by sequence length.
+    """What `LearnerPrograms.compile` returns.
 
-    `imitation` and `apply_imitation` are there only in runs with a supervised phase.
+    `keep` is there only where the top of a distribution is kept, `imitation` and `apply_imitation`
+    only in runs with a supervised phase.
     """
 
-    score: dict[int, jax.stages.Compiled]
-    gradient: dict[int, jax.stages.Compiled]
+    score: BySize
+    keep: BySize
+    gradient: BySize
     apply: jax.stages.Compiled
-    imitation: jax.stages.Compiled | None
+    imitation: BySize
     apply_imitation: jax.stages.Compiled | None
 
 
 @dataclass(frozen=True)
 class LearnerPrograms:
-    """Traces the programs for one policy and one configuration."""
+    """Traces the programs for one policy and one configuration.
+
+    Raises:
+        ValueError: if more of the likeliest tokens are to be kept than can be drawn.
+    """
 
     policy: Policy
     config: Config
     vocabulary: Vocabulary
+
+    def __post_init__(self) -> None:
+        """Checks what only the vocabulary tells."""
+        settings = self.config.learner
+        drawable = self.policy.vocab_size - len(set(self.vocabulary.forbidden))
+        if settings.keeps_top_k and settings.kl_top_k > drawable:
+            raise ValueError(
+                f"learner.kl_top_k = {settings.kl_top_k}: only {drawable} tokens of the vocabulary "
+                f"may be drawn; nearest valid: {drawable}"
+            )
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -99,19 +89,25 @@ class LearnerPrograms:
         """The optimizer of the supervised phase; its state is shaped like the other's."""
         return make_optimizer(self.config, imitation_rate(self.config))
 
-    def score(
-        self,
-        base: Params,
-        adapter: Params,
-        tokens: Int[Array, "batch seq"],
-        targets: Int[Array, "batch seq"],
-    ) -> Float[Array, "batch seq"]:
+    @property
+    def shape(self) -> BatchShape:
+        """The sizes of micro-batches."""
+        return batch_shape(self.config, pad=self.vocabulary.pad)
+
+    def score(self, base: Params, adapter: Params, inputs: Inputs) -> Float[Array, "rows seq"]:
         """Log-prob of each target at the rollout temperature."""
-        return self._logprobs(base, adapter, tokens, targets, remat=False)[0]
+        return self._scores(base, adapter, inputs).logprobs
+
+    def keep(self, base: Params, adapter: Params, inputs: Inputs) -> Kept:
+        """The likeliest next tokens at each position at the rollout temperature."""
+        settings = self.config.learner
+        top = self._scores(base, adapter, inputs, top_k=settings.kl_top_k).top
+        assert top is not None
+        return keep(top, dtype=jnp.dtype(settings.top_k_dtype))
 
     def gradient(
         self, base: Params, adapter: Params, total: Params, batch: DeviceBatch
-    ) -> tuple[Params, Scalars, Float[Array, "batch seq"]]:
+    ) -> tuple[Params, Scalars, Float[Array, "rows seq"]]:
         """Adds the batch's gradient to `total`.
 
         Returns:
@@ -119,28 +115,10 @@ class LearnerPrograms:
         """
 
         def loss(adapter: Params) -> tuple[Float[Array, ""], tuple[Scalars, Array]]:
-            logprobs, entropy = self._logprobs(
-                base, adapter, batch.tokens, batch.targets, remat=self.config.plan.remat
-            )
-            # Elsewhere may stand anything, and an infinite ratio there would be a NaN in the
-            # gradient.
-            learned = batch.weights > 0
-            scored = jnp.where(learned, logprobs, 0.0)
-            old = batch.old_logprobs
-            policy_loss, clipped = clipped_policy_loss(
-                scored,
-                jax.lax.stop_gradient(scored) if old is None else jnp.where(learned, old, 0.0),
-                batch.advantages,
-                epsilon=self.config.learner.clip_epsilon,
-            )
-            per_token = {"policy_loss": policy_loss, "clip_fraction": clipped, "entropy": entropy}
-            objective = policy_loss
-            if batch.reference_logprobs is not None:
-                reference = jnp.where(learned, batch.reference_logprobs, 0.0)
-                per_token["kl"] = kl_k3(scored, reference)
-                objective += self.config.learner.kl_coef * per_token["kl"]
-            shares = {name: weighted_sum(value, batch.weights) for name, value in per_token.items()}
-            return weighted_sum(objective, batch.weights), (shares, logprobs)
+            scores = self._scores(base, adapter, batch.inputs, picks=asked_for(batch), remat=True)
+            values, about = objective(scores, batch, settings=self.config.learner)
+            shares = {name: weighted_sum(value, batch.weights) for name, value in about.items()}
+            return weighted_sum(values, batch.weights), (shares, scores.logprobs)
 
         (value, (shares, logprobs)), grads = jax.value_and_grad(loss, has_aux=True)(adapter)
         total = jax.tree.map(jnp.add, total, grads)
@@ -156,15 +134,10 @@ class LearnerPrograms:
         """
 
         def loss(adapter: Params) -> Float[Array, ""]:
-            model = self.policy.bind(base, adapter)
-            hidden, _ = model(
-                batch.tokens,
-                batch.positions,
-                attend=PackedAttention(batch.segments),
-                remat=self.config.plan.remat,
+            scores = self._scores(
+                base, adapter, batch.inputs, temperature=IMITATION_TEMPERATURE, remat=True
             )
-            logprobs, _ = self._head(base, hidden, batch.targets, IMITATION_TEMPERATURE)
-            return weighted_sum(-logprobs, batch.weights)
+            return weighted_sum(-scores.logprobs, batch.weights)
 
         value, grads = jax.value_and_grad(loss)(adapter)
         return jax.tree.map(jnp.add, total, grads), {"loss": value}
@@ -181,26 +154,39 @@ class LearnerPrograms:
         """One supervised update; likewise."""
         return _apply(self.imitation_optimizer, adapter, state, grads)
 
-    def _logprobs(
-        self, base: Params, adapter: Params, tokens: Array, targets: Array, *, remat: bool
-    ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
-        rows, seq = tokens.shape
-        positions = jnp.broadcast_to(jnp.arange(seq), (rows, seq))
-        hidden, _ = self.policy.bind(base, adapter)(tokens, positions, remat=remat)
-        return self._head(base, hidden, targets, self.config.rollout.temperature)
-
-    def _head(
-        self, base: Params, hidden: Array, targets: Array, temperature: float
-    ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
-        local_rows = rows_per_device(hidden.shape[0], self.policy.mesh)
-        return token_logprobs(
-            hidden,
-            targets,
-            self.policy.embedding(base),
+    def _scores(
+        self,
+        base: Params,
+        adapter: Params,
+        inputs: Inputs,
+        *,
+        temperature: float | None = None,
+        picks: Int[Array, "rows seq k"] | None = None,
+        top_k: int = 0,
+        remat: bool = False,
+    ) -> Scores:
+        plan = self.config.plan
+        hidden, _ = self.policy.bind(base, adapter)(
+            inputs.tokens,
+            inputs.positions,
+            attend=PackedAttention(inputs.segments),
+            remat=remat and plan.remat != "none",
+        )
+        head = Head(
             softcap=self.policy.architecture.final_softcap,
-            temperature=temperature,
+            temperature=temperature or self.config.rollout.temperature,
+            tokens=plan.head_tokens,
+            vocab=plan.head_vocab,
+            mesh=self.policy.mesh,
+        )
+        return score(
+            hidden,
+            inputs.targets,
+            self.policy.embedding(base),
+            head=head,
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
-            positions_at_once=max(1, self.config.plan.head_tokens // local_rows),
+            picks=picks,
+            top_k=top_k,
         )
 
     def compile(self) -> CompiledPrograms:
@@ -208,34 +194,46 @@ class LearnerPrograms:
         mesh = self.policy.mesh
         whole, rows = replicated(mesh), by_row(mesh)
         base, adapter = self.policy.abstract_params()
-        score = jax.jit(self.score, out_shardings=rows)
-        gradient = jax.jit(self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows))
-        apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
-        batches = {seq: self._abstract_batch(seq) for seq in self.config.sequence_buckets}
         state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
             jax.eval_shape(self.optimizer.init, adapter),
         )
-        imitation = apply_imitation = None
+        sizes = self.shape.sizes
+        gradient = jax.jit(self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows))
+        imitation: BySize = {}
+        apply_imitation = None
         if self.config.run.warm_start:
             imitate = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
-            examples = self._abstract_examples()
-            imitation = build(imitate.trace(base, adapter, adapter, examples), mesh)
+            for size in sizes:
+                examples = ExampleBatch(self.abstract_inputs(size), self._rows(size))
+                imitation[size] = build(imitate.trace(base, adapter, adapter, examples), mesh)
             apply_other = jax.jit(self.apply_imitation, donate_argnums=(0, 1), out_shardings=whole)
             apply_imitation = build(apply_other.trace(adapter, state, adapter), mesh)
+        apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
         return CompiledPrograms(
-            score={
-                seq: build(score.trace(base, adapter, batch.tokens, batch.targets), mesh)
-                for seq, batch in batches.items()
-            },
+            score=self.compile_score(),
+            keep=self._forward_only(self.keep) if self.config.learner.keeps_top_k else {},
             gradient={
-                seq: build(gradient.trace(base, adapter, adapter, batch), mesh)
-                for seq, batch in batches.items()
+                size: build(gradient.trace(base, adapter, adapter, self.abstract_batch(size)), mesh)
+                for size in sizes
             },
             apply=build(apply.trace(adapter, state, adapter), mesh),
             imitation=imitation,
             apply_imitation=apply_imitation,
         )
+
+    def compile_score(self) -> BySize:
+        """The scoring program alone."""
+        return self._forward_only(self.score)
+
+    def _forward_only(self, function: Any) -> BySize:
+        mesh = self.policy.mesh
+        base, adapter = self.policy.abstract_params()
+        program = jax.jit(function, out_shardings=by_row(mesh))
+        return {
+            size: build(program.trace(base, adapter, self.abstract_inputs(size)), mesh)
+            for size in self.shape.sizes
+        }
 
     @property
     def keeps_old(self) -> bool:
@@ -244,33 +242,44 @@ class LearnerPrograms:
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the base's log-probs must be scored."""
+        """Whether the reference must be asked about the tokens."""
         return self.config.learner.kl_coef > 0
 
-    def _abstract_batch(self, seq: int) -> DeviceBatch:
+    @property
+    def learns_without_advantage(self) -> bool:
+        """Whether there is a term that also pulls on rollouts whose advantage is 0."""
+        return self.keeps_reference or self.config.learner.teacher is not None
+
+    def abstract_inputs(self, rows: int) -> Inputs:
+        """`Inputs` as shapes, for compiling ahead of time."""
+        ints = self._rows(rows, dtype=jnp.int32)
+        return Inputs(ints, ints, ints, ints)
+
+    def abstract_batch(self, rows: int) -> DeviceBatch:
+        """`DeviceBatch` as shapes, for compiling ahead of time."""
+        settings, floats = self.config.learner, self._rows(rows)
+        k, kept = settings.kl_top_k, None
+        if settings.keeps_top_k:
+            kept = Kept(
+                logprobs=self._rows(rows, k, dtype=settings.top_k_dtype),
+                tokens=self._rows(rows, k, dtype=jnp.int32),
+                tail=floats,
+            )
+        over_top = settings.kl == "topk"
         return DeviceBatch(
-            tokens=self._rows(seq, dtype=jnp.int32),
-            targets=self._rows(seq, dtype=jnp.int32),
-            weights=self._rows(seq),
-            advantages=self._rows(),
-            old_logprobs=self._rows(seq) if self.keeps_old else None,
-            reference_logprobs=self._rows(seq) if self.keeps_reference else None,
+            inputs=self.abstract_inputs(rows),
+            weights=floats,
+            advantages=floats,
+            sampled_logprobs=floats if settings.importance_cap else None,
+            old_logprobs=floats if self.keeps_old else None,
+            reference_logprobs=floats if self.keeps_reference and not over_top else None,
+            reference=kept if self.keeps_reference and over_top else None,
+            teacher=kept if settings.teacher is not None else None,
         )
 
-    def _abstract_examples(self) -> ExampleBatch:
-        seq = self.config.rollout.max_tokens
-        return ExampleBatch(
-            tokens=self._rows(seq, dtype=jnp.int32),
-            targets=self._rows(seq, dtype=jnp.int32),
-            weights=self._rows(seq),
-            segments=self._rows(seq, dtype=jnp.int32),
-            positions=self._rows(seq, dtype=jnp.int32),
-        )
-
-    def _rows(self, *shape: int, dtype: Any = jnp.float32) -> Any:
-        return jax.ShapeDtypeStruct(
-            (self.config.plan.micro_batch_rows, *shape), dtype, sharding=by_row(self.policy.mesh)
-        )
+    def _rows(self, rows: int, *more: int, dtype: Any = jnp.float32) -> Any:
+        shape = (rows, self.config.row_tokens, *more)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_row(self.policy.mesh))
 
 
 def _apply(

@@ -1,21 +1,83 @@
 """From hidden states to log-probs: the only place that turns them into logits.
 
 The distribution is the softmax over the vocabulary minus the forbidden tokens, of logits that are
-capped if the model says so and divided by the temperature, the same for sampler and learner. Logits
-exist for a few positions at a time and are computed again
-in the backward pass; the embedding is frozen, so only the hidden states get a gradient.
+capped if the model says so and divided by the temperature, the same for sampler and learner.
+
+`score` walks over positions and vocabulary in blocks (head_blocks.py), forward and backward, with
+sums in float32. The embedding is frozen: only the hidden states get a gradient, by a VJP of its own
+that computes the logits again instead of keeping them. Positions may be sharded over the batch axes
+of a mesh and the vocabulary over fsdp and tp.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.model.attention import soft_cap
+from pipeline.model.head_blocks import FORBIDDEN, Blocks, Found, backward, forward
+from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
-FORBIDDEN = -1e30
-"""Score of a token that may not be drawn; finite, so that no gradient becomes NaN."""
+
+@dataclass(frozen=True)
+class Head:
+    """How hidden states become a distribution, and in which blocks.
+
+    Attributes:
+        softcap: bound of the logits; None: they have none.
+        temperature: divides the logits.
+        tokens: positions whose logits exist at a time, per device.
+        vocab: entries of the vocabulary whose logits exist at a time, per device.
+        mesh: devices; hidden states are sharded by row over its batch axes, the embedding over its
+            vocabulary axes.
+    """
+
+    softcap: float | None
+    temperature: float
+    tokens: int
+    vocab: int
+    mesh: Mesh
+
+
+class TopK(NamedTuple):
+    """The likeliest tokens of a distribution; exact, and where scores tie the lower id first.
+
+    Attributes:
+        logprobs: descending, normalised over the whole vocabulary; float32 or bfloat16.
+        tokens: their ids.
+    """
+
+    logprobs: Float[Array, "rows seq k"]
+    tokens: Int[Array, "rows seq k"]
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> TopK:
+        """With log-probs of another type: bfloat16 takes half the memory."""
+        return TopK(self.logprobs.astype(dtype), self.tokens)
+
+
+class Scores(NamedTuple):
+    """What one pass over the vocabulary says of each position; all in float32.
+
+    Attributes:
+        logprobs: of the targets.
+        log_z: log-sum-exp of the scores.
+        entropy: in nats; no gradient flows through it.
+        picked: log-probs of the tokens that were asked for; None: none were.
+        top: the likeliest tokens, without a gradient; None: they were not asked for.
+    """
+
+    logprobs: Float[Array, "rows seq"]
+    log_z: Float[Array, "rows seq"]
+    entropy: Float[Array, "rows seq"]
+    picked: Float[Array, "rows seq k"] | None
+    top: TopK | None
 
 
 def scaled_logits(
@@ -31,54 +93,100 @@ def scaled_logits(
     return jnp.where(forbidden, FORBIDDEN, soft_cap(logits, softcap) / temperature)
 
 
-def token_logprobs(
-    hidden: Float[Array, "batch seq embed"],
-    targets: Int[Array, "batch seq"],
+def score(
+    hidden: Float[Array, "rows seq embed"],
+    targets: Int[Array, "rows seq"],
     embedding: Float[Array, "vocab embed"],
     *,
-    softcap: float | None,
-    temperature: float,
+    head: Head,
     forbidden: Bool[Array, " vocab"],
-    positions_at_once: int,
-) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
-    """Log-prob of each target, and the entropy in nats of the distribution it was drawn from.
+    picks: Int[Array, "rows seq k"] | None = None,
+    top_k: int = 0,
+) -> Scores:
+    """Log-probs of targets, and what else is asked for, in one pass over the vocabulary.
 
-    Walks over the sequence axis in blocks, so that at most `batch x positions_at_once x vocab`
-    logits exist at a time, in the forward and in the backward pass. No gradient flows through the
-    entropy.
+    Log-probs of forbidden tokens are those of a token that could be drawn, so targets and picks
+    should not be forbidden.
+
+    Args:
+        hidden: after the final norm.
+        targets: one token for each position.
+        embedding: tied, `vocab embed`; it gets no gradient.
+        head: the distribution, and the blocks.
+        forbidden: True where a token may not be drawn.
+        picks: further tokens whose log-probs are wanted, differentiable like those of the targets.
+        top_k: how many of the likeliest tokens are wanted.
+
+    Raises:
+        ValueError: if a device has fewer than `top_k` entries of the vocabulary.
     """
-    batch, seq, embed = hidden.shape
-    block = min(positions_at_once, seq)
-    count = -(-seq // block)
-    padded = count * block - seq
-    hidden = jnp.pad(hidden, ((0, 0), (0, padded), (0, 0)))
-    targets = jnp.pad(targets, ((0, 0), (0, padded)))
-
-    @jax.checkpoint
-    def one_block(
-        hidden: Float[Array, "batch block embed"], targets: Int[Array, "batch block"]
-    ) -> tuple[Float[Array, "batch block"], Float[Array, "batch block"]]:
-        scores = scaled_logits(
-            hidden, embedding, softcap=softcap, temperature=temperature, forbidden=forbidden
-        )
-        log_z = jax.nn.logsumexp(scores, axis=-1)
-        picked = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
-        frozen = jax.lax.stop_gradient(scores - log_z[..., None])
-        entropy = -jnp.sum(jnp.exp(frozen) * jnp.where(forbidden, 0.0, frozen), axis=-1)
-        return picked - log_z, entropy
-
-    def step(
-        carry: None, xs: tuple[Float[Array, "batch block embed"], Int[Array, "batch block"]]
-    ) -> tuple[None, tuple[Float[Array, "batch block"], Float[Array, "batch block"]]]:
-        return carry, one_block(*xs)
-
-    blocks = (
-        jnp.moveaxis(hidden.reshape(batch, count, block, embed), 1, 0),
-        jnp.moveaxis(targets.reshape(batch, count, block), 1, 0),
+    here = embedding.shape[0] // _devices(head.mesh, VOCAB_AXES)
+    if top_k > here:
+        raise ValueError(f"top_k = {top_k}, but a device has only {here} entries of the vocabulary")
+    blocks = Blocks(
+        softcap=head.softcap,
+        temperature=head.temperature,
+        tokens=head.tokens,
+        vocab=head.vocab,
+        top_k=top_k,
+        shards=_devices(head.mesh, (FSDP,)),
     )
-    _, (logprobs, entropy) = jax.lax.scan(step, None, blocks)
+    asked = targets[..., None]
+    if picks is not None:
+        asked = jnp.concatenate([asked, picks], axis=-1)
+    rows, seq = targets.shape
+    flat = (x.reshape(rows * seq, -1) for x in (hidden, asked))
+    found = _passes(blocks, head.mesh, embedding, forbidden, *flat)
+    log_z, entropy, chosen, values, ids = (x.reshape(rows, seq, *x.shape[1:]) for x in found)
+    logprobs = chosen - log_z[..., None]
+    fixed = jax.lax.stop_gradient
+    return Scores(
+        logprobs=logprobs[..., 0],
+        log_z=log_z,
+        entropy=fixed(entropy),
+        picked=None if picks is None else logprobs[..., 1:],
+        top=TopK(fixed(values - log_z[..., None]), ids) if top_k else None,
+    )
 
-    def whole(x: Float[Array, "count batch block"]) -> Float[Array, "batch seq"]:
-        return jnp.moveaxis(x, 0, 1).reshape(batch, count * block)[:, :seq]
 
-    return whole(logprobs), whole(entropy)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _passes(
+    blocks: Blocks,
+    mesh: Mesh,
+    embedding: Float[Array, "vocab embed"],
+    forbidden: Bool[Array, " vocab"],
+    hidden: Float[Array, "tokens embed"],
+    picks: Int[Array, "tokens picks"],
+) -> Found:
+    """`head_blocks.forward` on every device; log_z and the scores of the picks have gradients."""
+    return _on_devices(partial(forward, blocks), mesh, embedding, forbidden, hidden, picks)
+
+
+def _passes_forward(blocks: Blocks, mesh: Mesh, *arrays: Array) -> tuple[Found, Any]:
+    found = _passes(blocks, mesh, *arrays)
+    log_z, _, chosen, *_ = found
+    return found, (*arrays, log_z, chosen)
+
+
+def _passes_backward(
+    blocks: Blocks, mesh: Mesh, kept: tuple[Array, ...], grads: tuple[Any, ...]
+) -> tuple[None, None, Float[Array, "tokens embed"], None]:
+    d_log_z, _, d_chosen, *_ = grads
+    d_hidden = _on_devices(partial(backward, blocks), mesh, *kept, d_log_z, d_chosen)
+    return None, None, d_hidden, None
+
+
+_passes.defvjp(_passes_forward, _passes_backward)
+
+
+def _on_devices(run: Any, mesh: Mesh, *arrays: Array) -> Any:
+    """`run` on each device's share: the first two arrays by vocabulary, the others by position."""
+    by_entry, by_position = PartitionSpec(VOCAB_AXES), PartitionSpec(BATCH_AXES)
+    specs = (by_entry, by_entry, *(by_position for _ in arrays[2:]))
+    # What is the same along tp is so because it was summed over it; not worth proving to JAX.
+    local = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=by_position, check_vma=False)
+    return local(*arrays)
+
+
+def _devices(mesh: Mesh, axes: tuple[str, ...]) -> int:
+    return math.prod(mesh.shape[axis] for axis in axes)

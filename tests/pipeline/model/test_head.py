@@ -1,4 +1,4 @@
-"""Log-probs and entropy against the whole softmax, and what they never hold in memory."""
+"""Log-probs, entropy and top k against the whole softmax, and what is never held in memory."""
 
 from __future__ import annotations
 
@@ -13,123 +13,185 @@ import pytest
 
 from pipeline.decode.programs import DecodePrograms
 from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.head import FORBIDDEN, scaled_logits, token_logprobs
+from pipeline.model.head import FORBIDDEN, Head, Scores, TopK, scaled_logits, score
+from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
 from tests import tiny
 
-BATCH, SEQ, EMBED, VOCAB = 3, 7, 5, 11
-BANNED = (0, 4)
+ROWS, SEQ, EMBED, VOCAB, K, PICKS = 8, 7, 16, 96, 9, 4
+BANNED = (0, 5)
 TEMPERATURE = 0.7
-SOFTCAP = 1.5
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (2, 1, 4)]
 
 
-def inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    hidden = rng.standard_normal((BATCH, SEQ, EMBED)).astype(np.float32)
-    embedding = rng.standard_normal((VOCAB, EMBED)).astype(np.float32)
-    allowed = [token for token in range(VOCAB) if token not in BANNED]
-    targets = rng.choice(allowed, (BATCH, SEQ)).astype(np.int32)
-    return hidden, targets, embedding, np.isin(np.arange(VOCAB), BANNED)
+def draw(rng: np.random.Generator, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
 
-def ours(hidden: Any, *, block: int) -> tuple[jax.Array, jax.Array]:
-    _, targets, embedding, forbidden = map(jnp.asarray, inputs())
-    return token_logprobs(
-        jnp.asarray(hidden),
-        targets,
-        embedding,
-        softcap=SOFTCAP,
-        temperature=TEMPERATURE,
-        forbidden=forbidden,
-        positions_at_once=block,
+RNG = np.random.default_rng(0)
+HIDDEN, EMBEDDING = draw(RNG, ROWS, SEQ, EMBED), draw(RNG, VOCAB, EMBED)
+MASK = jnp.isin(jnp.arange(VOCAB), jnp.asarray(BANNED))
+ALLOWED = [token for token in range(VOCAB) if token not in BANNED]
+TARGETS = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ)), jnp.int32)
+PICKED = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ, PICKS)), jnp.int32)
+
+
+def mesh(data: int, fsdp: int, tp: int) -> Any:
+    return make_mesh(jax.devices()[: data * fsdp * tp], fsdp=fsdp, tp=tp)
+
+
+def make_head(
+    *, tokens: int = 16, vocab: int = 32, softcap: float | None = None, on: Any = (1, 1, 1)
+) -> Head:
+    return Head(softcap, TEMPERATURE, tokens, vocab, mesh(*on))
+
+
+def whole(hidden: jax.Array, *, softcap: float | None, embedding: jax.Array = EMBEDDING) -> Scores:
+    """The same from all logits at once."""
+    scores = scaled_logits(
+        hidden, embedding, softcap=softcap, temperature=TEMPERATURE, forbidden=MASK
+    )
+    log_z = jax.nn.logsumexp(scores, axis=-1)
+    logprobs = scores - log_z[..., None]
+    values, ids = jax.lax.top_k(logprobs, K)
+    return Scores(
+        logprobs=jnp.take_along_axis(logprobs, TARGETS[..., None], axis=-1)[..., 0],
+        log_z=log_z,
+        entropy=-jnp.sum(jnp.exp(logprobs) * jnp.where(MASK, 0.0, logprobs), axis=-1),
+        picked=jnp.take_along_axis(logprobs, PICKED, axis=-1),
+        top=TopK(values, ids),
     )
 
 
-def whole(hidden: Any) -> tuple[jax.Array, jax.Array]:
-    """The same from all logits at once, over the tokens that are left."""
-    _, targets, embedding, forbidden = inputs()
-    kept = np.flatnonzero(~forbidden)
-    logits = jnp.einsum("bsd,vd->bsv", hidden, embedding[kept])
-    capped = SOFTCAP * jnp.tanh(logits / SOFTCAP)
-    scores = jax.nn.log_softmax(capped / TEMPERATURE, axis=-1)
-    place = np.searchsorted(kept, targets)
-    picked = jnp.take_along_axis(scores, place[..., None], axis=-1)[..., 0]
-    return picked, -jnp.sum(jnp.exp(scores) * scores, axis=-1)
+def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
+    return score(hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, picks=PICKED, top_k=top_k)
+
+
+def total(scores: Scores) -> jax.Array:
+    """A sum with another weight for each number that has a gradient."""
+    rng = np.random.default_rng(1)
+    assert scores.picked is not None
+    return (
+        jnp.sum(scores.logprobs * draw(rng, ROWS, SEQ))
+        + jnp.sum(scores.log_z * draw(rng, ROWS, SEQ))
+        + jnp.sum(scores.picked * draw(rng, ROWS, SEQ, PICKS))
+    )
+
+
+def assert_equal(found: Scores, expected: Scores) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+    )
 
 
 def test_by_hand():
     hidden = jnp.array([[[1.0], [2.0]]])
     embedding = jnp.log(jnp.array([[1.0], [3.0], [4.0]]))
-    found, entropy = token_logprobs(
+    found = score(
         hidden,
         jnp.array([[1, 0]]),
         embedding,
-        softcap=None,
-        temperature=2.0,
+        head=Head(None, 2.0, 1, 2, mesh(1, 1, 1)),
         forbidden=jnp.array([False, False, True]),
-        positions_at_once=1,
+        top_k=2,
     )
     # Scores are log(1), log(3) to the powers 1/2 and 1, without the third token.
     first = np.array([1.0, 3**0.5]) / (1 + 3**0.5)
     second = np.array([0.25, 0.75])
-    np.testing.assert_allclose(found, [[np.log(first[1]), np.log(second[0])]], rtol=1e-6)
+    np.testing.assert_allclose(found.logprobs, [[np.log(first[1]), np.log(second[0])]], rtol=1e-6)
+    np.testing.assert_allclose(found.log_z, [[np.log(1 + 3**0.5), np.log(4)]], rtol=1e-6)
     expected = [-np.sum(p * np.log(p)) for p in (first, second)]
-    np.testing.assert_allclose(entropy, [expected], rtol=1e-6)
+    np.testing.assert_allclose(found.entropy, [expected], rtol=1e-6)
+    assert found.picked is None
+    assert found.top is not None
+    np.testing.assert_array_equal(found.top.tokens, [[[1, 0], [1, 0]]])
+    np.testing.assert_allclose(found.top.logprobs, [np.log([first[::-1], second[::-1]])], rtol=1e-6)
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, SEQ, 100])
-def test_values_are_those_of_the_whole_softmax_in_any_block(block: int):
-    hidden = inputs()[0]
-    for found, expected in zip(ours(hidden, block=block), whole(hidden), strict=True):
-        assert found.shape == (BATCH, SEQ)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("tokens", "vocab"), [(1, 96), (5, 32), (16, 10), (1000, 1000)])
+def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(tokens, vocab, softcap):
+    head = make_head(tokens=tokens, vocab=vocab, softcap=softcap)
+    assert_equal(ours(HIDDEN, head=head, top_k=K), whole(HIDDEN, softcap=softcap))
+    found = jax.grad(lambda h: total(ours(h, head=head)))(HIDDEN)
+    expected = jax.grad(lambda h: total(whole(h, softcap=softcap)))(HIDDEN)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("block", [2, SEQ])
-def test_the_gradient_is_that_of_the_whole_softmax(block: int):
-    hidden = inputs()[0]
-    weights = np.random.default_rng(1).standard_normal((BATCH, SEQ)).astype(np.float32)
+@pytest.mark.parametrize("on", MESHES)
+def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
+    head = make_head(tokens=16, vocab=7, softcap=3.0, on=on)
+    run = jax.jit(jax.value_and_grad(lambda h: total(ours(h, head=head))))
+    expected = jax.value_and_grad(lambda h: total(whole(h, softcap=3.0)))(HIDDEN)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), run(HIDDEN), expected
+    )
+    found = jax.jit(lambda h: ours(h, head=head, top_k=K))(HIDDEN)
+    assert_equal(found, whole(HIDDEN, softcap=3.0))
 
-    def total(h: Any, f: Any) -> jax.Array:
-        return jnp.sum(f(h)[0] * weights)
 
-    found = jax.grad(lambda h: total(h, lambda x: ours(x, block=block)))(hidden)
-    expected = jax.grad(lambda h: total(h, whole))(hidden)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def test_where_scores_tie_the_lower_id_is_first():
+    embedding = jnp.ones((VOCAB, EMBED))
+    for on in [(1, 1, 1), (1, 2, 2)]:
+        found = score(
+            HIDDEN,
+            TARGETS,
+            embedding,
+            head=make_head(vocab=10, on=on),
+            forbidden=MASK,
+            top_k=K,
+        ).top
+        assert found is not None
+        np.testing.assert_array_equal(found.tokens[0, 0], ALLOWED[:K])
 
 
-def test_no_gradient_flows_through_the_entropy():
-    hidden = inputs()[0]
-    grad = jax.grad(lambda h: jnp.sum(ours(h, block=2)[1]))(hidden)
-    assert not np.any(grad)
-    assert np.any(jax.grad(lambda h: jnp.sum(whole(h)[1]))(hidden))
+def test_more_of_the_likeliest_tokens_than_a_device_has_are_refused():
+    with pytest.raises(ValueError, match="top_k = 49, but a device has only 48 entries"):
+        ours(HIDDEN, head=make_head(on=(1, 1, 2)), top_k=49)
+
+
+def test_no_gradient_flows_through_entropy_and_top_k():
+    def fixed(scores: Scores) -> jax.Array:
+        assert scores.top is not None
+        return jnp.sum(scores.entropy) + jnp.sum(scores.top.logprobs)
+
+    assert not np.any(jax.grad(lambda h: fixed(ours(h, head=make_head(), top_k=K)))(HIDDEN))
+    assert np.any(jax.grad(lambda h: fixed(whole(h, softcap=None)))(HIDDEN))
 
 
 def test_a_forbidden_target_gives_no_nan():
-    hidden, _, embedding, forbidden = map(jnp.asarray, inputs())
-    targets = jnp.zeros((BATCH, SEQ), jnp.int32)
-
-    def total(h: jax.Array) -> jax.Array:
-        found, entropy = token_logprobs(
-            h,
-            targets,
-            embedding,
-            softcap=SOFTCAP,
-            temperature=0.5,
-            forbidden=forbidden,
-            positions_at_once=2,
+    def some(hidden: jax.Array) -> jax.Array:
+        head = make_head(softcap=1.5)
+        found = score(
+            hidden, jnp.zeros_like(TARGETS), EMBEDDING, head=head, forbidden=MASK, top_k=VOCAB
         )
-        return jnp.sum(found * 0.0) + jnp.sum(entropy)
+        return jnp.sum(found.logprobs) + jnp.sum(found.entropy)
 
-    value, grad = jax.value_and_grad(total)(hidden)
+    value, grad = jax.value_and_grad(some)(HIDDEN)
     assert np.isfinite(value)
     assert np.isfinite(grad).all()
 
 
+def test_bfloat16_is_summed_in_float32():
+    half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
+
+    def run(hidden: jax.Array) -> Scores:
+        return score(hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, picks=PICKED)
+
+    exact = whole(half[0].astype(jnp.float32), softcap=None, embedding=half[1].astype(jnp.float32))
+    found = run(half[0])
+    np.testing.assert_allclose(found.logprobs, exact.logprobs, rtol=1e-5, atol=1e-5)
+    grad = jax.grad(lambda h: total(run(h)))(half[0])
+    assert grad.dtype == jnp.bfloat16
+    expected = jax.grad(lambda h: total(whole(h, softcap=None)))(HIDDEN)
+    error = np.linalg.norm(np.asarray(grad - expected, np.float32)) / np.linalg.norm(expected)
+    assert error < 0.01
+
+
 def test_scaled_logits_are_float32_whatever_the_type():
-    hidden, _, embedding, forbidden = inputs()
-    half = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(embedding, jnp.bfloat16)
-    given: dict[str, Any] = {"temperature": 2.0, "forbidden": jnp.asarray(forbidden)}
+    half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
+    forbidden = np.asarray(MASK)
+    given: dict[str, Any] = {"temperature": 2.0, "forbidden": MASK}
     found = scaled_logits(*half, softcap=None, **given)
     assert found.dtype == jnp.float32
     exact = [np.asarray(x, np.float64) for x in half]
