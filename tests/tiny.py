@@ -21,7 +21,7 @@ from pipeline.decode.engine import Engine
 from pipeline.learner.learner import Learner
 from pipeline.model.architecture import architecture
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import make_mesh, replicated
+from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
 
 WINDOW = 8
@@ -92,17 +92,19 @@ def hf_config(**changes: Any) -> dict[str, Any]:
 def make_policy(
     *,
     devices: int = 1,
+    fsdp: int = 1,
+    tp: int = 1,
     dtype: str = "float32",
     lora: Lora = LORA,
     quantization: str = "none",
     separate: bool = False,
     **changes: Any,
 ) -> Policy:
-    """The policy on the first `devices` devices; `changes` go to `hf_config`."""
+    """The policy on a mesh of the first `devices` devices; `changes` go to `hf_config`."""
     return Policy.create(
         architecture(hf_config(**changes), dtype=jnp.dtype(dtype)),
         lora=lora,
-        mesh=make_mesh(jax.devices()[:devices]),
+        mesh=make_mesh(jax.devices()[:devices], fsdp=fsdp, tp=tp),
         quantization=quantization,
         separate=separate,
     )
@@ -112,11 +114,12 @@ def make_base(policy: Policy, *, seed: int = 0) -> Params:
     """Random parameters whose logits have a deviation of about 1; norms are not the identity."""
     rng = np.random.default_rng(seed)
     base = {}
-    for name, shape in sorted(policy.base_shapes.items()):
+    shapes, _ = policy.abstract_params()
+    for name, shape in sorted(shapes.items()):
         # A larger tied embedding would make every token its own successor.
         value = (0.1 if name.endswith("embedding") else 0.2) * rng.standard_normal(shape.shape)
         value += 1.0 if name == "final_norm.scale" else 0.0
-        base[name] = jax.device_put(value.astype(shape.dtype), replicated(policy.mesh))
+        base[name] = jax.device_put(value.astype(shape.dtype), shape.sharding)
     return base
 
 
@@ -136,21 +139,21 @@ def make_config(**tables: dict[str, Any]) -> Config:
 
 
 @functools.cache
-def policy(*, devices: int = 1, layers: int = 7) -> Policy:
-    """The shared float32 policy of so many layers on so many devices."""
-    return make_policy(devices=devices, num_hidden_layers=layers)
+def policy(*, layers: int = 7, **mesh: int) -> Policy:
+    """The shared float32 policy of so many layers; `mesh` is devices, fsdp and tp."""
+    return make_policy(num_hidden_layers=layers, **mesh)
 
 
 @functools.cache
-def base(*, devices: int = 1, layers: int = 7) -> Params:
-    """The shared parameters; the same values on any number of devices."""
-    return make_base(policy(devices=devices, layers=layers))
+def base(*, layers: int = 7, **mesh: int) -> Params:
+    """The shared parameters; the same values on any mesh."""
+    return make_base(policy(layers=layers, **mesh))
 
 
 @functools.cache
-def probe(*, devices: int = 1, layers: int = 7) -> Params:
-    """An adapter that changes every output; the same on any number of devices."""
-    return make_probe(policy(devices=devices, layers=layers))
+def probe(*, layers: int = 7, **mesh: int) -> Params:
+    """An adapter that changes every output; the same on any mesh."""
+    return make_probe(policy(layers=layers, **mesh))
 
 
 def engine(*, layers: int = 7, **tables: dict[str, Any]) -> Engine:
@@ -160,8 +163,9 @@ def engine(*, layers: int = 7, **tables: dict[str, Any]) -> Engine:
 
 @functools.cache
 def _engine(layers: int, config: Config) -> Engine:
-    devices = config.plan.devices_per_sampler
-    shape = {"devices": devices, "layers": layers}
+    plan = config.plan
+    mesh = {"devices": plan.devices_per_sampler, "fsdp": plan.fsdp_of_sampler}
+    shape = mesh | {"tp": plan.tp_of_sampler, "layers": layers}
     return Engine(policy(**shape), base(**shape), config, VOCABULARY)
 
 
@@ -177,8 +181,9 @@ def learner(*, layers: int = 2, **tables: dict[str, Any]) -> Learner:
 
 @functools.cache
 def _learner(layers: int, config: Config) -> Learner:
-    devices = config.plan.learner_devices
-    shape = {"devices": devices, "layers": layers}
+    plan = config.plan
+    mesh = {"devices": plan.learner_devices, "fsdp": plan.fsdp, "tp": plan.tp}
+    shape = mesh | {"layers": layers}
     return Learner(policy(**shape), base(**shape), config, VOCABULARY)
 
 

@@ -20,7 +20,7 @@ from pipeline.model import lora, peft_folder, save, weights
 from pipeline.model.peft_fit import fit
 from pipeline.model.policy import Params, Policy
 from pipeline.model.projections import to_pairs
-from pipeline.model.sharding import replicated
+from pipeline.model.sharding import placed
 from pipeline.model.vocabulary import Vocabulary
 from pipeline.model_files.export_request import FORMATS, Format
 from pipeline.model_files.hf_config import is_multimodal
@@ -239,8 +239,7 @@ class Exporter:
 
     def _compare_parameters(self, fresh: Path, tuned: Tuned) -> None:
         written = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
-        shapes, whole = self.policy.plain_shapes, replicated(self.policy.mesh)
-        kept = weights.stream(fresh, shapes, sharding=whole)
+        kept = weights.stream(fresh, placed(self.policy.plain_shapes, self.policy.mesh))
         for (name, value), (_, found) in zip(written, kept, strict=True):
             if not np.array_equal(value.astype(found.dtype), found):
                 raise RuntimeError(f"the export in {fresh} does not hold the policy's {name}")

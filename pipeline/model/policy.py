@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from configs.schema import Lora
 from pipeline.model import lora as lora_lib
 from pipeline.model import quantize, weights
 from pipeline.model.gemma import Architecture, Gemma
-from pipeline.model.sharding import by_row, replicated
+from pipeline.model.sharding import by_row, placed, replicated
 
 Params = dict[str, Any]
 """Arrays by parameter path; shapes in their place when a program is only compiled."""
@@ -72,13 +72,15 @@ class Policy:
             separate: see `pipeline.model.lora.attach`.
 
         Raises:
-            ValueError: if `lora.targets` matches no matrix.
+            ValueError: if `lora.targets` matches no matrix, or the mesh does not divide the
+                vocabulary.
         """
         bare = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), activations=by_row(mesh)))
         plain = {
             _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             for path, variable in nnx.to_flat_state(nnx.state(bare))
         }
+        placed(plain, mesh)  # refuses a vocabulary that the mesh does not divide
         model = nnx.eval_shape(
             lambda bare: lora_lib.attach(bare, lora, quantization=quantization, separate=separate),
             bare,
@@ -117,36 +119,33 @@ class Policy:
 
     def abstract_params(self) -> tuple[Params, Params]:
         """Base and adapter as shapes with shardings, for compiling ahead of time."""
-        place = self._whole
-
-        def placed(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-            return {
-                name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
-                for name, shape in shapes.items()
-            }
-
-        return placed(self.base_shapes), placed(self.adapter_shapes)
+        whole = replicated(self.mesh)
+        adapter = {
+            name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole)
+            for name, shape in self.adapter_shapes.items()
+        }
+        return placed(self.base_shapes, self.mesh), adapter
 
     def load_base(self, folder: Path) -> Params:
-        """The frozen base from a folder, replicated on the mesh.
+        """The frozen base from a folder, each device with its part of every parameter.
 
         What is to be quantized is quantized on the devices, parameter by parameter.
 
         Raises:
             ValueError: naming every tensor that is missing, surplus or of another shape.
         """
-        loaded = weights.stream(folder, self.plain_shapes, sharding=self._whole)
-        return self.as_kept(loaded)
+        return self.as_kept(weights.stream(folder, placed(self.plain_shapes, self.mesh)))
 
     def as_kept(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
         """The base made of plain parameters, which are freed one by one where they change."""
         base: Params = {}
+        shapes, _ = self.abstract_params()
         for name, value in parameters:
             recipe = self._recipes.get(name)
             if recipe is None:
                 base[name] = value
             else:
-                base |= quantize.entries(name, value, recipe, sharding=self._whole)
+                base |= quantize.entries(name, value, recipe, shapes=shapes)
         return base
 
     def parameters(self, base: Params) -> Iterator[tuple[str, jax.Array]]:
@@ -167,10 +166,6 @@ class Policy:
             self.architecture, lora=self.lora, mesh=self.mesh, separate=self.separate
         )
 
-    @property
-    def _whole(self) -> NamedSharding:
-        return replicated(self.mesh)
-
     def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:
         """An adapter on the mesh, replicated, float32.
 
@@ -187,7 +182,7 @@ class Policy:
                 f"this adapter does not fit the model: {len(odd)} entries differ, the first is "
                 f"{odd[0]}: {given.get(odd[0], 'absent')}, wanted {wanted.get(odd[0], 'absent')}"
             )
-        place = self._whole
+        place = replicated(self.mesh)
         return {
             name: jax.device_put(jnp.asarray(value, jnp.float32), place)
             for name, value in sorted(adapter.items())

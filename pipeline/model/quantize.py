@@ -85,19 +85,27 @@ def recipes(model: nnx.Module) -> dict[str, Recipe]:
     return found
 
 
-def entries(name: str, value: jax.Array, recipe: Recipe, *, sharding: Sharding) -> dict[str, Any]:
-    """The entries of the base for parameter `name`, quantized on the devices of `sharding`.
+def entries(
+    name: str, value: jax.Array, recipe: Recipe, *, shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Any]:
+    """The entries of the base for parameter `name`, quantized on the devices.
+
+    `shapes` has the base's entries with their shardings.
 
     Returns when they are there, so that `value` can be freed before the next one is loaded.
     """
     axes, tiled = tuple(recipe.channelwise_axes), tuple(recipe.tiled_axes.items())
-    codes, scale = _quantizer(recipe.qtype, axes, tiled, sharding)(value)
+    shardings = (shapes[name + _CODES].sharding, shapes[name + _SCALE].sharding)
+    codes, scale = _quantizer(recipe.qtype, axes, tiled, shardings)(value)
     return jax.block_until_ready({name + _CODES: codes, name + _SCALE: scale})
 
 
 @functools.cache
 def _quantizer(
-    qtype: Any, axes: tuple[int, ...], tiled: tuple[tuple[int, int], ...], sharding: Sharding
+    qtype: Any,
+    axes: tuple[int, ...],
+    tiled: tuple[tuple[int, int], ...],
+    shardings: tuple[Sharding | None, Sharding | None],
 ) -> Any:
     recipe = Recipe(qtype=qtype, channelwise_axes=axes, tiled_axes=dict(tiled))
 
@@ -111,7 +119,7 @@ def _quantizer(
         codes = _nearest_nf4(steps) if qtype == _NF4 else numerics.convert_to(steps, qtype)
         return pack(codes), kept
 
-    return jax.jit(quantized, out_shardings=sharding)
+    return jax.jit(quantized, out_shardings=shardings)
 
 
 def parameter(name: str, base: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The device mesh and the placements in use on it: replicated, by batch row.
+"""The device mesh and the placements in use on it: replicated, by batch row, base weights.
 
 Axes are (data, fsdp, tp). Rows of a batch are split over data and fsdp together; base weights over
 fsdp and tp; adapter and optimizer state are small and replicated.
@@ -6,7 +6,8 @@ fsdp and tp; adapter and optimizer state are small and replicated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -22,6 +23,21 @@ BATCH_AXES = (DATA, FSDP)
 """Mesh axes over which batch rows are sharded, outermost first."""
 VOCAB_AXES = (FSDP, TP)
 """Mesh axes over which rows of the tied embedding are sharded, outermost first."""
+
+
+_EMBEDDING = "embedder.input_embedding"
+_AXES: dict[str, tuple[str | tuple[str, ...] | None, ...]] = {
+    _EMBEDDING: (VOCAB_AXES, None),
+    "attn.q_einsum.w": (TP, FSDP, None),
+    "attn.kv_einsum.w": (None, TP, FSDP, None),
+    "attn.qkv_einsum.w": (None, TP, FSDP, None),
+    "attn.attn_vec_einsum.w": (TP, None, FSDP),
+    "mlp.gate_proj.kernel": (FSDP, TP),
+    "mlp.up_proj.kernel": (FSDP, TP),
+    "mlp.down_proj.kernel": (TP, FSDP),
+}
+"""Mesh axes of each axis of a matrix, by the end of its path: FSDP where the width of the hidden
+states is, TP at heads, kv heads and feed-forward width. What is not named here is replicated."""
 
 
 def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> Mesh:
@@ -46,6 +62,60 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def by_row(mesh: Mesh) -> NamedSharding:
     """The leading axis (`rows`) is split over the mesh's batch axes."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def by_row_and_head(mesh: Mesh, *, kv_heads: int) -> NamedSharding:
+    """Of `rows slots kv_heads head_dim`: rows as in `by_row`, kv heads over tp if it divides them.
+
+    So a device keeps the keys and values that it computes.
+    """
+    heads = TP if kv_heads % mesh.shape[TP] == 0 else None
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, heads))
+
+
+def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+    """Where a base parameter is.
+
+    An axis that its part of the mesh does not divide stays whole, as one kv head does under tp.
+
+    Args:
+        name: its path; of a quantized one, of its codes or their scale.
+        shape: of what is placed; codes and scale have the axes of the matrix.
+        mesh: of axes `DATA`, `FSDP` and `TP`.
+
+    Raises:
+        ValueError: if the embedding's rows cannot be split evenly.
+    """
+    matrix = ".".join(name.split(".array.", maxsplit=1)[0].split(".")[-3:])
+    if matrix not in _AXES:
+        return replicated(mesh)
+    spec = [
+        axis if axis is not None and size % _parts(axis, mesh) == 0 else None
+        for axis, size in zip(_AXES[matrix], shape, strict=True)
+    ]
+    if matrix == _EMBEDDING and spec[0] is None:
+        raise ValueError(
+            f"plan.fsdp x plan.tp = {mesh.shape[FSDP]} x {mesh.shape[TP]} must divide the "
+            f"vocabulary of {shape[0]} entries"
+        )
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def placed(
+    shapes: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Base parameters' shapes and types with their `parameter_sharding`."""
+    return {
+        name: jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=parameter_sharding(name, shape.shape, mesh)
+        )
+        for name, shape in shapes.items()
+    }
+
+
+def _parts(axes: str | tuple[str, ...], mesh: Mesh) -> int:
+    names = (axes,) if isinstance(axes, str) else axes
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def batch_shards(mesh: Mesh) -> int:

@@ -55,26 +55,19 @@ def read_architecture(folder: Path, *, dtype: jnp.dtype) -> Architecture:
     return architecture(read_text_config(folder), dtype=dtype)
 
 
-def load(
-    folder: Path,
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    *,
-    sharding: jax.sharding.Sharding,
-) -> dict[str, jax.Array]:
+def load(folder: Path, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """All that `stream` yields."""
-    return dict(stream(folder, shapes, sharding=sharding))
+    return dict(stream(folder, shapes))
 
 
 def stream(
-    folder: Path,
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    *,
-    sharding: jax.sharding.Sharding,
+    folder: Path, shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Iterator[tuple[str, jax.Array]]:
-    """The parameters named by `shapes`, in their order, in their types and with `sharding`.
+    """The parameters named by `shapes`, in their order, with their types and shardings.
 
-    Nothing is read before everything has been checked. Each parameter is on the devices, and gone
-    from the host, before the next one is read.
+    Nothing is read before everything has been checked. Each parameter is on the devices, each of
+    which is sent its part only, and gone from the host before the next one is read. Without a
+    sharding it goes to JAX's default device.
 
     Raises:
         FileNotFoundError: if a file is absent.
@@ -83,16 +76,16 @@ def stream(
     checkpoint = _flax(folder)
     source = SafetensorsFolder(folder) if checkpoint is None else checkpoint
     _check(folder, source, shapes)
-    return _stream(source, shapes, sharding)
+    return _stream(source, shapes)
 
 
 def _stream(
-    source: Source, shapes: Mapping[str, jax.ShapeDtypeStruct], sharding: jax.sharding.Sharding
+    source: Source, shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Iterator[tuple[str, jax.Array]]:
     for name, spec in shapes.items():
         value = source.read(name, spec.shape).astype(spec.dtype, copy=False)
         # Never the file's own pages: they would change with the file.
-        array = jax.device_put(value, sharding, may_alias=False)
+        array = jax.device_put(value, spec.sharding, may_alias=False)
         yield name, jax.block_until_ready(array)
 
 

@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 from launch import preparation, session, train
 from launch.preparation import Prepared
 from pipeline.model import weights
-from pipeline.model.sharding import make_mesh, replicated
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 from tests.pipeline.model import formats
@@ -35,7 +34,7 @@ def load(folder: Path) -> None:
         ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
         for path, variable in nnx.to_flat_state(state)
     }
-    weights.load(folder, shapes, sharding=replicated(make_mesh(jax.devices()[:1])))
+    weights.load(folder, shapes)
 
 
 @pytest.fixture(scope="module")

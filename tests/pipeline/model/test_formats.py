@@ -21,7 +21,6 @@ from tunix.models.gemma3 import params as gemma3_params
 from pipeline.model import flax_checkpoint, weights
 from pipeline.model.architecture import architecture
 from pipeline.model.policy import Params
-from pipeline.model.sharding import make_mesh, replicated
 from pipeline.model_files.hf_folder import check_folder
 from tests.pipeline.model import formats
 
@@ -41,8 +40,7 @@ def shapes_of(name: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 def read(folder: Path, name: str) -> Params:
     """A folder's parameters, which are shaped like the golden folder's of that name."""
-    sharding = replicated(make_mesh(jax.devices()[:1]))
-    return weights.load(folder, shapes_of(name), sharding=sharding)
+    return weights.load(folder, shapes_of(name))
 
 
 @functools.cache
