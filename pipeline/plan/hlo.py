@@ -1,0 +1,285 @@
+"""Reads the optimised HLO text of a compiled program: its computations, and how often loops run.
+
+Text in, values out: no JAX. Only what the XLA versions in use print for scheduled programs is
+read; a loop whose trips cannot be told is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TypeAlias
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_SHAPE = re.compile(r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\]")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+CALLING = {"call", "conditional", "async-start", "fusion"}
+"""Opcodes of instructions that run the computations they call once, where they stand."""
+
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Element type and dimensions of one array."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements, without the padding of a layout."""
+        return self.elements * self._bits // 8
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element, at least 1."""
+        return max(1, self._bits // 8)
+
+    @property
+    def _bits(self) -> int:
+        found = re.search(r"\d+", self.dtype)
+        return _BITS[self.dtype] if self.dtype in _BITS else int(found[0] if found else 0)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+        name: unique in its computation.
+        opcode: what it does.
+        shapes: of its result; several if that is a tuple.
+        operands: names of what it takes, in order.
+        text: everything behind the opcode, operands included.
+        is_root: whether it is the computation's result.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    text: str
+    is_root: bool
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Computations it calls once, of a conditional all branches; not those of a loop."""
+        branches = _BRANCHES.search(self.text)
+        if branches:
+            return tuple(name.strip().lstrip("%") for name in branches[1].split(","))
+        return tuple(_CALLED.findall(self.text))
+
+    def attribute(self, name: str) -> str:
+        """The computation or number after `name=`."""
+        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
+        assert found, (name, self.text)
+        return found[1]
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in the order in which they run."""
+
+    instructions: Mapping[str, Instruction]
+
+    @cached_property
+    def root(self) -> Instruction:
+        """What it returns."""
+        return next(i for i in self.instructions.values() if i.is_root)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A program."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+    def trips(self, loop: Instruction, inside: Computation) -> int:
+        """How often the body of a while loop that stands in computation `inside` runs.
+
+        Taken from XLA's own `known_trip_count`, else from the condition: a counter that starts at,
+        grows by and is compared with constants.
+
+        Raises:
+            ValueError: if neither tells.
+        """
+        known = _KNOWN_TRIPS.search(loop.text)
+        if known:
+            return int(known[1])
+        condition = self.computations[loop.attribute("condition")]
+        body = self.computations[loop.attribute("body")]
+        start = self._value(inside, loop.operands[0], None)
+        counted = tuple(_Counter(index, 0) for index in range(len(loop.shapes)))
+        after = self._value(body, body.root.name, (counted,))
+        if not isinstance(start, tuple) or not isinstance(after, tuple):
+            raise _unknown(loop)
+        # What the body hands on unchanged is what it was at the start.
+        inputs = tuple(
+            first if last == counter else counter
+            for counter, first, last in zip(counted, start, after, strict=True)
+        )
+        test = self._value(condition, condition.root.name, (inputs,))
+        if not isinstance(test, _Test) or not isinstance(test.left, _Counter):
+            raise _unknown(loop)
+        index, offset = test.left.index, test.left.offset
+        first, last = start[index], after[index]
+        if not isinstance(first, int) or not isinstance(last, _Counter) or last.index != index:
+            raise _unknown(loop)
+        if not isinstance(test.right, int):
+            raise _unknown(loop)
+        left = test.right - offset - first
+        if test.direction in {"LE", "GE"}:
+            left += 1 if test.direction == "LE" else -1
+        step = last.offset
+        if step == 0 or (step > 0) != (test.direction in {"LT", "LE"}):
+            raise _unknown(loop)
+        return max(0, -(-left // step))
+
+    def _value(self, where: Computation, name: str, given: _Given) -> _Value:
+        """What a scalar, or a tuple of them, is made of, as far as this module can tell."""
+        line = where.instructions[name]
+        if line.opcode == "constant":
+            number = re.match(r"\((-?\d+)\)", line.text)
+            return int(number[1]) if number else None
+        if line.opcode == "parameter":
+            if given is None:
+                return None
+            number = re.match(r"\((\d+)\)", line.text)
+            assert number, line.text
+            return given[int(number[1])]
+        is_scalar = len(line.shapes) == 1 and not line.shapes[0].dims
+        if line.opcode not in (_SCALAR if is_scalar else _TUPLE):
+            return None
+        values = tuple(self._value(where, operand, given) for operand in line.operands)
+        return self._combined(line, values)
+
+    def _combined(self, line: Instruction, values: tuple[_Value, ...]) -> _Value:
+        if line.opcode == "tuple":
+            return values
+        if line.opcode == "get-tuple-element":
+            index, whole = int(line.attribute("index")), values[0]
+            return whole[index] if isinstance(whole, tuple) else None
+        if line.opcode == "fusion":
+            called = self.computations[line.called[0]]
+            return self._value(called, called.root.name, values)
+        if line.opcode == "compare":
+            return _Test(values[0], values[1], line.attribute("direction"))
+        if line.opcode == "add":
+            return _sum(values[0], values[1])
+        return values[0]
+
+
+@dataclass(frozen=True)
+class _Counter:
+    """Element `index` of what a loop carries, as it was before this trip, plus `offset`."""
+
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Test:
+    left: object
+    right: object
+    direction: str
+
+
+_Value: TypeAlias = "int | _Counter | _Test | tuple[_Value, ...] | None"
+_Given: TypeAlias = "tuple[_Value, ...] | None"
+
+_TUPLE = {"tuple", "get-tuple-element"}
+_SCALAR = {"tuple", "get-tuple-element", "fusion", "compare", "add", "copy", "bitcast", "convert"}
+
+
+def _sum(left: _Value, right: _Value) -> _Value:
+    if isinstance(right, _Counter):
+        left, right = right, left
+    if isinstance(left, _Counter) and isinstance(right, int):
+        return _Counter(left.index, left.offset + right)
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    return None
+
+
+def _unknown(loop: Instruction) -> ValueError:
+    return ValueError(f"loop {loop.name}: its number of trips stands nowhere in the program")
+
+
+def parse(text: str) -> Module:
+    """Reads `compiled.as_text()`.
+
+    Raises:
+        ValueError: if there is no entry computation in it.
+    """
+    computations: dict[str, Computation] = {}
+    entry: str | None = None
+    lines: dict[str, Instruction] | None = None
+    for raw in text.splitlines():
+        header = _HEADER.match(raw)
+        if header:
+            lines = {}
+            computations[header[2]] = Computation(lines)
+            entry = header[2] if header[1] else entry
+        elif raw.startswith("}"):
+            lines = None
+        elif lines is not None:
+            line = _instruction(raw)
+            lines[line.name] = line
+    if entry is None:
+        raise ValueError("this is no HLO text: it has no ENTRY computation")
+    return Module(computations, entry)
+
+
+def _instruction(raw: str) -> Instruction:
+    found = _INSTRUCTION.match(raw)
+    assert found, raw
+    rest = found[3]
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    opcode = _OPCODE.match(rest, end)
+    assert opcode, raw
+    opening = opcode.end() - 1
+    operands = rest[opening : _closing(rest, opening)]
+    return Instruction(
+        name=found[2],
+        opcode=opcode[1],
+        shapes=_shapes(rest[:end]),
+        operands=tuple(_OPERAND.findall(operands)),
+        text=rest[opening:],
+        is_root=bool(found[1]),
+    )
+
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(
+        Shape(dtype, tuple(int(size) for size in dims.split(",") if size))
+        for dtype, dims in _SHAPE.findall(text)
+    )
+
+
+def _closing(text: str, opening: int) -> int:
+    """Where the bracket that opens at `opening` closes."""
+    depth = 0
+    for place in range(opening, len(text)):
+        if text[place] == "(":
+            depth += 1
+        elif text[place] == ")":
+            depth -= 1
+            if depth == 0:
+                return place
+    raise AssertionError(text)
