@@ -36,6 +36,7 @@ def with_absolute_paths(config: Config) -> Config:
                 update={"path": _path(model.path), "tokenizer": _path(model.tokenizer)}
             ),
             "lora": config.lora.model_copy(update={"start": _path(config.lora.start)}),
+            "learner": config.learner.model_copy(update={"teacher": _path(config.learner.teacher)}),
             "sft": config.sft.model_copy(update={"train": _source(config.sft.train)}),
             "data": data.model_copy(
                 update={**splits, "mixture": tuple(map(_source, data.mixture))}

@@ -38,17 +38,42 @@ class Plan(Table):
     prompt_buckets: Sizes = Field(
         (), description="prompt lengths below max_prompt_tokens that get a program of their own"
     )
-    micro_batch_rows: int = Field(ge=1, description="sequences in one gradient program")
-    sequence_buckets: Sizes = Field(
-        (), description="sequence lengths below the longest that get a program of their own"
+    micro_batch_tokens: int = Field(
+        ge=1,
+        description="positions in one gradient program, over all devices of the learner; rollouts "
+        "are packed into rows of row_tokens",
+    )
+    row_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="positions of a packed row; default: the longest sequence, "
+        "max_prompt_tokens + max_new_tokens, which it must hold",
     )
     head_tokens: int = Field(
-        1024,
+        2048,
         ge=1,
         le=_HEAD_TOKENS,
         description="positions whose logits exist at the same time, per device",
     )
-    remat: bool = Field(True, description="recompute each layer in the backward pass")
+    head_vocab: int = Field(
+        8192,
+        ge=1,
+        description="vocabulary entries whose logits exist at the same time, per device",
+    )
+    remat: Literal["none", "dots", "full", "offload"] = Field(
+        "full",
+        description="what the backward pass computes again: nothing; all but matrix products; "
+        "each layer; each layer, whose input waits in host memory",
+    )
+    layer_tokens: int = Field(
+        8192,
+        ge=1,
+        description="positions that a layer computes at a time in the gradient, per device",
+    )
+    attention: Literal["blocked", "splash"] = Field(
+        "blocked",
+        description="the learner's: in blocks of queries; or jax's splash kernels, TPU only",
+    )
 
     @model_validator(mode="after")
     def _placement(self) -> Plan:
@@ -60,21 +85,19 @@ class Plan(Table):
                 if getattr(self, key) is not None
             ]
         problems += self._meshes()
-        for key, whose, shards, tp, most in (
-            ("rollout_rows", "a sampler's", self.sampler_shards, self.tp_of_sampler, _HEAD_TOKENS),
-            ("micro_batch_rows", "the learner's", self.learner_shards, self.tp, self.head_tokens),
-        ):
-            rows = getattr(self, key)
-            if rows % shards:
-                nearest = nearest_multiples(rows, shards)
-                parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
-                problems.append(
-                    (key, f"must be a multiple of {whose} {parts}; nearest valid: {nearest}")
-                )
-            elif rows > most * shards:
-                # Each row has a position whose logits exist at the same time as the others'.
-                what = f"may be at most {most} a device; nearest valid: {most * shards}"
-                problems.append((key, what))
+        rows, shards, tp = self.rollout_rows, self.sampler_shards, self.tp_of_sampler
+        if rows % shards:
+            nearest = nearest_multiples(rows, shards)
+            parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
+            what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
+            problems.append(("rollout_rows", what))
+        elif rows > _HEAD_TOKENS * shards:
+            # Each row has a position whose logits exist at the same time as the others'.
+            what = f"may be at most {_HEAD_TOKENS} a device; nearest valid: {_HEAD_TOKENS * shards}"
+            problems.append(("rollout_rows", what))
+        if self.attention == "splash" and self.platform != "tpu":
+            what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
+            problems.append(("attention", what))
         refuse(problems)
         return self
 

@@ -16,12 +16,15 @@ from configs.base import (
     Slug,
     Table,
     Text,
+    nearest_multiples,
     parse_duration_s,
     refuse,
 )
+from configs.learner import Learner
 from configs.model import Export, Lora, Model
 from configs.plan import Plan
 from configs.task import (
+    OVERLONG,
     Data,
     Mixed,
     NamedSource,
@@ -32,7 +35,7 @@ from configs.task import (
     Source,
     repeated_names,
 )
-from configs.training import Learner, Rollout, Sft
+from configs.training import Rollout, Sft
 
 __all__ = [
     "Budget",
@@ -249,9 +252,14 @@ class Config(Table):
         return (*self.plan.prompt_buckets, self.rollout.max_prompt_tokens)
 
     @property
-    def sequence_buckets(self) -> tuple[int, ...]:
-        """Sequence lengths that have compiled learner programs, ascending."""
-        return (*self.plan.sequence_buckets, self.rollout.max_tokens)
+    def row_tokens(self) -> int:
+        """Positions of a packed row."""
+        return self.plan.row_tokens or self.rollout.max_tokens
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Packed rows in one gradient program, over all devices of the learner."""
+        return self.plan.micro_batch_tokens // self.row_tokens
 
 
 def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
@@ -286,16 +294,36 @@ def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> 
 
 
 def _bucket_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
-    problems: list[Problem] = []
-    for key, sizes, longest in (
-        ("prompt_buckets", plan.prompt_buckets, rollout.max_prompt_tokens),
-        ("sequence_buckets", plan.sequence_buckets, rollout.max_tokens),
-    ):
-        valid = sorted({size for size in sizes if size < longest})
-        if valid != list(sizes):
-            what = f"must rise and stay below {longest}, which is always a bucket"
-            problems.append((f"plan.{key}", f"{what}; nearest valid: {valid}"))
-    return problems
+    longest = rollout.max_prompt_tokens
+    valid = sorted({size for size in plan.prompt_buckets if size < longest})
+    if valid == list(plan.prompt_buckets):
+        return []
+    what = f"must rise and stay below {longest}, which is always a bucket"
+    return [("plan.prompt_buckets", f"{what}; nearest valid: {valid}")]
+
+
+def _row_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
+    longest = rollout.max_tokens
+    if plan.row_tokens is not None and plan.row_tokens < longest:
+        what = f"must hold the longest sequence, {longest} tokens; nearest valid: {longest}"
+        return [("plan.row_tokens", what)]
+    row = plan.row_tokens or longest
+    if plan.micro_batch_tokens % (row * plan.learner_shards):
+        nearest = nearest_multiples(plan.micro_batch_tokens, row * plan.learner_shards)
+        what = (
+            f"must be a multiple of plan.row_tokens = {row} x {plan.learner_shards} rows, one on "
+            f"each device or group of tp devices; nearest valid: {nearest}"
+        )
+        return [("plan.micro_batch_tokens", what)]
+    return []
+
+
+def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
+    names = [part.name for part in rewards.functions]
+    if rollout.overlong_tokens and OVERLONG in names:
+        what = f"{OVERLONG!r} is the name of rollout.overlong_tokens' part; choose another"
+        return [("rewards.functions", what)]
+    return []
 
 
 def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
@@ -327,6 +355,8 @@ def _sft_budget_problems(run: Run, sft: Sft, budget: Budget) -> list[Problem]:
 _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] = (
     (("learner", "budget", "run", "sft"), _schedule_problems),
     (("plan", "rollout"), _bucket_problems),
+    (("plan", "rollout"), _row_problems),
+    (("rewards", "rollout"), _overlong_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

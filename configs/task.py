@@ -64,6 +64,9 @@ class Mixed(NamedSource):
     weight: float = Field(1.0, gt=0, description="its share of the prompts; data.train weighs 1")
 
 
+OVERLONG = "overlong"
+"""Name of the part of the reward that `rollout.overlong_tokens` adds."""
+
 MIXTURE_TRAIN = "train"
 """Name of `data.train` among the sources of a mixture."""
 

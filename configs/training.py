@@ -1,4 +1,4 @@
-"""The settings that say how it is trained: the warm start, the rollouts, the update."""
+"""The settings that say what it is trained on: worked examples, rollouts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Strings, Table, Text, refuse
+from configs.base import Problem, Strings, Table, Text, refuse
 from configs.task import Source
 
 
@@ -45,6 +45,12 @@ class Rollout(Table):
     temperature: float = Field(1.0, gt=0, description="of the sampled and of the learned policy")
     top_k: int = Field(0, ge=0, description="draw among the k likeliest tokens; 0: off")
     top_p: float = Field(1.0, gt=0, le=1, description="draw among the nucleus of mass p; 1: off")
+    overlong_tokens: int = Field(
+        0,
+        ge=0,
+        description="soft overlong punishment (DAPO): over so many last tokens of max_new_tokens "
+        'the reward falls linearly by 1; a part of its own, "overlong"; 0: off',
+    )
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
     )
@@ -56,10 +62,17 @@ class Rollout(Table):
     @model_validator(mode="after")
     def _tokens(self) -> Rollout:
         both = sorted(set(self.stop_tokens) & set(self.forbidden_tokens))
+        problems: list[Problem] = []
         if not self.stop_tokens:
-            refuse([("stop_tokens", "no completion could ever end; name at least one token")])
+            what = "no completion could ever end; name at least one token"
+            problems.append(("stop_tokens", what))
         if both:
-            refuse([("forbidden_tokens", f"{', '.join(both)}: stop tokens, so they must be drawn")])
+            what = f"{', '.join(both)}: stop tokens, so they must be drawn"
+            problems.append(("forbidden_tokens", what))
+        if self.overlong_tokens > self.max_new_tokens:
+            what = f"may be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
+            problems.append(("overlong_tokens", what))
+        refuse(problems)
         return self
 
     @property
@@ -71,34 +84,3 @@ class Rollout(Table):
     def max_tokens(self) -> int:
         """Longest sequence: a prompt and its completion."""
         return self.max_prompt_tokens + self.max_new_tokens
-
-
-class Learner(Table):
-    """The GRPO update (arXiv:2402.03300)."""
-
-    lr: float = Field(1e-5, gt=0, description="peak learning rate of AdamW")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="how the learning rate decays to zero after the warm-up"
-    )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    decay_steps: int | None = Field(
-        None, ge=1, description="step at which the decay ends; default: budget.steps"
-    )
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
-    adam_b1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")
-    adam_b2: float = Field(0.99, ge=0, lt=1, description="Adam's second-moment decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
-    updates_per_batch: int = Field(1, ge=1, description="optimizer updates on each step's rollouts")
-    clip_epsilon: float = Field(0.2, gt=0, lt=1, description="half-width of the ratio's clip range")
-    kl_coef: float = Field(
-        0.0,
-        ge=0,
-        description="weight of KL(policy || policy as GRPO began), estimator k3; 0: none",
-    )
-    advantage: Literal["grpo", "dr_grpo"] = Field(
-        "grpo", description="grpo: divided by the group's deviation; dr_grpo: centred only"
-    )
-    token_weights: Literal["sequence", "token"] = Field(
-        "token",
-        description="sequence: mean over each rollout first; token: over all tokens at once",
-    )

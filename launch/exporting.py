@@ -84,7 +84,10 @@ def working_config(prepared: Prepared) -> Config:
         "learner_devices": 1,
         "samplers": None,
         "sampler_devices": None,
-        "micro_batch_rows": min(8, config.plan.head_tokens),
+        "fsdp": 1,
+        "tp": 1,
+        "sampler_tp": None,
+        "micro_batch_tokens": 8 * config.row_tokens,
     }
     start = str(prepared.adapter)
     return config.model_copy(

@@ -75,8 +75,10 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     mode, why = tracking.choose_mode(config)
     print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
     tokenizer = open_model_files(config)
-    if config.lora.start is not None and not Path(config.lora.start).is_dir():
-        raise FileNotFoundError(f"lora.start: no folder {config.lora.start}")
+    adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
+    for key, path in adapters.items():
+        if path is not None and not Path(path).is_dir():
+            raise FileNotFoundError(f"{key}: no folder {path}")
     _check_rewards(config.rewards)
     data = load_data(config, tokenizer)
     _check_same_data(data, folder)

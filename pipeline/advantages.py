@@ -5,11 +5,12 @@ Rollouts without a reward take no part: they neither get an advantage nor move t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
+
+from configs.learner import Advantage
 
 # As in Tunix, whose values ours equal.
 EPSILON = 1e-6
@@ -33,7 +34,7 @@ class GroupStats:
 
 
 def group_advantages(
-    rewards: Sequence[Sequence[float | None]], *, kind: Literal["grpo", "dr_grpo"]
+    rewards: Sequence[Sequence[float | None]], *, kind: Advantage
 ) -> tuple[np.ndarray, GroupStats]:
     """Advantages of rollouts in groups.
 
@@ -41,6 +42,7 @@ def group_advantages(
 
         grpo:     (r - m) / (s + 1e-6)      arXiv:2402.03300, 4.1.2; s as in Tunix 0.1.7 and TRL
         dr_grpo:   r - m                    arXiv:2503.20783, 3.2
+        rloo:     (r - m) n / (n - 1)       r minus the mean of the others; arXiv:2402.14740, 2.2
 
     They are 0 where the reward is None and in groups that are all equal or have fewer than two.
 
@@ -64,8 +66,25 @@ def group_advantages(
             counts["all_equal"] += 1
         else:
             counts["mixed"] += 1
-            centred = scores - scores.mean()
-            scale = scores.std(ddof=1) + EPSILON if kind == "grpo" else 1.0
-            advantage[valid] = centred / scale
+            advantage[valid] = _ADVANTAGES[kind](scores)
     stats = GroupStats(**counts, excluded=int(np.isnan(values).sum()))
     return advantages.astype(np.float32), stats
+
+
+def _grpo(scores: np.ndarray) -> np.ndarray:
+    return _dr_grpo(scores) / (scores.std(ddof=1) + EPSILON)
+
+
+def _dr_grpo(scores: np.ndarray) -> np.ndarray:
+    return scores - scores.mean()
+
+
+def _rloo(scores: np.ndarray) -> np.ndarray:
+    return _dr_grpo(scores) * len(scores) / (len(scores) - 1)
+
+
+_ADVANTAGES: dict[Advantage, Callable[[np.ndarray], np.ndarray]] = {
+    "grpo": _grpo,
+    "dr_grpo": _dr_grpo,
+    "rloo": _rloo,
+}

@@ -1,122 +1,150 @@
 """Packs rollouts into micro-batches of fixed shapes, and gives each token its weight in the loss.
 
 The weights are normalised over the whole step before it is cut up, so gradients of micro-batches
-simply add up to those of the unsplit batch.
+simply add up to those of the unsplit, unpacked batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 
-from pipeline.datatypes import Rollout, RolloutName
+from configs.learner import TokenWeights
+from configs.schema import Config
+from pipeline.data.packing import BatchShape, PackedBatch, Place, first_fit, lay_out
+from pipeline.datatypes import Completion, Rollout, RolloutName
 
 
 @dataclass(frozen=True)
-class TokenBatch:
-    """One micro-batch, aligned to the position that predicts: column t is about token t + 1.
+class TokenBatch(PackedBatch):
+    """One micro-batch of rollouts; see `PackedBatch`.
 
     Attributes:
-        tokens: inputs, left-aligned, padded behind.
-        targets: the next token of each input.
-        weights: of each target in the loss; 0 for prompt and padding. They sum to 1 over all
-            tokens of the step that have a reward.
-        advantages: of the rollout in each row.
-        sampled_logprobs: what the sampler recorded for each target.
-        names: of the rollouts, one for each row that is not empty.
+        advantages: of the rollout that each target belongs to; 0 where nothing is learned.
+        sampled_logprobs: what the sampler recorded for each target; likewise.
+        places: where each rollout's completion is predicted, by name.
     """
 
-    tokens: Int32[np.ndarray, "batch seq"]
-    targets: Int32[np.ndarray, "batch seq"]
-    weights: Float32[np.ndarray, "batch seq"]
-    advantages: Float32[np.ndarray, " batch"]
-    sampled_logprobs: Float32[np.ndarray, "batch seq"]
-    names: tuple[RolloutName, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Learned tokens."""
-        return int(np.count_nonzero(self.weights))
+    advantages: Float32[np.ndarray, "rows seq"]
+    sampled_logprobs: Float32[np.ndarray, "rows seq"]
+    places: dict[RolloutName, Place]
 
 
-def token_weights(rollouts: Sequence[Rollout], mode: Literal["sequence", "token"]) -> list[float]:
-    """Weight of each token of each rollout; 0 for rollouts without a reward.
+def batch_shape(config: Config, *, pad: int) -> BatchShape:
+    """The sizes of the learner's micro-batches; a small one has a row for each device."""
+    return BatchShape(
+        rows=config.micro_batch_rows,
+        tail_rows=config.plan.learner_shards,
+        length=config.row_tokens,
+        pad=pad,
+    )
 
-    "token" is the mean over all tokens of the step (DAPO, arXiv:2503.14476); "sequence" the mean
-    over rollouts of the mean over their tokens (GRPO, arXiv:2402.03300).
+
+def token_weights(
+    rollouts: Sequence[Rollout], mode: TokenWeights, *, budget: int, mask_overlong: bool = False
+) -> list[float]:
+    """Weight of each token of each rollout; 0 for rollouts that take no part.
+
+    Over the N rollouts that take part, of lengths L:
+
+        sequence   1 / (N L)         mean over rollouts of means (GRPO, arXiv:2402.03300)
+        token      1 / (sum of L)    mean over all tokens (DAPO, arXiv:2503.14476)
+        constant   1 / (N budget)    no length divides (Dr. GRPO, arXiv:2503.20783)
+
+    Args:
+        rollouts: of a step; those without a reward take no part.
+        mode: which of the three.
+        budget: tokens that a completion may have.
+        mask_overlong: rollouts that were cut by length take no part either.
     """
     lengths = [
-        0 if rollout.reward is None else len(rollout.completion.tokens) for rollout in rollouts
+        0
+        if rollout.reward is None or (mask_overlong and rollout.completion.stop_reason == "length")
+        else len(rollout.completion.tokens)
+        for rollout in rollouts
     ]
+    total, count = sum(lengths), sum(length > 0 for length in lengths)
     if mode == "token":
-        total = sum(lengths)
         return [1.0 / total if length else 0.0 for length in lengths]
-    count = sum(length > 0 for length in lengths)
+    if mode == "constant":
+        return [1.0 / (count * budget) if length else 0.0 for length in lengths]
     return [1.0 / (count * length) if length else 0.0 for length in lengths]
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """A rollout as what is packed, and the weight of its tokens."""
+
+    rollout: Rollout
+    weight: float
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        return self.rollout.completion.prompt_tokens
+
+    @property
+    def completion_tokens(self) -> np.ndarray:
+        return self.rollout.completion.tokens
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens) + len(self.completion_tokens)
 
 
 def micro_batches(
     rollouts: Sequence[Rollout],
     *,
-    rows: int,
-    buckets: Sequence[int],
-    mode: Literal["sequence", "token"],
-    pad: int,
+    shape: BatchShape,
+    weights: Sequence[float],
     keep_zero_advantage: bool,
 ) -> list[TokenBatch]:
-    """Cuts a step's rollouts into batches of `rows`, the longest first.
+    """Packs a step's rollouts, the longest first, into full micro-batches and then small ones.
 
     Args:
         rollouts: a step's rollouts in any order; the result depends on their names only.
-        rows: rows of each batch; the last one is filled with empty rows.
-        buckets: allowed sequence lengths, ascending; each batch takes the smallest that holds it.
-        mode: see `token_weights`.
-        pad: token that fills.
+        shape: sizes of the batches.
+        weights: of the tokens of each rollout; those of weight 0 are left out.
         keep_zero_advantage: keep rollouts whose advantage is 0. They have no policy gradient, but
             a KL term still pulls on them.
+
+    Raises:
+        ValueError: if a rollout is longer than a row.
     """
-    named = sorted(rollouts, key=lambda rollout: rollout.completion.name)
-    weighted = [
-        (rollout, weight)
-        for rollout, weight in zip(named, token_weights(named, mode), strict=True)
+    kept = [
+        _Weighted(rollout, weight)
+        for rollout, weight in zip(rollouts, weights, strict=True)
         if weight and (keep_zero_advantage or rollout.advantage)
     ]
-    weighted.sort(key=lambda pair: -_length(pair[0]))
-    return [
-        _pack(weighted[start : start + rows], rows=rows, buckets=buckets, pad=pad)
-        for start in range(0, len(weighted), rows)
-    ]
+    kept.sort(key=lambda piece: (-len(piece), piece.rollout.completion.name))
+    packed = first_fit([len(piece) for piece in kept], capacity=shape.length)
+    rows = iter([[kept[index] for index in row] for row in packed])
+    return [_fill(list(islice(rows, size)), size, shape) for size in shape.split(len(packed))]
 
 
-def _length(rollout: Rollout) -> int:
-    return len(rollout.completion.prompt_tokens) + len(rollout.completion.tokens)
-
-
-def _pack(
-    weighted: Sequence[tuple[Rollout, float]], *, rows: int, buckets: Sequence[int], pad: int
-) -> TokenBatch:
-    longest = max(_length(rollout) for rollout, _ in weighted)
-    seq = min(bucket for bucket in buckets if bucket >= longest)
-    batch = TokenBatch(
-        tokens=np.full((rows, seq), pad, np.int32),
-        targets=np.full((rows, seq), pad, np.int32),
-        weights=np.zeros((rows, seq), np.float32),
-        advantages=np.zeros(rows, np.float32),
-        sampled_logprobs=np.zeros((rows, seq), np.float32),
-        names=tuple(rollout.completion.name for rollout, _ in weighted),
+def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -> TokenBatch:
+    batch, places = lay_out(packed, rows=rows, shape=shape)
+    advantages, sampled = np.zeros_like(batch.weights), np.zeros_like(batch.weights)
+    pieces = [piece for row in packed for piece in row]
+    for piece, place in zip(pieces, places, strict=True):
+        at = (place.row, place.drawn)
+        batch.weights[at] = piece.weight
+        advantages[at] = piece.rollout.advantage
+        sampled[at] = piece.rollout.completion.logprobs
+    names = [piece.rollout.completion.name for piece in pieces]
+    return TokenBatch(
+        **vars(batch),
+        advantages=advantages,
+        sampled_logprobs=sampled,
+        places=dict(zip(names, places, strict=True)),
     )
-    for row, (rollout, weight) in enumerate(weighted):
-        completion = rollout.completion
-        whole = np.concatenate([completion.prompt_tokens, completion.tokens])
-        first = len(completion.prompt_tokens) - 1
-        drawn = slice(first, first + len(completion.tokens))
-        batch.tokens[row, : len(whole)] = whole
-        batch.targets[row, : len(whole) - 1] = whole[1:]
-        batch.weights[row, drawn] = weight
-        batch.sampled_logprobs[row, drawn] = completion.logprobs
-        batch.advantages[row] = rollout.advantage
-    return batch
+
+
+def batches_to_score(completions: Sequence[Completion], *, shape: BatchShape) -> list[TokenBatch]:
+    """Completions with equal weights, for scoring; their names must differ."""
+    rollouts = [Rollout(completion, "", {}, 0.0, 0.0) for completion in completions]
+    assert len({completion.name for completion in completions}) == len(completions)
+    weights = [1.0] * len(rollouts)
+    return micro_batches(rollouts, shape=shape, weights=weights, keep_zero_advantage=True)

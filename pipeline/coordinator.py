@@ -17,7 +17,7 @@ scoring are abandoned, an update is finished, then a checkpoint is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class Progress:
         samples: rollouts drawn for training.
         tokens_generated: their tokens.
         tokens_trained: tokens that were learned from.
+        tokens_padded: positions that the learner computed and that held nothing.
         reward_errors: reward calls without a value.
         wall_s: time used when the checkpoint was written.
     """
@@ -53,6 +54,7 @@ class Progress:
     samples: int = 0
     tokens_generated: int = 0
     tokens_trained: int = 0
+    tokens_padded: int = 0
     reward_errors: int = 0
     wall_s: float = 0.0
 
@@ -140,7 +142,7 @@ class Coordinator:
             seed=config.run.seed,
             step=step,
             sequences=config.sft.sequences_per_step,
-            length=config.rollout.max_tokens,
+            length=config.row_tokens,
         )
         learned = await self.team.learner.imitate(sequences)
         watch.lap("learn")
@@ -149,7 +151,7 @@ class Coordinator:
         self.progress = replace(
             self.progress,
             step=step + 1,
-            tokens_trained=self.progress.tokens_trained + int(learned["tokens_trained"]),
+            **self._learned_tokens(learned),
         )
         metrics = {f"sft/{name}": value for name, value in learned.items()}
         self.records.imitation(step + 1, metrics | watch.metrics())
@@ -184,7 +186,7 @@ class Coordinator:
             samples=self.progress.samples + len(rollouts),
             tokens_generated=self.progress.tokens_generated
             + sum(len(completion.tokens) for completion in completions),
-            tokens_trained=self.progress.tokens_trained + int(learned["tokens_trained"]),
+            **self._learned_tokens(learned),
             reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
         )
         metrics = step_metrics(rollouts, stats) | {
@@ -194,6 +196,11 @@ class Coordinator:
         self.records.step(
             step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
         )
+
+    def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, int]:
+        """Counters of `Progress` after an update with these metrics."""
+        names = ("tokens_trained", "tokens_padded")
+        return {name: getattr(self.progress, name) + int(learned[name]) for name in names}
 
     async def _validate(self, *, last: bool = False) -> None:
         if self.examiner.is_due(self.progress.step, last=last):
@@ -230,7 +237,7 @@ class Coordinator:
         result = await self.examiner.after(step, before=before)
         report = await self.team.learner.export(
             str(self.records.folder.export),
-            result.completions[: self.config.plan.micro_batch_rows],
+            result.completions[: self.config.micro_batch_rows],
             which=result.which,
         )
         equal = (
@@ -257,6 +264,7 @@ class Coordinator:
             "samples": progress.samples,
             "tokens_generated": progress.tokens_generated,
             "tokens_trained": progress.tokens_trained,
+            "tokens_padded": progress.tokens_padded,
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
             **more,

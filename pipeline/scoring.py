@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from configs.schema import Config
+from configs.task import OVERLONG
 from pipeline.advantages import GroupStats, group_advantages
 from pipeline.datatypes import Completion, Prompt, Rollout
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Outcome, RewardInput, Tags
+from rewards.overlong import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
 
 
@@ -66,12 +68,20 @@ def score_rollouts(
     """
     weights = {part.name: part.weight for part in config.rewards.functions}
     parts = [{name: outcome.value for name, outcome in row.items()} for row in outcomes]
+    if config.rollout.overlong_tokens:
+        weights[OVERLONG] = 1.0
+        for completion, row in zip(completions, parts, strict=True):
+            row[OVERLONG] = overlong_punishment(
+                len(completion.tokens),
+                budget=config.rollout.max_new_tokens,
+                tokens=config.rollout.overlong_tokens,
+            )
     rewards = [combine(row, weights=weights) for row in parts]
     if config.rewards.shuffle:
         rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
     size = config.rollout.group_size
     groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
-    advantages, stats = group_advantages(groups, kind=config.learner.advantage)
+    advantages, stats = group_advantages(groups, kind=config.learner.variant.advantage)
     rollouts = [
         Rollout(completion, given.completion, row, reward, float(advantage), given.source)
         for completion, given, row, reward, advantage in zip(

@@ -66,7 +66,6 @@ _CONFIG: dict[str, dict[str, Any]] = {
         "platform": "cpu",
         "placement": "split",
         "rollout_rows": 2,
-        "micro_batch_rows": 2,
     },
     "budget": {"steps": 3},
     "checkpoint": {"every_steps": 2},
@@ -78,7 +77,10 @@ def make_config(folder: Path, **tables: Mapping[str, Any]) -> Config:
     """A small configuration; `tables` are laid over its tables."""
     given = {name: {**_CONFIG.get(name, {}), **table} for name, table in tables.items()}
     run = {**_CONFIG["run"], "dir": str(folder), **tables.get("run", {})}
-    return Config.model_validate({**_CONFIG, **given, "run": run})
+    whole: dict[str, Any] = {**_CONFIG, **given, "run": run}
+    rollout = whole["rollout"]
+    rows = {"micro_batch_tokens": 2 * (rollout["max_prompt_tokens"] + rollout["max_new_tokens"])}
+    return Config.model_validate(whole | {"plan": {**rows, **whole["plan"]}})
 
 
 def make_prompts(count: int) -> tuple[Prompt, ...]:
@@ -285,7 +287,7 @@ class FakeLearner:
             digest.update(f"{example.id}".encode())
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(e.completion_tokens) for packed in sequences for e in packed)
-        return {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_trained": float(learned)}
+        return {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, **_tokens(learned)}
 
     async def keep_best(self) -> None:
         self.script.note(f"learner.keep_best {self.version}")
@@ -301,7 +303,7 @@ class FakeLearner:
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
-        metrics = {"loss": int(self.adapter[:4], 16) / 2**16, "tokens_trained": float(learned)}
+        metrics = {"loss": int(self.adapter[:4], 16) / 2**16, **_tokens(learned)}
         return {**metrics, "parity_mean": 0.0, "parity_p999": 0.0, **self.metrics}
 
     async def save(self, meta: Mapping[str, Any]) -> None:
@@ -314,6 +316,11 @@ class FakeLearner:
         self.script.note(f"learner.export {self.named(which)[0]}")
         self.exported = list(examples)
         return ExportReport(folder, 0.0, sum(len(drawn.tokens) for drawn in examples))
+
+
+def _tokens(learned: int) -> dict[str, float]:
+    """As many positions hold nothing as tokens are learned."""
+    return {"tokens_trained": float(learned), "tokens_padded": float(learned)}
 
 
 class FakeScorer:

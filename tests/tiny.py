@@ -53,13 +53,12 @@ _CONFIG: dict[str, dict[str, Any]] = {
         "max_new_tokens": 28,
         "temperature": 0.8,
     },
-    "learner": {"lr": 1e-2},
+    "learner": {"lr": 1e-2, "token_weights": "token"},
     "plan": {
         "platform": "cpu",
         "placement": "colocated",
         "rollout_rows": 4,
         "segment_steps": 4,
-        "micro_batch_rows": 4,
         "head_tokens": 32,
     },
     "budget": {"steps": 20},
@@ -133,9 +132,16 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
 
 
 def make_config(**tables: dict[str, Any]) -> Config:
-    """A small valid configuration; `tables` change single keys: `plan={"rollout_rows": 8}`."""
+    """A small valid configuration; `tables` change single keys: `plan={"rollout_rows": 8}`.
+
+    A micro-batch has four rows, eight on eight devices, if nothing else is said.
+    """
     names = _CONFIG.keys() | tables.keys()
-    return Config.model_validate({n: _CONFIG.get(n, {}) | tables.get(n, {}) for n in names})
+    given = {name: _CONFIG.get(name, {}) | tables.get(name, {}) for name in names}
+    plan, rollout = given["plan"], given["rollout"]
+    row = plan.get("row_tokens", rollout["max_prompt_tokens"] + rollout["max_new_tokens"])
+    rows = max(4, plan.get("learner_devices", 1))
+    return Config.model_validate(given | {"plan": {"micro_batch_tokens": rows * row, **plan}})
 
 
 @functools.cache

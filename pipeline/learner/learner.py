@@ -7,8 +7,9 @@ current ones, so the ratio is 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,13 @@ import numpy as np
 import optax
 
 from configs.schema import Config
-from pipeline.batching import TokenBatch, micro_batches
-from pipeline.data.packing import Packed, packed_batches
-from pipeline.datatypes import Completion, Rollout, RolloutName
+from pipeline.batching import TokenBatch, micro_batches, token_weights
+from pipeline.data.packing import Packed, packed_batches, padding_metrics
+from pipeline.datatypes import Completion, Rollout
+from pipeline.learner.batches import DeviceBatch, ExampleBatch, Inputs, place_inputs
 from pipeline.learner.optimizer import grpo_rate, imitation_rate
-from pipeline.learner.programs import PER_TOKEN, DeviceBatch, ExampleBatch, LearnerPrograms
+from pipeline.learner.programs import ABOUT_UPDATE, BySize, LearnerPrograms
+from pipeline.learner.scorer import score_completions
 from pipeline.model import lora
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import by_row, replicated
@@ -71,6 +74,7 @@ class Learner:
             rate(0)  # compiles the operations that it consists of
         self._compiled = programs.compile()
         self._zeros = policy.no_adapter()
+        self._teacher = _open_teacher(config.learner.teacher, policy)
         self._whole = replicated(policy.mesh)
         self.state = self._fresh()
 
@@ -111,17 +115,21 @@ class Learner:
         Returns:
             Metrics: means over learned tokens, and the parity between sampler and learner.
         """
-        batches = self._pack(rollouts, keep_zero_advantage=self._programs.keeps_reference)
-        placed = [self._with_other_policies(self._place(batch)) for batch in batches]
+        batches = self._pack(rollouts)
+        # What is used once is asked for just before, so that it exists for one micro-batch only.
+        placed: Iterable[DeviceBatch] = map(self._place, batches)
+        if self._config.learner.updates_per_batch > 1:
+            placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
+        metrics |= padding_metrics(batches)
         for number in range(self._config.learner.updates_per_batch if batches else 0):
             shares, logprobs = self._one_update(placed)
             if number == 0:
                 metrics |= parity(batches, logprobs)
             # The loss is a sum over the whole step; what describes tokens is a mean over them.
             metrics |= {
-                name: value / weight if name in PER_TOKEN else value
+                name: value if name in ABOUT_UPDATE else value / weight
                 for name, value in shares.items()
             }
         self.state = replace(self.state, version=self.state.version + 1)
@@ -136,21 +144,17 @@ class Learner:
         Returns:
             Metrics: the loss in nats a token, the gradient's norm, the learning rate.
         """
-        program, apply = self._compiled.imitation, self._compiled.apply_imitation
-        assert program is not None
+        apply = self._compiled.apply_imitation
         assert apply is not None
-        batches = packed_batches(
-            sequences,
-            rows=self._config.plan.micro_batch_rows,
-            length=self._config.rollout.max_tokens,
-            pad=self._vocabulary.pad,
-        )
+        batches = packed_batches(sequences, shape=self._programs.shape)
         state = self.state
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares = []
         for batch in batches:
-            placed = ExampleBatch(**jax.device_put(vars(batch), by_row(self.policy.mesh)))
-            total, share = program(self.base, state.adapter, total, placed)
+            weights = jax.device_put(batch.weights, by_row(self.policy.mesh))
+            examples = ExampleBatch(place_inputs(batch, self.policy.mesh), weights)
+            program = self._compiled.imitation[len(batch.tokens)]
+            total, share = program(self.base, state.adapter, total, examples)
             shares.append(share)
         adapter, optimizer, norm = apply(state.adapter, state.optimizer, total)
         version = state.version + 1
@@ -164,6 +168,7 @@ class Learner:
             "grad_norm": float(norm),
             "lr": float(self._rates["sft"](state.updates)),
             "tokens_trained": float(sum(batch.num_tokens for batch in batches)),
+            **padding_metrics(batches),
         }
 
     def score(
@@ -176,71 +181,103 @@ class Learner:
             adapter: the adapter to score under.
             base: another base of the same shape; None: the learner's own.
         """
-        rollouts = [Rollout(completion, "", {}, 0.0, 0.0) for completion in completions]
-        scored: dict[RolloutName, np.ndarray] = {}
-        for batch in self._pack(rollouts, keep_zero_advantage=True):
-            logprobs = np.asarray(self._score(self._place(batch), adapter, base or self.base))
-            for row, name in enumerate(batch.names):
-                scored[name] = logprobs[row, batch.weights[row] > 0]
-        return [scored[completion.name] for completion in completions]
 
-    def _pack(self, rollouts: Sequence[Rollout], *, keep_zero_advantage: bool) -> list[TokenBatch]:
+        def run(inputs: Inputs) -> jax.Array:
+            return self._run(self._compiled.score, adapter, inputs, base=base)
+
+        return score_completions(
+            completions, run, shape=self._programs.shape, mesh=self.policy.mesh
+        )
+
+    def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
+        settings = self._config.learner
+        weights = token_weights(
+            rollouts,
+            settings.variant.token_weights,
+            budget=self._config.rollout.max_new_tokens,
+            mask_overlong=settings.overlong == "mask",
+        )
         return micro_batches(
             rollouts,
-            rows=self._config.plan.micro_batch_rows,
-            buckets=self._config.sequence_buckets,
-            mode=self._config.learner.token_weights,
-            pad=self._vocabulary.pad,
-            keep_zero_advantage=keep_zero_advantage,
+            shape=self._programs.shape,
+            weights=weights,
+            keep_zero_advantage=self._programs.learns_without_advantage,
         )
 
     def _place(self, batch: TokenBatch) -> DeviceBatch:
-        tokens, targets, weights, advantages = jax.device_put(
-            (batch.tokens, batch.targets, batch.weights, batch.advantages),
-            by_row(self.policy.mesh),
+        """The batch on the devices, with what other policies say of its tokens."""
+        programs, adapter = self._programs, self.state.adapter
+        weights, advantages, sampled = jax.device_put(
+            (batch.weights, batch.advantages, batch.sampled_logprobs), by_row(self.policy.mesh)
         )
-        return DeviceBatch(tokens, targets, weights, advantages, None, None)
-
-    def _score(self, batch: DeviceBatch, adapter: Params, base: Params) -> jax.Array:
-        program = self._compiled.score[batch.tokens.shape[1]]
-        return program(base, adapter, batch.tokens, batch.targets)
-
-    def _with_other_policies(self, batch: DeviceBatch) -> DeviceBatch:
-        """Adds the log-probs that stay the same during this step's updates."""
-        adapter = self.state.adapter
-        if self._programs.keeps_old:
-            batch = replace(batch, old_logprobs=self._score(batch, adapter, self.base))
-        if self._programs.keeps_reference:
+        inputs = place_inputs(batch, self.policy.mesh)
+        placed = DeviceBatch(inputs, weights, advantages)
+        if self._config.learner.importance_cap:
+            placed = replace(placed, sampled_logprobs=sampled)
+        if programs.keeps_old:
+            old = self._run(self._compiled.score, adapter, inputs)
+            placed = replace(placed, old_logprobs=old)
+        if programs.keeps_reference:
             reference = self._zeros if self.state.reference is None else self.state.reference
-            batch = replace(batch, reference_logprobs=self._score(batch, reference, self.base))
-        return batch
+            if self._config.learner.kl == "topk":
+                kept = self._run(self._compiled.keep, reference, inputs)
+                placed = replace(placed, reference=kept)
+            else:
+                logprobs = self._run(self._compiled.score, reference, inputs)
+                placed = replace(placed, reference_logprobs=logprobs)
+        if self._teacher is not None:
+            placed = replace(placed, teacher=self._run(self._compiled.keep, self._teacher, inputs))
+        return placed
+
+    def _run(
+        self, programs: BySize, adapter: Params, inputs: Inputs, *, base: Params | None = None
+    ) -> Any:
+        return programs[len(inputs.tokens)](base or self.base, adapter, inputs)
 
     def _one_update(
-        self, batches: Sequence[DeviceBatch]
-    ) -> tuple[dict[str, float], list[jax.Array]]:
+        self, batches: Iterable[DeviceBatch]
+    ) -> tuple[dict[str, float], list[np.ndarray]]:
         """One pass over the step's batches and one optimizer update."""
         state = self.state
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares, logprobs = [], []
         for batch in batches:
-            program = self._compiled.gradient[batch.tokens.shape[1]]
+            program = self._compiled.gradient[len(batch.weights)]
             total, share, scored = program(self.base, state.adapter, total, batch)
-            shares.append(share)
-            logprobs.append(scored)
+            del batch  # its memory is free before the next one is made
+            # Added up on the host: sums of device scalars would be compiled at the first update.
+            shares.append(jax.device_get(share))
+            logprobs.append(np.asarray(scored))
         adapter, optimizer, norm = self._compiled.apply(state.adapter, state.optimizer, total)
         self.state = replace(state, adapter=adapter, optimizer=optimizer, updates=state.updates + 1)
-        # Added up on the host: sums of device scalars would be compiled at the first update.
-        shares = jax.device_get(shares)
         sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
         sums |= {"grad_norm": float(norm), "lr": float(self._rates["grpo"](state.updates))}
         return sums, logprobs
 
 
-def parity(batches: Sequence[TokenBatch], logprobs: Sequence[jax.Array]) -> dict[str, float]:
+def _open_teacher(path: str | None, policy: Policy) -> Params | None:
+    """The teacher's adapter on the devices, if there is a teacher.
+
+    Raises:
+        FileNotFoundError: if there is no adapter at `path`.
+        ValueError: if it cannot be used.
+    """
+    if path is None:
+        return None
+    from pipeline.model.adapter_source import load_adapter
+
+    try:
+        return load_adapter(path, policy).adapter
+    except (FileNotFoundError, ValueError) as mistake:
+        what = str(mistake).removeprefix("lora.start: ")
+        raise type(mistake)(f"learner.teacher: {what}") from mistake
+
+
+def parity(batches: Sequence[TokenBatch], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
     """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max."""
     differences = np.concatenate(
         [
-            np.abs(np.asarray(learned) - batch.sampled_logprobs)[batch.weights > 0]
+            np.abs(learned - batch.sampled_logprobs)[batch.weights > 0]
             for batch, learned in zip(batches, logprobs, strict=True)
         ]
     )

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float, Int
 from configs.schema import Config
 from pipeline.batching import batch_shape
 from pipeline.data.packing import BatchShape
-from pipeline.learner.batches import DeviceBatch, ExampleBatch, Inputs
+from pipeline.learner.batches import DeviceBatch, ExampleBatch, Inputs, Kept
 from pipeline.learner.losses import weighted_sum
 from pipeline.learner.objective import asked_for, objective
 from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
-from pipeline.learner.topk import Kept, keep
+from pipeline.learner.topk import keep
 from pipeline.model.attention import PackedAttention
 from pipeline.model.head import Head, Scores, score
 from pipeline.model.policy import Params, Policy

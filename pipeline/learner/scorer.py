@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from configs.schema import Config
-from pipeline.batching import micro_batches
-from pipeline.datatypes import Completion, Rollout, RolloutName
+from pipeline.batching import batches_to_score
+from pipeline.data.packing import BatchShape
+from pipeline.datatypes import Completion, RolloutName
+from pipeline.learner.batches import Inputs, place_inputs
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import build, by_row
 from pipeline.model.vocabulary import Vocabulary
 
 
 class Scorer:
-    """The learner's scoring program, compiled once for each of the run's sequence lengths.
+    """The learner's scoring program, compiled once for each size of a micro-batch.
 
     Args:
         policy: the model.
@@ -26,36 +28,38 @@ class Scorer:
     """
 
     def __init__(self, policy: Policy, config: Config, vocabulary: Vocabulary) -> None:
-        self._config, self._pad = config, vocabulary.pad
-        self._rows = by_row(policy.mesh)
-        program = jax.jit(
-            LearnerPrograms(policy, config, vocabulary).score, out_shardings=self._rows
-        )
-        base, adapter = policy.abstract_params()
-        self._compiled = {}
-        for seq in config.sequence_buckets:
-            shape = (config.plan.micro_batch_rows, seq)
-            tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=self._rows)
-            traced = program.trace(base, adapter, tokens, tokens)
-            self._compiled[seq] = build(traced, policy.mesh)
+        programs = LearnerPrograms(policy, config, vocabulary)
+        self._mesh, self._shape = policy.mesh, programs.shape
+        self._compiled = programs.compile_score()
 
     def score(
         self, completions: Sequence[Completion], *, adapter: Params, base: Params
     ) -> list[np.ndarray]:
         """Log-probs of each completion's tokens, float32, in the given order."""
-        batches = micro_batches(
-            [Rollout(completion, "", {}, 0.0, 0.0) for completion in completions],
-            rows=self._config.plan.micro_batch_rows,
-            buckets=self._config.sequence_buckets,
-            mode=self._config.learner.token_weights,
-            pad=self._pad,
-            keep_zero_advantage=True,
-        )
-        scored: dict[RolloutName, np.ndarray] = {}
-        for batch in batches:
-            tokens, targets = jax.device_put((batch.tokens, batch.targets), self._rows)
-            program = self._compiled[batch.tokens.shape[1]]
-            logprobs = np.asarray(program(base, adapter, tokens, targets))
-            for row, name in enumerate(batch.names):
-                scored[name] = logprobs[row, batch.weights[row] > 0]
-        return [scored[completion.name] for completion in completions]
+
+        def run(inputs: Inputs) -> jax.Array:
+            return self._compiled[len(inputs.tokens)](base, adapter, inputs)
+
+        return score_completions(completions, run, shape=self._shape, mesh=self._mesh)
+
+
+def score_completions(
+    completions: Sequence[Completion],
+    run: Callable[[Inputs], jax.Array],
+    *,
+    shape: BatchShape,
+    mesh: Mesh,
+) -> list[np.ndarray]:
+    """Log-probs of each completion's tokens, float32, in the given order.
+
+    Args:
+        completions: what is scored; their names must differ.
+        run: the log-probs of a micro-batch's targets, `rows seq`.
+        shape: sizes of micro-batches.
+        mesh: where they are placed.
+    """
+    scored: dict[RolloutName, np.ndarray] = {}
+    for batch in batches_to_score(completions, shape=shape):
+        logprobs = np.asarray(run(place_inputs(batch, mesh)))
+        scored |= {name: logprobs[place.row, place.drawn] for name, place in batch.places.items()}
+    return [scored[completion.name] for completion in completions]

@@ -11,7 +11,7 @@ from configs.schema import Plan
 
 
 def plan(platform: str, placement: str, **changes: Any) -> Plan:
-    sizes = {"rollout_rows": 16, "micro_batch_rows": 16}
+    sizes = {"rollout_rows": 16, "micro_batch_tokens": 16}
     return Plan.model_validate({"platform": platform, "placement": placement, **sizes, **changes})
 
 

@@ -30,7 +30,7 @@ max_new_tokens = 32
 platform = "cpu"
 placement = "split"
 rollout_rows = 32
-micro_batch_rows = 8
+micro_batch_tokens = 384
 
 [budget]
 steps = 10

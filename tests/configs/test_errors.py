@@ -39,7 +39,7 @@ def told(path: Path, key: str, text: str) -> str:
         ("learner.lr", "nan", "= nan: must be a number, above 0; default: 1e-05"),
         ("learner.lr", "true", "= true: must be a number, above 0; default: 1e-05"),
         ("learner.lr", "'1e-4'", '= "1e-4": must be a number, above 0; nearest valid: 0.0001'),
-        ("plan.remat", "yes", '= "yes": must be true or false; nearest valid: true'),
+        ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
         ("plan.fixed", "false", "= false: must be true; nearest valid: true"),
         (
             "learner.schedule",
@@ -77,8 +77,8 @@ def test_a_wrong_value(small: Path, key: str, text: str, line: str) -> None:
 
 
 def test_an_element_of_a_list_is_named_by_its_index(small: Path) -> None:
-    assert told(small, "plan.sequence_buckets", "[16, 0]") == (
-        "plan.sequence_buckets.1 = 0: must be an integer, at least 1; nearest valid: 1"
+    assert told(small, "plan.prompt_buckets", "[16, 0]") == (
+        "plan.prompt_buckets.1 = 0: must be an integer, at least 1; nearest valid: 1"
     )
 
 
@@ -99,7 +99,7 @@ def test_a_long_value_is_cut(small: Path) -> None:
 
 def test_a_missing_table_names_what_it_needs(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
-    needs = "plan.platform, plan.placement, plan.rollout_rows, plan.micro_batch_rows"
+    needs = "plan.platform, plan.placement, plan.rollout_rows, plan.micro_batch_tokens"
     assert mistakes(path) == (
         f"{path}: plan: missing; this table needs {needs}",
         f"{path}: budget: missing; this table has budget.steps, budget.time",

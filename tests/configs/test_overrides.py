@@ -37,7 +37,7 @@ def applied(key: str, text: str) -> object:
         ("learner.lr", "1e-4", 1e-4),
         ("learner.lr", "1", 1),
         ("rollout.top_k", "64", 64),
-        ("plan.remat", "false", False),
+        ("rewards.shuffle", "false", False),
         ("budget.time", "9h", "9h"),
         ("budget.time", '"9h"', "9h"),
         ("run.name", "123", "123"),

@@ -91,7 +91,7 @@ def test_what_may_change(small: Path, change: Overrides) -> None:
         ("rewards.functions.0.weight", "2"),
         ("rollout.temperature", "0.9"),
         ("learner.lr", "1e-4"),
-        ("plan.micro_batch_rows", "16"),
+        ("plan.micro_batch_tokens", "768"),
         ("eval.temperature", "0.5"),
         ("parity.probe", "0.1"),
     ],

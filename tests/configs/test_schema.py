@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.learner import Variant
 from configs.load import load_config
 from configs.schema import Plan, parse_duration_s
 
@@ -66,18 +67,29 @@ def test_what_is_not_a_duration(text: str) -> None:
             "must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32",
         ),
         (
-            [("plan.micro_batch_rows", "3"), ("plan.learner_devices", "8")],
-            "plan.micro_batch_rows",
-            "must be a multiple of the learner's 8 devices; nearest valid: 8",
+            [("plan.micro_batch_tokens", "100"), ("plan.learner_devices", "8")],
+            "plan.micro_batch_tokens",
+            "must be a multiple of plan.row_tokens = 48 x 8 rows, one on each device",
         ),
         (
             [
-                ("plan.head_tokens", "6"),
-                ("plan.micro_batch_rows", "16"),
-                ("plan.learner_devices", "2"),
+                ("plan.row_tokens", "60"),
+                ("plan.micro_batch_tokens", "384"),
+                ("plan.learner_devices", "4"),
+                ("plan.tp", "2"),
             ],
-            "plan.micro_batch_rows",
-            "may be at most 6 a device; nearest valid: 12",
+            "plan.micro_batch_tokens",
+            "= 60 x 2 rows, one on each device or group of tp devices; nearest valid: 360 or 480",
+        ),
+        (
+            [("plan.row_tokens", "47")],
+            "plan.row_tokens",
+            "must hold the longest sequence, 48 tokens; nearest valid: 48",
+        ),
+        (
+            [("plan.attention", "splash")],
+            "plan.attention",
+            'needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"',
         ),
         (
             [("plan.learner_devices", "4"), ("plan.fsdp", "3"), ("plan.tp", "2")],
@@ -124,8 +136,33 @@ def test_what_is_not_a_duration(text: str) -> None:
             "learner.schedule",
             "needs learner.decay_steps",
         ),
-        ([("plan.sequence_buckets", "[8, 48]")], "plan.sequence_buckets", "nearest valid: [8]"),
+        ([("plan.prompt_buckets", "[8, 16]")], "plan.prompt_buckets", "nearest valid: [8]"),
         ([("plan.prompt_buckets", "[8, 4]")], "plan.prompt_buckets", "nearest valid: [4, 8]"),
+        (
+            [("rollout.overlong_tokens", "33")],
+            "rollout.overlong_tokens",
+            "may be at most max_new_tokens; nearest valid: 32",
+        ),
+        (
+            [("rollout.overlong_tokens", "8"), ("rewards.functions.0.name", "overlong")],
+            "rewards.functions",
+            "is the name of rollout.overlong_tokens' part",
+        ),
+        ([("learner.clip_epsilon", "0.1")], "learner.clip_epsilon", "where the ratio is 1"),
+        ([("learner.clip_epsilon_high", "0.1")], "learner.clip_epsilon_high", "the ratio is 1"),
+        ([("learner.kl", "topk")], "learner.kl", "means nothing with learner.kl_coef = 0"),
+        (
+            [("learner.kl_coef", "0.1"), ("learner.kl_top_k", "64")],
+            "learner.kl_top_k",
+            'means nothing without learner.kl = "topk" or learner.teacher',
+        ),
+        (
+            [("learner.kl_coef", "0.1"), ("learner.top_k_dtype", "bfloat16")],
+            "learner.top_k_dtype",
+            'means nothing without learner.kl = "topk"',
+        ),
+        ([("learner.teacher", "runs/t")], "learner.teacher", "learner.distill_coef = 0; set that"),
+        ([("learner.distill_coef", "1")], "learner.distill_coef", "needs learner.teacher"),
         ([("eval.every_steps", "5")], "eval.every_steps", "needs data.validation"),
         ([("data.validation.path", "v.jsonl")], "data.validation", "is read only when"),
         (
@@ -153,24 +190,25 @@ def test_one_table_tells_several_mistakes(small: Path) -> None:
         ("plan.samplers", "2"),
         ("plan.sampler_devices", "2"),
         ("plan.rollout_rows", "12"),
-        ("plan.micro_batch_rows", "4"),
+        ("plan.attention", "splash"),
     )
     assert [line.split()[2] for line in lines] == [
         "--plan.samplers",
         "--plan.sampler_devices",
         "--plan.rollout_rows",
-        "--plan.micro_batch_rows",
+        "--plan.attention",
     ]
 
 
 def test_a_table_made_in_code_tells_all_in_one_message() -> None:
-    with pytest.raises(ValueError, match=r"rollout_rows: .*; micro_batch_rows: "):
+    with pytest.raises(ValueError, match=r"rollout_rows: .*; attention: "):
         Plan(
             platform="cpu",
             placement="colocated",
             learner_devices=2,
             rollout_rows=3,
-            micro_batch_rows=5,
+            micro_batch_tokens=5,
+            attention="splash",
         )
 
 
@@ -179,12 +217,11 @@ def test_derived_numbers(small: Path) -> None:
         small,
         [
             ("plan.prompt_buckets", "[8]"),
-            ("plan.sequence_buckets", "[24, 40]"),
             ("learner.schedule", "cosine"),
         ],
     )
     assert config.prompt_buckets == (8, 16)
-    assert config.sequence_buckets == (24, 40, 48)
+    assert (config.row_tokens, config.micro_batch_rows) == (48, 8)
     assert config.decay_steps == 10
     assert config.plan.num_samplers == 1
     assert config.plan.devices_per_sampler == 1
@@ -194,3 +231,39 @@ def test_derived_numbers(small: Path) -> None:
 def test_colocated_sampling_uses_the_learners_devices(small: Path) -> None:
     config = load_config(small, [("plan.placement", "colocated"), ("plan.learner_devices", "8")])
     assert config.plan.devices_per_sampler == 8
+
+
+def test_rows_of_another_length(small: Path) -> None:
+    config = load_config(small, [("plan.row_tokens", "96")])
+    assert (config.row_tokens, config.micro_batch_rows) == (96, 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "low", "high", "advantage", "weights"),
+    [
+        ("grpo", 0.2, 0.2, "grpo", "sequence"),
+        ("dr_grpo", 0.2, 0.2, "dr_grpo", "constant"),
+        ("dapo", 0.2, 0.28, "grpo", "token"),
+        ("gspo", 3e-4, 4e-4, "grpo", "sequence"),
+        ("cispo", 1.0, 4.0, "grpo", "token"),
+    ],
+)
+def test_a_loss_names_its_papers_settings(
+    small: Path, loss: str, low: float, high: float, advantage: str, weights: str
+) -> None:
+    variant = load_config(small, [("learner.loss", loss)]).learner.variant
+    assert variant == Variant(low, high, advantage, weights)  # type: ignore[arg-type]
+
+
+def test_what_is_set_replaces_what_the_loss_names(small: Path) -> None:
+    given = [
+        ("learner.updates_per_batch", "2"),
+        ("learner.clip_epsilon", "0.1"),
+        ("learner.advantage", "rloo"),
+        ("learner.token_weights", "token"),
+    ]
+    assert load_config(small, given).learner.variant == Variant(0.1, 0.1, "rloo", "token")
+    dapo = [*given, ("learner.loss", "dapo")]
+    assert load_config(small, dapo).learner.variant.clip_high == 0.28
+    higher = [*given, ("learner.clip_epsilon_high", "0.3")]
+    assert load_config(small, higher).learner.variant.clip_high == 0.3

@@ -52,7 +52,7 @@ lr = 1e-3
 platform = "cpu"
 placement = "split"
 rollout_rows = 16
-micro_batch_rows = 8
+micro_batch_tokens = 832
 
 [budget]
 steps = 2

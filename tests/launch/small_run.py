@@ -37,7 +37,7 @@ max_new_tokens = 8
 platform = "cpu"
 placement = "split"
 rollout_rows = 6
-micro_batch_rows = 2
+micro_batch_tokens = 136
 
 [budget]
 steps = 3

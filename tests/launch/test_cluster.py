@@ -14,9 +14,9 @@ import ray
 from configs.schema import Plan
 from launch import cluster
 
-CPU = Plan(platform="cpu", placement="split", samplers=2, rollout_rows=2, micro_batch_rows=2)
+CPU = Plan(platform="cpu", placement="split", samplers=2, rollout_rows=2, micro_batch_tokens=2)
 TPU = Plan(
-    platform="tpu", placement="colocated", learner_devices=8, rollout_rows=8, micro_batch_rows=8
+    platform="tpu", placement="colocated", learner_devices=8, rollout_rows=8, micro_batch_tokens=8
 )
 
 

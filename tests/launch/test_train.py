@@ -134,7 +134,7 @@ def test_five_mistakes_are_five_lines_and_status_2(tmp_path: Path):
     path = tmp_path / "wrong.toml"
     text = CONFIG.replace('dtype = "float32"', 'dtype = "float16"')
     text = text.replace("group_size = 2", "group_size = 1")
-    text = text.replace("micro_batch_rows = 2", "micro_batch_rows = 2\nsampler = 2")
+    text = text.replace("rollout_rows = 6", "rollout_rows = 6\nsampler = 2")
     text = text.replace("steps = 3", 'steps = 3\ntime = "9 hours"')
     path.write_text(text, encoding="utf-8")
     shown = python("-m", "launch.train", str(path), "--learner.lr", "fast")

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.batching import TokenBatch, micro_batches, token_weights
+from configs.learner import TokenWeights
+from pipeline.batching import TokenBatch, batches_to_score, micro_batches, token_weights
+from pipeline.data.packing import BatchShape
 from pipeline.datatypes import Completion, Rollout, RolloutName
 
 PAD = 99
+BUDGET = 10
+MODES: tuple[TokenWeights, ...] = ("token", "sequence", "constant")
 
 
 def rollout(
-    number: int, prompt: int, new: int, *, advantage: float = 1.0, reward: float | None = 1.0
+    number: int,
+    prompt: int,
+    new: int,
+    *,
+    advantage: float = 1.0,
+    reward: float | None = 1.0,
+    stop_reason: Any = "eos",
 ) -> Rollout:
     """Tokens say where they are: 100 * number + place; the log-prob is minus that."""
     places = 100 * number + np.arange(prompt + new, dtype=np.int32)
@@ -26,22 +36,32 @@ def rollout(
         prompt_tokens=places[:prompt],
         tokens=places[prompt:],
         logprobs=-places[prompt:].astype(np.float32),
-        stop_reason="eos",
+        stop_reason=stop_reason,
         version=0,
         adapter_sha256="",
     )
     return Rollout(completion, "", {}, reward, advantage)
 
 
-def pack(rollouts: list[Rollout], **changes: Any) -> list[TokenBatch]:
-    settings: dict[str, Any] = {
-        "rows": 2,
-        "buckets": (4, 8, 12),
-        "mode": "token",
-        "pad": PAD,
-        "keep_zero_advantage": False,
-    }
-    return micro_batches(rollouts, **(settings | changes))
+def pack(
+    rollouts: list[Rollout],
+    *,
+    rows: int = 2,
+    tail_rows: int = 1,
+    length: int = 12,
+    mode: TokenWeights = "token",
+    keep: bool = False,
+) -> list[TokenBatch]:
+    return micro_batches(
+        rollouts,
+        shape=BatchShape(rows=rows, tail_rows=tail_rows, length=length, pad=PAD),
+        weights=token_weights(rollouts, mode, budget=BUDGET),
+        keep_zero_advantage=keep,
+    )
+
+
+def ids(batch: TokenBatch) -> list[int]:
+    return [name.prompt_id for name in batch.places]
 
 
 def test_by_hand():
@@ -49,45 +69,52 @@ def test_by_hand():
         rollout(1, 2, 1, advantage=0.5),
         rollout(2, 3, 4, advantage=-1.5),
         rollout(3, 1, 2, advantage=2.0),
+        rollout(4, 5, 2, advantage=1.0),
+        rollout(5, 2, 1, advantage=1.0),
     ]
-    first, second = pack(rollouts)
-    # The longest first: number 2 with 7 tokens, then 1 and 3 with 3 in the order of their names.
-    assert [name.prompt_id for name in first.names] == [2, 1]
+    first, second = pack(rollouts, length=10)
+    # The longest first, equal ones in the order of their names: 2 and 4 have 7 tokens, 1, 3 and 5
+    # have 3. A row of 10 takes one of each; what is left is little and goes into a small batch.
+    assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
     np.testing.assert_array_equal(
         first.tokens,
         [
-            [200, 201, 202, 203, 204, 205, 206, PAD],
-            [100, 101, 102, PAD, PAD, PAD, PAD, PAD],
+            [200, 201, 202, 203, 204, 205, 206, 100, 101, 102],
+            [400, 401, 402, 403, 404, 405, 406, 300, 301, 302],
         ],
     )
     np.testing.assert_array_equal(
         first.targets,
         [
-            [201, 202, 203, 204, 205, 206, PAD, PAD],
-            [101, 102, PAD, PAD, PAD, PAD, PAD, PAD],
+            [201, 202, 203, 204, 205, 206, PAD, 101, 102, PAD],
+            [401, 402, 403, 404, 405, 406, PAD, 301, 302, PAD],
         ],
     )
-    seventh = np.float32(1 / 7)
+    np.testing.assert_array_equal(first.segments, [[1] * 7 + [2] * 3] * 2)
+    np.testing.assert_array_equal(first.positions, [[*range(7), *range(3)]] * 2)
+    w = np.float32(1 / 10)
     np.testing.assert_array_equal(
         first.weights,
+        [[0, 0, w, w, w, w, 0, 0, w, 0], [0, 0, 0, 0, w, w, 0, w, w, 0]],
+    )
+    np.testing.assert_array_equal(
+        first.advantages,
         [
-            [0, 0, seventh, seventh, seventh, seventh, 0, 0],
-            [0, seventh, 0, 0, 0, 0, 0, 0],
+            [0, 0, -1.5, -1.5, -1.5, -1.5, 0, 0, 0.5, 0],
+            [0, 0, 0, 0, 1, 1, 0, 2, 2, 0],
         ],
     )
     np.testing.assert_array_equal(
         first.sampled_logprobs,
         [
-            [0, 0, -203, -204, -205, -206, 0, 0],
-            [0, -102, 0, 0, 0, 0, 0, 0],
+            [0, 0, -203, -204, -205, -206, 0, 0, -102, 0],
+            [0, 0, 0, 0, -405, -406, 0, -301, -302, 0],
         ],
     )
-    np.testing.assert_array_equal(first.advantages, [-1.5, 0.5])
-    assert first.num_tokens == 5
-    assert [name.prompt_id for name in second.names] == [3]
-    np.testing.assert_array_equal(second.tokens, [[300, 301, 302, PAD], [PAD] * 4])
-    np.testing.assert_array_equal(second.weights, [[seventh, seventh, 0, 0], [0] * 4])
-    np.testing.assert_array_equal(second.advantages, [2.0, 0.0])
+    np.testing.assert_array_equal(second.tokens, [[500, 501, 502] + [PAD] * 7])
+    np.testing.assert_array_equal(second.segments, [[1] * 3 + [0] * 7])
+    assert (first.num_tokens, first.num_padded) == (9, 0)
+    assert (second.num_tokens, second.num_padded) == (1, 7)
     assert [array.dtype for array in (first.tokens, first.targets)] == [np.int32] * 2
     assert first.weights.dtype == first.advantages.dtype == np.float32
 
@@ -105,33 +132,55 @@ def test_invariant_5_the_stop_token_has_a_weight():
     [
         ("token", [1 / 6, 1 / 6, 0, 1 / 6]),
         ("sequence", [1 / 3, 1 / 9, 0, 1 / 6]),
+        # Three rollouts of at most 10 tokens.
+        ("constant", [1 / 30, 1 / 30, 0, 1 / 30]),
     ],
 )
-def test_weights_by_hand(mode: Literal["token", "sequence"], expected: list[float]):
+def test_weights_by_hand(mode: TokenWeights, expected: list[float]):
     # The third has no reward, so it counts nowhere.
     rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, reward=None), rollout(3, 1, 2)]
-    np.testing.assert_allclose(token_weights(rollouts, mode), expected)
+    np.testing.assert_allclose(token_weights(rollouts, mode, budget=BUDGET), expected)
+
+
+def test_rollouts_cut_by_length_can_go_without_weight():
+    rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, stop_reason="length")]
+    learned = token_weights(rollouts, "token", budget=BUDGET)
+    np.testing.assert_allclose(learned, [1 / 9] * 3)
+    masked = token_weights(rollouts, "token", budget=BUDGET, mask_overlong=True)
+    np.testing.assert_allclose(masked, [1 / 4, 1 / 4, 0])
 
 
 def test_a_step_without_any_reward_packs_nothing():
-    assert token_weights([rollout(1, 1, 1, reward=None)], "token") == [0.0]
-    assert pack([rollout(1, 1, 1, reward=None)]) == []
+    lost = [rollout(1, 1, 1, reward=None)]
+    for mode in MODES:
+        assert token_weights(lost, mode, budget=BUDGET) == [0.0]
+    assert pack(lost) == []
     assert pack([]) == []
 
 
 def test_zero_advantages_are_left_out_but_count():
     rollouts = [rollout(1, 2, 1), rollout(2, 2, 3, advantage=0.0)]
     (left,) = pack(rollouts)
-    assert [name.prompt_id for name in left.names] == [1]
+    assert ids(left) == [1]
     assert left.weights.sum() == 0.25
-    (both,) = pack(rollouts, keep_zero_advantage=True)
-    assert [name.prompt_id for name in both.names] == [2, 1]
+    (both,) = pack(rollouts, keep=True)
+    assert ids(both) == [2, 1]
     assert both.weights.sum() == 1.0
 
 
-def test_a_length_that_fills_its_bucket_stays_in_it():
-    assert pack([rollout(1, 4, 4)])[0].tokens.shape == (2, 8)
-    assert pack([rollout(1, 4, 5)])[0].tokens.shape == (2, 12)
+def test_what_is_scored_is_found_at_its_place():
+    rollouts = [rollout(1, 2, 3), rollout(2, 4, 1), rollout(3, 1, 6)]
+    completions = [one.completion for one in rollouts]
+    shape = BatchShape(rows=1, tail_rows=1, length=12, pad=PAD)
+    batches = batches_to_score(completions, shape=shape)
+    found = {
+        name: batch.targets[place.row, place.drawn]
+        for batch in batches
+        for name, place in batch.places.items()
+    }
+    assert len(found) == 3
+    for completion in completions:
+        np.testing.assert_array_equal(found[completion.name], completion.tokens)
 
 
 SIZES = st.lists(
@@ -145,42 +194,45 @@ SIZES = st.lists(
 )
 
 
-@given(SIZES, st.integers(1, 4), st.sampled_from(["token", "sequence"]), st.booleans(), st.data())
+@given(SIZES, st.integers(1, 4), st.sampled_from(MODES), st.booleans(), st.data())
 def test_every_token_is_there_once_with_its_weight(
-    sizes: Any, rows: int, mode: Any, keep: bool, data: st.DataObject
+    sizes: Any, rows: int, mode: TokenWeights, keep: bool, data: st.DataObject
 ):
     rollouts = [
         rollout(number, prompt, new, advantage=advantage, reward=reward)
         for number, (prompt, new, advantage, reward) in enumerate(sizes, start=1)
     ]
-    batches = pack(rollouts, rows=rows, mode=mode, keep_zero_advantage=keep)
+    batches = pack(rollouts, rows=rows, mode=mode, keep=keep)
+    weights = token_weights(rollouts, mode, budget=BUDGET)
     wanted = {
         token: (weight, rollout.advantage)
-        for rollout, weight in zip(rollouts, token_weights(rollouts, mode), strict=True)
+        for rollout, weight in zip(rollouts, weights, strict=True)
         for token in rollout.completion.tokens.tolist()
         if weight and (keep or rollout.advantage)
     }
     found = {}
     for batch in batches:
-        for row, column in np.argwhere(batch.weights > 0):
-            token = int(batch.targets[row, column])
+        for at in zip(*np.nonzero(batch.weights), strict=True):
+            token = int(batch.targets[at])
             assert token not in found
             # It is predicted from the token before it, and keeps its log-prob.
-            assert batch.tokens[row, column] == token - 1
-            assert batch.sampled_logprobs[row, column] == -token
-            found[token] = (float(batch.weights[row, column]), float(batch.advantages[row]))
-        assert batch.tokens.shape[0] == rows
-        assert batch.num_tokens == np.count_nonzero(batch.weights)
+            assert batch.tokens[at] == token - 1
+            assert batch.sampled_logprobs[at] == -token
+            # Its place in its rollout is the two last digits of what it says.
+            assert batch.positions[at] == (token - 1) % 100
+            found[token] = (float(batch.weights[at]), float(batch.advantages[at]))
+        assert batch.tokens.shape[1] == 12
+        assert batch.tokens.shape[0] in {rows, 1}
     assert found.keys() == wanted.keys()
     for token, expected in wanted.items():
         np.testing.assert_allclose(found[token], expected, rtol=1e-6)
-    if wanted and (keep or all(r.advantage or r.reward is None for r in rollouts)):
-        total = sum(batch.weights.sum() for batch in batches)
-        np.testing.assert_allclose(total, 1.0, rtol=1e-5)
-    # The order of the rollouts does not matter.
-    again = pack(
-        data.draw(st.permutations(rollouts)), rows=rows, mode=mode, keep_zero_advantage=keep
-    )
+    _same(batches, pack(data.draw(st.permutations(rollouts)), rows=rows, mode=mode, keep=keep))
+
+
+def _same(batches: list[TokenBatch], again: list[TokenBatch]) -> None:
+    """The order of the rollouts does not matter."""
     for one, two in zip(batches, again, strict=True):
+        assert one.places == two.places
         for field in dataclasses.fields(TokenBatch):
-            np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))
+            if field.name != "places":
+                np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))

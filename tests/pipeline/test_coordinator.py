@@ -160,6 +160,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "samples": 12,
         "tokens_generated": tokens,
         "tokens_trained": tokens,
+        "tokens_padded": tokens,
         "wall_s": 15.0,
         "deadline_s": None,
         "adapter_sha256": run.learner.adapter,

@@ -30,7 +30,7 @@ devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").
 shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
 config = tiny.make_config(
     lora={"rank": 32, "alpha": 64.0},
-    plan={"micro_batch_rows": 8, "head_tokens": 1024},
+    plan={"micro_batch_tokens": 8 * 1024, "head_tokens": 1024},
     rollout={"max_prompt_tokens": 256, "max_new_tokens": 768},
 )
 for kind in ("none", "int8", "nf4"):
@@ -40,7 +40,7 @@ for kind in ("none", "int8", "nf4"):
     programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
     base, adapter = policy.abstract_params()
     gradient = jax.jit(programs.gradient, donate_argnums=2)
-    traced = gradient.trace(base, adapter, adapter, programs._abstract_batch(1024))
+    traced = gradient.trace(base, adapter, adapter, programs.abstract_batch(8))
     memory = build(traced, policy.mesh).memory_analysis()
     size = sum(s.size * s.dtype.itemsize for s in policy.base_shapes.values())
     print(json.dumps({"kind": kind, "base": size, "arguments": memory.argument_size_in_bytes,

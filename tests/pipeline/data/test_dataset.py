@@ -66,7 +66,7 @@ def _config(
                 "platform": "cpu",
                 "placement": "colocated",
                 "rollout_rows": 8,
-                "micro_batch_rows": 8,
+                "micro_batch_tokens": 8 * (max_prompt_tokens + 8),
             },
             "budget": {"steps": 1},
             "eval": {"every_steps": 1 if "validation" in data else 0},

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.packing import Packed, packed_batches, sequences_for_step
+from pipeline.data.packing import (
+    BatchShape,
+    Packed,
+    first_fit,
+    packed_batches,
+    padding_metrics,
+    sequences_for_step,
+)
 from pipeline.datatypes import Example
 
 LENGTH = 16
@@ -74,8 +81,9 @@ def test_an_example_that_does_not_fit_is_refused():
 @given(SHAPES)
 def test_the_arrays_hold_the_examples(shapes: list[tuple[int, int]]):
     sequences = step(make_examples(shapes), 0)
-    batches = packed_batches(sequences, rows=2, length=LENGTH, pad=-1)
-    assert len(batches) == 2
+    shape = BatchShape(rows=2, tail_rows=1, length=LENGTH, pad=-1)
+    batches = packed_batches(sequences, shape=shape)
+    assert [len(batch.tokens) for batch in batches] == [2, 1]
     assert sum(batch.weights.sum() for batch in batches) == pytest.approx(1.0)
     learned = sum(len(example.completion_tokens) for packed in sequences for example in packed)
     assert sum(batch.num_tokens for batch in batches) == learned
@@ -83,10 +91,10 @@ def test_the_arrays_hold_the_examples(shapes: list[tuple[int, int]]):
         (batch.tokens[row], batch.targets[row], batch.weights[row], batch.segments[row],
          batch.positions[row])
         for batch in batches
-        for row in range(2)
+        for row in range(len(batch.tokens))
     ]  # fmt: skip
     for packed, (tokens, targets, weights, segments, positions) in zip(
-        [*sequences, ()], rows, strict=True
+        sequences, rows, strict=True
     ):
         ends = np.cumsum([0, *map(len, packed)])
         for number, (example, (start, end)) in enumerate(
@@ -101,3 +109,54 @@ def test_the_arrays_hold_the_examples(shapes: list[tuple[int, int]]):
         assert (tokens[ends[-1] :] == -1).all()
         assert not weights[ends[-1] :].any()
         assert not segments[ends[-1] :].any()
+
+
+def test_first_fit_by_hand():
+    # 7 leaves 3, 6 leaves 4; 4 goes to the second, 3 to the first, and 2 begins a third.
+    assert first_fit([7, 6, 4, 3, 2], capacity=10) == [[0, 3], [1, 2], [4]]
+    assert first_fit([], capacity=10) == []
+    with pytest.raises(ValueError, match="a sequence has 11 tokens; a row has 10"):
+        first_fit([11], capacity=10)
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_first_fit_decreasing_holds_everything_in_few_rows(lengths: list[int]):
+    descending = sorted(lengths, reverse=True)
+    rows = first_fit(descending, capacity=20)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    sums = [sum(descending[index] for index in row) for row in rows]
+    assert all(0 < total <= 20 for total in sums)
+    # Two rows that are at most half full would have been one.
+    assert sum(2 * total <= 20 for total in sums) <= 1
+
+
+def test_what_is_left_of_a_step_goes_into_small_batches_when_it_is_little():
+    shape = BatchShape(rows=8, tail_rows=2, length=4, pad=0)
+    assert shape.sizes == (8, 2)
+    expected = {0: [], 1: [2], 4: [2, 2], 5: [8], 8: [8], 9: [8, 2], 12: [8, 2, 2], 13: [8, 8]}
+    assert {rows: shape.split(rows) for rows in expected} == expected
+    one_size = BatchShape(rows=2, tail_rows=2, length=4, pad=0)
+    assert one_size.sizes == (2,)
+    assert one_size.split(3) == [2, 2]
+
+
+@given(st.integers(0, 100), st.integers(1, 6), st.integers(1, 8))
+def test_a_step_takes_the_compiled_sizes_only_and_full_ones_first(rows: int, tail: int, of: int):
+    shape = BatchShape(rows=tail * of, tail_rows=tail, length=4, pad=0)
+    sizes = shape.split(rows)
+    assert set(sizes) <= set(shape.sizes)
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 <= sum(sizes) - rows < max(shape.rows / 2, tail)
+
+
+def test_padding_is_counted():
+    sequences = step(make_examples([(3, 5), (4, 4), (2, 7)]), 0)
+    batches = packed_batches(sequences, shape=BatchShape(4, 1, LENGTH, 0))
+    positions = sum(batch.tokens.size for batch in batches)
+    used = sum(len(example) for packed in sequences for example in packed)
+    found = padding_metrics(batches)
+    assert found == {
+        "tokens_padded": positions - used,
+        "padded_share": (positions - used) / positions,
+    }
+    assert padding_metrics([]) == {"tokens_padded": 0.0, "padded_share": 0.0}

@@ -26,7 +26,7 @@ LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
 LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
 REQUESTS = tiny.make_requests(LENGTHS)
 STOPS = tiny.VOCABULARY.stops
-EIGHT = {"learner_devices": 8, "rollout_rows": 8, "micro_batch_rows": 8}
+EIGHT = {"learner_devices": 8, "rollout_rows": 8}
 
 
 def generate(

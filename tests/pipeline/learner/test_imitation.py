@@ -36,7 +36,11 @@ def learner(*, steps: int = 2, devices: int = 1, **changes: Any) -> Learner:
         run={"phases": ["sft", "grpo"]},
         sft={"train": {"path": "sft.jsonl"}, "steps": steps, "lr": 1e-2, "schedule": "constant"},
         learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "kl_coef": 0.5, **changes},
-        plan={"learner_devices": devices, "rollout_rows": devices, "micro_batch_rows": devices},
+        plan={
+            "learner_devices": devices,
+            "rollout_rows": devices,
+            "micro_batch_tokens": 42 * devices,
+        },
     )
 
 

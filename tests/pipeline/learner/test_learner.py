@@ -27,11 +27,11 @@ LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ADVANTAGES = [1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES)
 TEMPERATURE = tiny.make_config().rollout.temperature
-EIGHT = {"learner_devices": 8, "rollout_rows": 8, "micro_batch_rows": 8}
+EIGHT = {"learner_devices": 8, "rollout_rows": 8}
 
 
 def usual(**changes: Any) -> Learner:
-    """Batches of four in one bucket, the head in blocks of eight positions."""
+    """Rows of the longest sequence, four at a time, the head in blocks of 32 positions."""
     return tiny.learner(learner=UNCLIPPED | changes)
 
 
@@ -121,30 +121,40 @@ def test_without_a_signal_only_the_version_moves():
     still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
     lost = [dataclasses.replace(rollout, reward=None) for rollout in ROLLOUTS]
     for rollouts in (still, lost, []):
-        assert learner.update(rollouts) == {"tokens_trained": 0.0}
+        nothing = {"tokens_trained": 0.0, "tokens_padded": 0.0, "padded_share": 0.0}
+        assert learner.update(rollouts) == nothing
     assert (learner.state.version, learner.state.updates) == (3, 0)
     for name, value in learner.state.adapter.items():
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_micro_batches_padding_buckets_blocks_and_remat_change_nothing():
-    expected, metrics = gradient(start(usual()))
-    plan = {
-        "micro_batch_rows": 2,
-        "sequence_buckets": (12,),
-        "head_tokens": 10,
-        "remat": False,
-    }
+# Each rollout in a row and a batch of its own; all in one row; two rows, then a small batch.
+ALONE = {"row_tokens": 42, "micro_batch_tokens": 42}
+TOGETHER = {"row_tokens": 130, "micro_batch_tokens": 130, "head_tokens": 10, "head_vocab": 40}
+SPLIT = {"row_tokens": 50, "micro_batch_tokens": 100, "remat": "none"}
+
+
+@pytest.mark.parametrize(("plan", "sizes"), [(ALONE, [1] * 3), (TOGETHER, [1]), (SPLIT, [2, 1])])
+def test_packing_splitting_blocks_and_remat_change_nothing(plan: dict[str, Any], sizes: list[int]):
+    _, _, expected = grpo(Whole.of(ROLLOUTS), adapter=tiny.probe(layers=2))
+    _, metrics = gradient(start(usual()))
     learner = start(tiny.learner(learner=UNCLIPPED, plan=plan))
-    shapes = {b.tokens.shape for b in learner._pack(ROLLOUTS, keep_zero_advantage=False)}
-    assert shapes == {(2, 42), (2, 12)}
+    assert [len(batch.tokens) for batch in learner._pack(ROLLOUTS)] == sizes
     found, others = gradient(learner)
     largest = max(float(np.abs(grad).max()) for grad in expected.values())
     for name, grad in expected.items():
         np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-6 * largest, err_msg=name)
     assert others.keys() == metrics.keys()
-    for name, value in metrics.items():
-        assert others[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    for name in metrics.keys() - {"tokens_padded", "padded_share"}:
+        assert others[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
+
+
+def test_padding_is_counted():
+    _, metrics = gradient(start(usual()))
+    used = sum(p + n for (p, n), advantage in zip(LENGTHS, ADVANTAGES, strict=True) if advantage)
+    # Three rows in a batch of four.
+    assert metrics["tokens_padded"] == 4 * 42 - used
+    assert metrics["padded_share"] == pytest.approx(1 - used / (4 * 42))
 
 
 def test_the_order_of_the_rollouts_changes_no_bit():
@@ -166,8 +176,8 @@ def test_eight_devices_learn_what_one_learns():
     for value in learner.state.adapter.values():
         assert len(value.sharding.device_set) == 8
         assert value.is_fully_replicated
-    placed = learner._place(learner._pack(ROLLOUTS, keep_zero_advantage=False)[0])
-    assert [shard.data.shape[0] for shard in placed.tokens.addressable_shards] == [1] * 8
+    placed = learner._place(learner._pack(ROLLOUTS)[0])
+    assert [shard.data.shape[0] for shard in placed.weights.addressable_shards] == [1] * 8
 
 
 def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
@@ -196,11 +206,9 @@ def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
 
 def test_what_stands_beside_the_learned_tokens_has_no_effect():
     learner = start(usual(updates_per_batch=2))
-    batch = learner._with_other_policies(
-        learner._place(learner._pack(ROLLOUTS, keep_zero_advantage=False)[0])
-    )
+    batch = learner._place(learner._pack(ROLLOUTS)[0])
     assert batch.old_logprobs is not None
-    program = learner._compiled.gradient[batch.tokens.shape[1]]
+    program = learner._compiled.gradient[len(batch.weights)]
     outcomes = []
     for value in (0.0, -200.0, np.nan, -np.inf):
         old = jnp.where(batch.weights > 0, batch.old_logprobs, value)
@@ -235,9 +243,9 @@ def test_metrics_of_tokens_are_means_over_the_learned_ones():
 def test_parity_by_hand():
     weights = np.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]], np.float32)
     sampled = np.array([[9.0, -1.0, -2.0], [9.0, -3.0, 9.0]], np.float32)
-    learned = jnp.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]])
+    learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
     ints = np.zeros((2, 3), np.int32)
-    batch = TokenBatch(ints, ints, weights, np.zeros(2, np.float32), sampled, ())
+    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, {})
     found = parity([batch], [learned])
     assert found["parity_mean"] == 0.25
     assert found["parity_max"] == 0.5
@@ -283,8 +291,8 @@ def test_invariant_1_the_policy_that_is_sampled_is_the_policy_that_is_learned():
 def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
     learner = start(usual())
     for program, donated in (
-        (learner._compiled.score[42], set()),
-        (learner._compiled.gradient[42], {2}),
+        (learner._compiled.score[4], set()),
+        (learner._compiled.gradient[4], {2}),
         (learner._compiled.apply, {0, 1}),
     ):
         arguments, _ = program.args_info
@@ -295,8 +303,8 @@ def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
     pointers = {name: value.unsafe_buffer_pointer() for name, value in base.items()}
     before = host(base)
     # As if the memory ran out in the large program: nothing of the state is lost.
-    batch = learner._place(learner._pack(ROLLOUTS, keep_zero_advantage=False)[0])
-    program = learner._compiled.gradient[batch.tokens.shape[1]]
+    batch = learner._place(learner._pack(ROLLOUTS)[0])
+    program = learner._compiled.gradient[len(batch.weights)]
     program(base, state.adapter, _zeros(learner), batch)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((state.adapter, state.optimizer)))
     learner.update(ROLLOUTS)

@@ -12,7 +12,7 @@ import pytest
 from configs.schema import Lora
 from pipeline.datatypes import RolloutName, RolloutRequest
 from pipeline.decode.engine import Engine
-from pipeline.learner.programs import LearnerPrograms
+from pipeline.learner.scorer import Scorer
 from pipeline.model.head import scaled_logits
 from pipeline.model.policy import Params, Policy, open_policy
 from pipeline.model.sharding import make_mesh
@@ -80,7 +80,7 @@ def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
     prompt = stored["prompt_1"]
     config = tiny.make_config(
         rollout={"max_prompt_tokens": 20, "max_new_tokens": 20, "temperature": 0.7},
-        plan={"rollout_rows": 1, "micro_batch_rows": 1},
+        plan={"rollout_rows": 1},
     )
     adapter = tiny.make_probe(policy)
     (drawn,) = Engine(policy, base, config, NOTHING_SPECIAL).generate(
@@ -91,11 +91,6 @@ def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
         temperature=0.7,
     )
     assert len(prompt) + len(drawn.tokens) > 3 * policy.architecture.config.sliding_window_size
-    programs = LearnerPrograms(policy, config, NOTHING_SPECIAL)
-    tokens = np.zeros((1, config.rollout.max_tokens), np.int32)
-    tokens[0, : len(prompt) + len(drawn.tokens)] = [*prompt, *drawn.tokens]
-    found = jax.jit(programs.score)(base, adapter, tokens, np.roll(tokens, -1, axis=1))
-    first = len(prompt) - 1
-    np.testing.assert_allclose(
-        found[0, first : first + len(drawn.tokens)], drawn.logprobs, rtol=0, atol=1e-4
-    )
+    scorer = Scorer(policy, config, NOTHING_SPECIAL)
+    (found,) = scorer.score([drawn], adapter=adapter, base=base)
+    np.testing.assert_allclose(found, drawn.logprobs, rtol=0, atol=1e-4)

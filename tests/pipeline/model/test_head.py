@@ -226,7 +226,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
         plan={
             "learner_devices": devices,
             "rollout_rows": 8 * devices,
-            "micro_batch_rows": 8 * devices,
+            "micro_batch_tokens": 8 * 320 * devices,
             "head_tokens": LIMIT,
         },
         learner={"updates_per_batch": 2, "kl_coef": 0.1},
@@ -235,8 +235,8 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     learner = LearnerPrograms(policy, config, vocabulary).compile()
     prefills, segment = DecodePrograms(policy, config, vocabulary).compile()
     for program, expected in (
-        (learner.gradient[320], LIMIT),
-        (learner.score[320], LIMIT),
+        (learner.gradient[8 * devices], LIMIT),
+        (learner.score[8 * devices], LIMIT),
         (prefills[160], 8),
         (segment, 8),
     ):

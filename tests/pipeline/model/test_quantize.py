@@ -12,6 +12,7 @@ import pytest
 from qwix._src.core import numerics
 
 from pipeline.decode.engine import Engine
+from pipeline.learner.batches import Inputs
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model import quantize
 from pipeline.model.architecture import architecture
@@ -74,17 +75,16 @@ def test_nf4_is_qwixs():
 def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, devices: int):
     policy, base = quantized(kind, devices=devices)
     adapter = tiny.make_probe(policy)
-    config = tiny.make_config(
-        plan={"learner_devices": devices, "micro_batch_rows": 8, "rollout_rows": 8}
-    )
+    config = tiny.make_config(plan={"learner_devices": devices, "rollout_rows": 8})
     tokens = jax.device_put(TOKENS, by_row(policy.mesh))
+    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    inputs = Inputs(tokens, jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens), places)
 
     def run(policy: Policy, base: Params) -> tuple[jax.Array, Params]:
         programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
 
         def total(adapter: Params) -> tuple[jax.Array, jax.Array]:
-            args = (base, adapter, tokens, jnp.roll(tokens, -1, axis=1))
-            scored, _ = programs._logprobs(*args, remat=True)
+            scored = programs._scores(base, adapter, inputs, remat=True).logprobs
             return scored.sum(), scored
 
         (_, scored), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(adapter)
