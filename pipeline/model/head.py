@@ -12,6 +12,7 @@ of a mesh and the vocabulary over fsdp and tp.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.model.attention import soft_cap
-from pipeline.model.head_blocks import FORBIDDEN, Blocks, Found, backward, forward
+from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
 
@@ -37,6 +38,9 @@ class Head:
         vocab: entries of the vocabulary whose logits exist at a time, per device.
         mesh: devices; hidden states are sharded by row over its batch axes, the embedding over its
             vocabulary axes.
+        top_k_tokens: likewise `tokens` where the likeliest tokens are wanted: sorting takes
+            memory of its own.
+        top_k_vocab: likewise `vocab`.
     """
 
     softcap: float | None
@@ -44,6 +48,8 @@ class Head:
     tokens: int
     vocab: int
     mesh: Mesh
+    top_k_tokens: int = 1024
+    top_k_vocab: int = 2048
 
 
 class TopK(NamedTuple):
@@ -126,25 +132,24 @@ def score(
     blocks = Blocks(
         softcap=head.softcap,
         temperature=head.temperature,
-        tokens=head.tokens,
-        vocab=head.vocab,
+        tokens=head.top_k_tokens if top_k else head.tokens,
+        vocab=head.top_k_vocab if top_k else head.vocab,
         top_k=top_k,
         shards=_devices(head.mesh, (FSDP,)),
     )
-    asked = targets[..., None]
-    if picks is not None:
-        asked = jnp.concatenate([asked, picks], axis=-1)
     rows, seq = targets.shape
-    flat = (x.reshape(rows * seq, -1) for x in (hidden, asked))
-    found = _passes(blocks, head.mesh, embedding, forbidden, *flat)
-    log_z, entropy, chosen, values, ids = (x.reshape(rows, seq, *x.shape[1:]) for x in found)
-    logprobs = chosen - log_z[..., None]
+    asked = (targets,) if picks is None else (targets, picks)
+    flat, *asked = (x.reshape(rows * seq, *x.shape[2:]) for x in (hidden, *asked))
+    found = _passes(blocks, head.mesh, embedding, forbidden, flat, tuple(asked))
+    log_z, entropy, (target, *picked), values, ids = jax.tree.map(
+        lambda x: x.reshape(rows, seq, *x.shape[1:]), found
+    )
     fixed = jax.lax.stop_gradient
     return Scores(
-        logprobs=logprobs[..., 0],
+        logprobs=target - log_z,
         log_z=log_z,
         entropy=fixed(entropy),
-        picked=None if picks is None else logprobs[..., 1:],
+        picked=picked[0] - log_z[..., None] if picked else None,
         top=TopK(fixed(values - log_z[..., None]), ids) if top_k else None,
     )
 
@@ -156,20 +161,20 @@ def _passes(
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
     hidden: Float[Array, "tokens embed"],
-    picks: Int[Array, "tokens picks"],
+    asked: Asked,
 ) -> Found:
-    """`head_blocks.forward` on every device; log_z and the scores of the picks have gradients."""
-    return _on_devices(partial(forward, blocks), mesh, embedding, forbidden, hidden, picks)
+    """`head_blocks.forward` on every device; log_z and the chosen scores have gradients."""
+    return _on_devices(partial(forward, blocks), mesh, embedding, forbidden, hidden, asked)
 
 
-def _passes_forward(blocks: Blocks, mesh: Mesh, *arrays: Array) -> tuple[Found, Any]:
-    found = _passes(blocks, mesh, *arrays)
+def _passes_forward(blocks: Blocks, mesh: Mesh, *given: Any) -> tuple[Found, Any]:
+    found = _passes(blocks, mesh, *given)
     log_z, _, chosen, *_ = found
-    return found, (*arrays, log_z, chosen)
+    return found, (*given, log_z, chosen)
 
 
 def _passes_backward(
-    blocks: Blocks, mesh: Mesh, kept: tuple[Array, ...], grads: tuple[Any, ...]
+    blocks: Blocks, mesh: Mesh, kept: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[None, None, Float[Array, "tokens embed"], None]:
     d_log_z, _, d_chosen, *_ = grads
     d_hidden = _on_devices(partial(backward, blocks), mesh, *kept, d_log_z, d_chosen)
@@ -179,7 +184,7 @@ def _passes_backward(
 _passes.defvjp(_passes_forward, _passes_backward)
 
 
-def _on_devices(run: Any, mesh: Mesh, *arrays: Array) -> Any:
+def _on_devices(run: Callable[..., Any], mesh: Mesh, *arrays: Any) -> Any:
     """`run` on each device's share: the first two arrays by vocabulary, the others by position."""
     by_entry, by_position = PartitionSpec(VOCAB_AXES), PartitionSpec(BATCH_AXES)
     specs = (by_entry, by_entry, *(by_position for _ in arrays[2:]))

@@ -60,8 +60,15 @@ class Blocks:
         return jnp.maximum(1.0 - flatness, 0.0) / self.temperature
 
 
-Found = tuple[Array, Array, Array, Array, Array]
-"""log_z, entropy, scores of the picks, scores and ids of the top k; each by position."""
+_REACH = 60.0
+"""How far from the point that exponentials are taken from the largest score may lie: e**60 times
+the vocabulary is still far inside float32's range, on either side."""
+
+Asked = tuple[Array, ...]
+"""Targets, `tokens`, and if there are any picks, `tokens picks`; or something of each of them."""
+
+Found = tuple[Array, Array, Asked, Array, Array]
+"""log_z, entropy, scores of what was asked for, scores and ids of the top k; each by position."""
 
 
 def forward(
@@ -69,43 +76,43 @@ def forward(
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
     hidden: Float[Array, "tokens embed"],
-    picks: Int[Array, "tokens picks"],
+    asked: Asked,
 ) -> Found:
     """One pass over the vocabulary for each block of positions."""
 
-    def block(hidden: Float[Array, "block embed"], picks: Int[Array, "block picks"]) -> Found:
-        chosen = _picked_scores(blocks, hidden, embedding, picks)
-        log_z, entropy, *top = _one_pass(blocks, hidden, embedding, forbidden)
-        return log_z, entropy, chosen, top[0], top[1]
+    def block(hidden: Float[Array, "block embed"], asked: Asked) -> Found:
+        chosen = _chosen_scores(blocks, hidden, embedding, asked)
+        log_z, entropy, values, ids = _whole_vocabulary(blocks, hidden, embedding, forbidden)
+        return log_z, entropy, chosen, values, ids
 
-    return _by_block(blocks, block, hidden, picks)
+    return _by_block(blocks, block, hidden, asked)
 
 
 def backward(
     blocks: Blocks,
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
-    *by_position: Array,
+    *by_position: Any,
 ) -> Float[Array, "tokens embed"]:
     """Gradient of the hidden states.
 
-    d log_z / d score of v is the probability of v, d picked / d score of its token is 1.
+    d log_z / d score of v is the probability of v, d chosen / d score of its token is 1.
 
     Args:
         blocks: see `Blocks`.
         embedding: as in `forward`.
         forbidden: as in `forward`.
-        by_position: hidden states and picks as in `forward`, the log_z and scores of the picks that
-            it returned, and the cotangents of these two.
+        by_position: hidden states and what was asked for, as in `forward`; log_z and the chosen
+            scores that it returned; the cotangents of these two.
     """
 
     def block(
         hidden: Float[Array, "block embed"],
-        picks: Int[Array, "block picks"],
+        asked: Asked,
         log_z: Float[Array, " block"],
-        chosen: Float[Array, "block picks"],
+        chosen: Asked,
         d_log_z: Float[Array, " block"],
-        d_chosen: Float[Array, "block picks"],
+        d_chosen: Asked,
     ) -> Float[Array, "block embed"]:
         def step(
             total: Float[Array, "block embed"], number: Int[Array, ""]
@@ -118,20 +125,21 @@ def backward(
 
         total = jnp.zeros(hidden.shape, jnp.float32)
         total, _ = jax.lax.scan(step, total, jnp.arange(_count(blocks, embedding)))
-        total += _picked_grad(d_chosen * blocks.slope(chosen), embedding, picks)
+        d_scores = jax.tree.map(lambda d, chosen: d * blocks.slope(chosen), d_chosen, chosen)
+        total += _chosen_grad(d_scores, embedding, asked)
         return jax.lax.psum(total, VOCAB_AXES).astype(hidden.dtype)
 
     return _by_block(blocks, block, *by_position)
 
 
-def _by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Array) -> Any:
+def _by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
     """Runs over blocks of positions; devices along the fsdp axis work on each block together."""
     tokens = arrays[0].shape[0]
     size = min(max(1, blocks.tokens // blocks.shards), tokens)
     count = -(-tokens // size)
 
-    def together(block: tuple[Array, ...]) -> Any:
-        found = run(*(jax.lax.all_gather(x, FSDP, tiled=True) for x in block))
+    def together(block: Any) -> Any:
+        found = run(*jax.tree.map(lambda x: jax.lax.all_gather(x, FSDP, tiled=True), block))
         start = jax.lax.axis_index(FSDP) * size
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), found)
 
@@ -139,7 +147,7 @@ def _by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Array) -> Any:
         rest = [(0, count * size - tokens), *((0, 0) for _ in x.shape[1:])]
         return jnp.pad(x, rest).reshape(count, size, *x.shape[1:])
 
-    found = jax.lax.map(together, tuple(map(cut, arrays)))
+    found = jax.lax.map(together, jax.tree.map(cut, arrays))
     return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:])[:tokens], found)
 
 
@@ -167,13 +175,73 @@ def _scores(
     return rows, jnp.where(left_out, FORBIDDEN, blocks.score(logits)), start
 
 
-def _one_pass(
+def _whole_vocabulary(
     blocks: Blocks,
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
 ) -> tuple[Array, Array, Array, Array]:
-    """log_z, entropy and top k over the whole vocabulary, by running maximum and sums."""
+    """log_z, entropy and top k."""
+    vocabulary = embedding, forbidden
+    if blocks.top_k or _count(blocks, embedding) == 1:
+        highest, total, weighted, values, ids = _running_maximum(blocks, hidden, *vocabulary)
+    else:
+        highest, total, weighted = _fixed_point(blocks, hidden, *vocabulary)
+        values = ids = jnp.zeros((hidden.shape[0], 0))
+    overall = jax.lax.pmax(highest, VOCAB_AXES)
+    shrink = jnp.exp(highest - overall)
+    total, weighted = jax.lax.psum((total * shrink, weighted * shrink), VOCAB_AXES)
+    log_z = overall + jnp.log(total)
+    if blocks.top_k:
+        ids += jax.lax.axis_index(VOCAB_AXES) * embedding.shape[0]
+        values, ids = _best(
+            blocks.top_k,
+            jax.lax.all_gather(values, VOCAB_AXES, axis=1, tiled=True),
+            jax.lax.all_gather(ids, VOCAB_AXES, axis=1, tiled=True),
+        )
+    return log_z, log_z - weighted / total, values, ids
+
+
+def _fixed_point(
+    blocks: Blocks,
+    hidden: Float[Array, "block embed"],
+    embedding: Float[Array, "vocab embed"],
+    forbidden: Bool[Array, " vocab"],
+) -> tuple[Array, Array, Array]:
+    """The point that exponentials are taken from, their sum, and their sum weighted by the scores.
+
+    The point is the largest score of the first block, known before the pass, so that a compiler can
+    sum in the epilogue of the matrix product and logits are never written, not even to fast memory:
+    on TPU that halves the pass. Where it turns out to lie too far from the largest score of all,
+    the pass is made again with a running maximum.
+    """
+    point = _scores(blocks, hidden, embedding, forbidden, jnp.int32(0))[1].max(axis=-1)
+
+    def step(carry: tuple[Array, ...], number: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
+        highest, total, weighted = carry
+        _, scores, _ = _scores(blocks, hidden, embedding, forbidden, number)
+        masses = jnp.exp(jnp.minimum(scores - point[:, None], _REACH))
+        total += masses.sum(axis=-1)
+        weighted += (masses * scores).sum(axis=-1)
+        return (jnp.maximum(highest, scores.max(axis=-1)), total, weighted), None
+
+    nothing = jnp.zeros_like(point)
+    numbers = jnp.arange(_count(blocks, embedding))
+    (highest, *sums), _ = jax.lax.scan(step, (nothing + FORBIDDEN, nothing, nothing), numbers)
+    return jax.lax.cond(
+        jnp.max(highest - point) > _REACH,
+        lambda: _running_maximum(blocks, hidden, embedding, forbidden)[:3],
+        lambda: (point, *sums),
+    )
+
+
+def _running_maximum(
+    blocks: Blocks,
+    hidden: Float[Array, "block embed"],
+    embedding: Float[Array, "vocab embed"],
+    forbidden: Bool[Array, " vocab"],
+) -> tuple[Array, ...]:
+    """As `_fixed_point`, from the largest score so far; and scores and places of the top k."""
     tokens, k = hidden.shape[0], blocks.top_k
 
     def step(carry: tuple[Array, ...], number: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
@@ -197,20 +265,7 @@ def _one_pass(
         jnp.full((tokens, k), -jnp.inf),
         jnp.zeros((tokens, k), jnp.int32),
     )
-    found, _ = jax.lax.scan(step, start, jnp.arange(_count(blocks, embedding)))
-    highest, total, weighted, values, ids = found
-    overall = jax.lax.pmax(highest, VOCAB_AXES)
-    shrink = jnp.exp(highest - overall)
-    total, weighted = jax.lax.psum((total * shrink, weighted * shrink), VOCAB_AXES)
-    log_z = overall + jnp.log(total)
-    if k:
-        ids += jax.lax.axis_index(VOCAB_AXES) * embedding.shape[0]
-        values, ids = _best(
-            k,
-            jax.lax.all_gather(values, VOCAB_AXES, axis=1, tiled=True),
-            jax.lax.all_gather(ids, VOCAB_AXES, axis=1, tiled=True),
-        )
-    return log_z, log_z - weighted / total, values, ids
+    return jax.lax.scan(step, start, jnp.arange(_count(blocks, embedding)))[0]
 
 
 def _best(
@@ -220,45 +275,56 @@ def _best(
     return values, jnp.take_along_axis(ids, at, axis=-1)
 
 
-def _picked_scores(
+def _chosen_scores(
     blocks: Blocks,
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
-    picks: Int[Array, "block picks"],
-) -> Float[Array, "block picks"]:
-    """Scores of given tokens, each from the device that has its row of the embedding."""
+    asked: Asked,
+) -> Asked:
+    """Scores of targets and picks, each from the device that has its row of the embedding."""
 
     def one(position: tuple[Array, Array, Array]) -> Float[Array, " picks"]:
         hidden, at, here = position
-        logits = jnp.einsum("d,pd->p", hidden, embedding[at], preferred_element_type=jnp.float32)
+        rows = embedding[at]
+        logits = jnp.einsum("d,pd->p", hidden, rows, preferred_element_type=jnp.float32)
         return jnp.where(here, blocks.score(logits), 0.0)
 
-    found = _few_at_a_time(one, hidden, *_rows_here(embedding, picks))
+    found = tuple(
+        _few_at_a_time(one, hidden, *_rows_here(embedding, picks)).reshape(picks.shape)
+        for picks in asked
+    )
     return jax.lax.psum(found, VOCAB_AXES)
 
 
-def _picked_grad(
-    grads: Float[Array, "block picks"],
-    embedding: Float[Array, "vocab embed"],
-    picks: Int[Array, "block picks"],
+def _chosen_grad(
+    grads: Asked, embedding: Float[Array, "vocab embed"], asked: Asked
 ) -> Float[Array, "block embed"]:
-    """This device's share of the gradient that comes through the picks."""
+    """This device's share of the gradient that comes through targets and picks."""
 
     def one(position: tuple[Array, Array, Array]) -> Float[Array, " embed"]:
         grads, at, here = position
-        grads = jnp.where(here, grads, 0.0)
-        return jnp.einsum("p,pd->d", grads, embedding[at], preferred_element_type=jnp.float32)
+        rows = embedding[at]
+        grads = jnp.where(here, grads, 0.0).astype(rows.dtype)
+        return jnp.einsum("p,pd->d", grads, rows, preferred_element_type=jnp.float32)
 
-    return _few_at_a_time(one, grads, *_rows_here(embedding, picks))
+    found = (
+        _few_at_a_time(one, _columns(grad), *_rows_here(embedding, picks))
+        for grad, picks in zip(grads, asked, strict=True)
+    )
+    return jax.tree.reduce(jnp.add, tuple(found))
 
 
 def _rows_here(
-    embedding: Float[Array, "vocab embed"], picks: Int[Array, "block picks"]
+    embedding: Float[Array, "vocab embed"], picks: Int[Array, "block ..."]
 ) -> tuple[Int[Array, "block picks"], Bool[Array, "block picks"]]:
     """Rows of this device's embedding, and which of the picks are among them."""
     vocab = embedding.shape[0]
-    at = picks - jax.lax.axis_index(VOCAB_AXES) * vocab
+    at = _columns(picks) - jax.lax.axis_index(VOCAB_AXES) * vocab
     return jnp.clip(at, 0, vocab - 1), (at >= 0) & (at < vocab)
+
+
+def _columns(x: Array) -> Array:
+    return x.reshape(x.shape[0], -1)
 
 
 def _few_at_a_time(one: Callable[..., Array], *arrays: Array) -> Array:

@@ -118,6 +118,17 @@ def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(token
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_scores_far_above_those_of_the_first_block_are_exact_too():
+    hidden, head = 50 * HIDDEN, make_head(tokens=16, vocab=8)
+    scores = scaled_logits(hidden, EMBEDDING, softcap=None, temperature=TEMPERATURE, forbidden=MASK)
+    # Far enough for an exponential taken from the first block's largest score to overflow.
+    assert np.max(scores.max(-1) - scores[..., :8].max(-1)) > 100
+    found, expected = ours(hidden, head=head), whole(hidden, softcap=None)
+    np.testing.assert_allclose(found.log_z, expected.log_z, rtol=1e-6)
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(found.entropy, expected.entropy, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("on", MESHES)
 def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
     head = make_head(tokens=16, vocab=7, softcap=3.0, on=on)
