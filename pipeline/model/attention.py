@@ -7,11 +7,14 @@ does it (arXiv:2408.00118): cap * tanh(score / cap), before anything is masked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from pipeline.model.flash import FlashAttention
 
 LayerCache = Any
 """What an `Attend` keeps for one layer; the model passes it through without looking inside."""
@@ -92,6 +95,7 @@ def attend_causally(
     return encoded, cache
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["segments"], meta_fields=["block", "flash"])
 @dataclass(frozen=True)
 class PackedAttention:
     """`Attend` for rows in which several sequences stand behind one another.
@@ -100,12 +104,19 @@ class PackedAttention:
     that a packed sequence is computed as if it had the row to itself. Positions for RoPE have to
     begin anew with each sequence.
 
+    Scores exist for one block of queries at a time, forward and backward, and in a layer with a
+    window only against the keys that some query of the block can see.
+
     Attributes:
         segments: number of the sequence that each position belongs to; equal numbers in a row
             stand together.
+        block: queries whose scores exist at a time.
+        flash: compute in a kernel that never writes scores, instead; None: it is plain XLA.
     """
 
-    segments: Int[Array, "batch seq"]
+    segments: Int[Array, "*parts seq"]
+    block: int = 512
+    flash: FlashAttention | None = None
 
     def __call__(
         self,
@@ -118,9 +129,64 @@ class PackedAttention:
         cache: LayerCache,
     ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
         """See `Attend`; the cache is passed through untouched."""
-        same = self.segments[:, :, None] == self.segments[:, None, :]
-        seen = same & _causal(query.shape[1], window=window)
-        return attend_where(query, key, value, seen=seen, softcap=softcap), cache
+        if self.flash is not None:
+            run = partial(self.flash, segments=self.segments, window=window, softcap=softcap)
+            return run(query, key, value), cache
+        seq = query.shape[1]
+        if seq <= self.block:
+            seen = _seen(self.segments, self.segments, jnp.arange(seq), jnp.arange(seq), window)
+            return attend_where(query, key, value, seen=seen, softcap=softcap), cache
+        count = -(-seq // self.block)
+        span = count * self.block if window is None else self.block + window - 1
+        # In front of the row stand keys that the first block's queries could see, were there any.
+        front = 0 if window is None else window - 1
+        behind = count * self.block - seq
+
+        def pad(x: Array, front: int) -> Array:
+            return jnp.pad(x, ((0, 0), (front, behind), *((0, 0) for _ in x.shape[2:])))
+
+        queries, query_segments = pad(query, 0), pad(self.segments, 0)
+        keys, values, key_segments = (pad(x, front) for x in (key, value, self.segments))
+
+        @jax.checkpoint
+        def one(number: Int[Array, ""]) -> Float[Array, "batch block heads head_dim"]:
+            first = number * self.block
+            start = first if window is not None else 0
+            mine = partial(
+                jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=self.block, axis=1
+            )
+            theirs = partial(
+                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=span, axis=1
+            )
+            seen = _seen(
+                mine(query_segments),
+                theirs(key_segments),
+                first + jnp.arange(self.block),
+                start - front + jnp.arange(span),
+                window,
+            )
+            return attend_where(
+                mine(queries), theirs(keys), theirs(values), seen=seen, softcap=softcap
+            )
+
+        blocks = jax.lax.map(one, jnp.arange(count))
+        encoded = jnp.moveaxis(blocks, 0, 1).reshape(queries.shape)
+        return encoded[:, :seq], cache
+
+
+def _seen(
+    query_segments: Int[Array, "batch seq"],
+    key_segments: Int[Array, "batch slots"],
+    at: Int[Array, " seq"],
+    of: Int[Array, " slots"],
+    window: int | None,
+) -> Bool[Array, "batch seq slots"]:
+    """Which keys each query sees, given their places in the row."""
+    behind = at[:, None] - of[None, :]
+    near = (behind >= 0) & (of >= 0)
+    if window is not None:
+        near &= behind < window
+    return near & (query_segments[:, :, None] == key_segments[:, None, :])
 
 
 def _causal(seq: int, *, window: int | None) -> Bool[Array, "seq seq"]:

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.model.attention import Attend, LayerCache, attend_causally
+from pipeline.model.remat import Parts, Remat, mark_input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Gemma(nnx.Module):
         *,
         attend: Attend = attend_causally,
         caches: Sequence[LayerCache] | None = None,
-        remat: bool = False,
+        remat: Remat | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], tuple[LayerCache, ...]]:
         """Hidden states after the final norm, and what `attend` kept for each layer.
 
@@ -98,16 +99,38 @@ class Gemma(nnx.Module):
             positions: position of each token in its sequence, for RoPE.
             attend: attention over the caches.
             caches: one entry a layer for `attend`; None: an empty one for each.
-            remat: recompute each layer in the backward pass instead of keeping its activations.
+            remat: what a backward pass keeps; None: there will be none. With it `attend` has to be
+                a pytree of arrays with a leading axis of rows, and there are no caches.
         """
+        if remat is not None:
+            return self._for_gradient(tokens, positions, attend, remat), ()
         x = self._constrain(self.embedder.encode(tokens))
         kept = []
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            run = _recomputed(layer) if remat else _plain(layer)
-            x, cache = run(x, positions, self.architecture, attend, cache)  # noqa: PLW2901
+            x, cache = _layer(layer, x, positions, self.architecture, attend, cache)  # noqa: PLW2901
             x = self._constrain(x)
             kept.append(cache)
         return _normalize(self.final_norm, x), tuple(kept)
+
+    def _for_gradient(
+        self,
+        tokens: Int[Array, "batch seq"],
+        positions: Int[Array, "batch seq"],
+        attend: Attend,
+        remat: Remat,
+    ) -> Float[Array, "batch seq embed"]:
+        assert self.activations is not None
+        parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=self.activations.mesh)
+        others = jax.tree.map(parts.split, (positions, attend))
+
+        def layers(x: Float[Array, "parts rows seq embed"]) -> Float[Array, "parts rows seq embed"]:
+            for layer in self.layers:
+                run = remat.wrap(_pure(layer, self.architecture))
+                x = parts.map(run, mark_input(x), *others)
+            return x
+
+        x = parts.split(self._constrain(self.embedder.encode(tokens)))
+        return self._constrain(_normalize(self.final_norm, parts.join(remat.wrap_all(layers)(x))))
 
     def _constrain(self, x: jax.Array) -> jax.Array:
         if self.activations is None:
@@ -123,26 +146,24 @@ def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> g
     return layer
 
 
-_RunLayer = Callable[..., tuple[jax.Array, LayerCache]]
+def _pure(layer: gemma3.DecoderLayer, architecture: Architecture) -> Callable[..., jax.Array]:
+    """The layer as a pure function, as `jax.checkpoint` and `jax.lax.map` need it.
 
-
-def _plain(layer: gemma3.DecoderLayer) -> _RunLayer:
-    def run(*args: Any) -> tuple[jax.Array, LayerCache]:
-        return _layer(layer, *args)
-
-    return run
-
-
-def _recomputed(layer: gemma3.DecoderLayer) -> _RunLayer:
-    # `nnx.remat` fails inside Tunix's Gemma 3 (TraceContextError), so the layer is taken apart and
-    # put together again inside a pure function.
+    `nnx.remat` fails inside Tunix's Gemma 3 (TraceContextError), so the layer is taken apart and
+    put together again inside. Its adapter is cast in there, too: what comes in as float32 gets a
+    gradient that is summed in float32 over the parts of the batch.
+    """
     graphdef, state = nnx.split(layer)
+    dtype = architecture.config.param_dtype
 
-    def run(x: jax.Array, positions: jax.Array, *static: Any) -> tuple[jax.Array, LayerCache]:
-        def pure(state: nnx.State, x: jax.Array) -> tuple[jax.Array, LayerCache]:
-            return _layer(nnx.merge(graphdef, state), x, positions, *static)
+    def run(x: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+        def cast(_: Any, variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+            if isinstance(variable, nnx.LoRAParam):
+                return variable.replace(variable[...].astype(dtype))
+            return variable
 
-        return jax.checkpoint(pure)(state, x)
+        merged = nnx.merge(graphdef, nnx.map_state(cast, state))
+        return _layer(merged, x, positions, architecture, attend, None)[0]
 
     return run
 

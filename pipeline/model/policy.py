@@ -98,13 +98,22 @@ class Policy:
             architecture, lora, mesh, base, adapter, plain, separate, recipes, graphdef, abstract
         )
 
-    def bind(self, base: Params, adapter: Params) -> Gemma:
-        """The model under `adapter`, cast to the base's type. Meant to be traced."""
+    def bind(self, base: Params, adapter: Params, *, exact: bool = False) -> Gemma:
+        """The model under `adapter`. Meant to be traced.
+
+        Args:
+            base: frozen parameters as they are kept.
+            adapter: float32 parameters.
+            exact: leave the adapter in float32, for the layers to cast (see `Gemma.__call__` with
+                `remat`); else it is cast to the base's type here.
+        """
         values = {**base, **adapter}
         flat = []
         for path, variable in nnx.to_flat_state(self._abstract):
             value = quantize.unpack(values[_name(path)], variable.dtype)
-            flat.append((path, variable.replace(value.astype(variable.dtype))))
+            if not (exact and isinstance(variable, nnx.LoRAParam)):
+                value = value.astype(variable.dtype)
+            flat.append((path, variable.replace(value)))
         return nnx.merge(self._graphdef, nnx.from_flat_state(flat))
 
     @staticmethod
