@@ -23,7 +23,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
 
     def start(self) -> float:
         """Opens devices and model once, for both."""
-        opened = open_model(self.config, devices=self.config.plan.learner_devices)
+        opened = open_model(self.config, which="learner")
         self.learn(opened)
         self.serve(opened)
         return opened.load_s

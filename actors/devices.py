@@ -15,8 +15,8 @@ JAX_PLATFORM = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 _SUBHOST = 4
 
 
-def open_mesh(*, platform: str, count: int) -> Mesh:
-    """Starts JAX and makes a mesh of this process's devices.
+def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
+    """Starts JAX and makes a mesh of this process's devices; see `sharding.make_mesh`.
 
     Raises:
         ValueError: if JAX finds other devices than `count` of kind `platform`.
@@ -42,7 +42,7 @@ def open_mesh(*, platform: str, count: int) -> Mesh:
             f"plan.platform = {platform!r} needs {count} {platform} device(s) in this process; "
             f"JAX finds {len(devices)} {found} device(s)"
         )
-    return make_mesh(devices)
+    return make_mesh(devices, fsdp=fsdp, tp=tp)
 
 
 def environment(*, platform: str, count: int) -> dict[str, str]:

@@ -40,7 +40,7 @@ class ExporterActor:
             ValueError: if devices, weights or adapter are not what the configuration says.
             FileNotFoundError: if weights or adapter are not there.
         """
-        opened = open_model(self.config, devices=self.config.plan.learner_devices)
+        opened = open_model(self.config, which="learner")
         from pipeline.learner.export import Exporter, Tuned
         from pipeline.model.adapter_source import load_adapter
 

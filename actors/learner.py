@@ -44,7 +44,7 @@ class LearnerActor:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
             FileNotFoundError: if weights or tokenizer are not there.
         """
-        opened = open_model(self.config, devices=self.config.plan.learner_devices)
+        opened = open_model(self.config, which="learner")
         self.learn(opened)
         return opened.load_s
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from actors.devices import open_mesh
 from configs.schema import Config
@@ -34,14 +34,18 @@ class OpenedModel:
     load_s: float
 
 
-def open_model(config: Config, *, devices: int) -> OpenedModel:
-    """Starts JAX on `devices` devices and loads the base.
+def open_model(config: Config, *, which: Literal["learner", "sampler"]) -> OpenedModel:
+    """Starts JAX on the devices of a learner or of a sampler and loads the base.
 
     Raises:
         ValueError: if devices, weights or tokenizer are not what the configuration says.
         FileNotFoundError: if weights or tokenizer are not there.
     """
-    mesh = open_mesh(platform=config.plan.platform, count=devices)
+    plan = config.plan
+    count, fsdp, tp = plan.learner_devices, plan.fsdp, plan.tp
+    if which == "sampler":
+        count, fsdp, tp = plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler
+    mesh = open_mesh(platform=plan.platform, count=count, fsdp=fsdp, tp=tp)
     from pipeline.model.policy import open_policy
     from pipeline.model.vocabulary import Vocabulary
     from pipeline.model.weights import read_text_config

@@ -38,7 +38,7 @@ class SamplerActor:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
             FileNotFoundError: if weights or tokenizer are not there.
         """
-        opened = open_model(self.config, devices=self.config.plan.devices_per_sampler)
+        opened = open_model(self.config, which="sampler")
         self.serve(opened)
         return opened.load_s
 

@@ -6,7 +6,7 @@ silent compilation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from pipeline.decode.cache import Caches, PromptAttention, TokenAttention
 from pipeline.decode.sampling import sample
 from pipeline.model.head import scaled_logits
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import build, by_row, replicated
+from pipeline.model.sharding import build, by_row, by_row_and_head, replicated
 from pipeline.model.vocabulary import Vocabulary
 
 
@@ -165,6 +165,13 @@ class DecodePrograms:
             ),
         )
 
+    def _places(self) -> Any:
+        """Where each array of a `DecodeState` is."""
+        mesh, model = self.policy.mesh, self.policy.architecture.config
+        rows, ring = by_row(mesh), by_row_and_head(mesh, kv_heads=model.num_kv_heads)
+        places = dict.fromkeys((field.name for field in fields(DecodeState)), rows)
+        return DecodeState(**{**places, "caches": ((ring, ring),) * model.num_layers})
+
     def compile(self) -> tuple[dict[int, jax.stages.Compiled], jax.stages.Compiled]:
         """Compiled prefill by prompt bucket, and the compiled segment; allocates nothing.
 
@@ -181,16 +188,18 @@ class DecodePrograms:
             return jax.ShapeDtypeStruct((batch, *shape), dtype, sharding=rows)
 
         keys = row_shape(2, dtype=jnp.uint32)
-        prefill = jax.jit(self.prefill, out_shardings=rows)
+        places = self._places()
+        prefill = jax.jit(self.prefill, out_shardings=places)
         prefills = {
             bucket: prefill.trace(base, adapter, row_shape(bucket), row_shape(), keys, heat)
             for bucket in self.config.prompt_buckets
         }
         state = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
             next(iter(prefills.values())).out_info,
+            places,
         )
-        segment = jax.jit(self.segment, donate_argnums=2, out_shardings=rows)
+        segment = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
         return (
             {bucket: build(traced, mesh) for bucket, traced in prefills.items()},
             build(segment.trace(base, adapter, state, heat), mesh),

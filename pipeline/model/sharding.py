@@ -95,8 +95,8 @@ def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedShar
     ]
     if matrix == _EMBEDDING and spec[0] is None:
         raise ValueError(
-            f"plan.fsdp x plan.tp = {mesh.shape[FSDP]} x {mesh.shape[TP]} must divide the "
-            f"vocabulary of {shape[0]} entries"
+            f"fsdp x tp = {mesh.shape[FSDP]} x {mesh.shape[TP]} (plan.fsdp, plan.tp; of split "
+            f"samplers plan.sampler_tp) must divide the vocabulary of {shape[0]} entries"
         )
     return NamedSharding(mesh, PartitionSpec(*spec))
 
@@ -121,6 +121,11 @@ def _parts(axes: str | tuple[str, ...], mesh: Mesh) -> int:
 def batch_shards(mesh: Mesh) -> int:
     """Parts into which the rows of a batch are split."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def is_sharded(mesh: Mesh) -> bool:
+    """Whether a device holds only a part of the weights."""
+    return mesh.shape[FSDP] * mesh.shape[TP] > 1
 
 
 def rows_per_device(rows: int, mesh: Mesh) -> int:

@@ -20,7 +20,8 @@ PIECES = 480
 
 
 def config(folder: Path) -> Config:
-    return tiny.make_config(model={"path": str(folder)}, lora={"rank": 2})
+    plan = {"learner_devices": 8, "fsdp": 2, "tp": 2, "rollout_rows": 8, "micro_batch_tokens": 336}
+    return tiny.make_config(model={"path": str(folder)}, lora={"rank": 2}, plan=plan)
 
 
 @pytest.fixture
@@ -38,21 +39,30 @@ def flax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_flax_checkpoint_and_its_tokenizer_are_opened(flax: Path):
-    opened = open_model(config(flax), devices=8)
+    opened = open_model(config(flax), which="learner")
     assert opened.policy.vocab_size == PIECES + 8
     assert opened.policy.architecture.window(0) == 8
     assert opened.base.keys() == opened.policy.base_shapes.keys()
+    assert dict(opened.policy.mesh.shape) == {"data": 2, "fsdp": 2, "tp": 2}
+    assert opened.policy.embedding(opened.base).addressable_data(0).shape == ((PIECES + 8) // 4, 40)
     assert opened.vocabulary.pieces == PIECES
     assert opened.vocabulary.forbidden_mask(PIECES + 8)[-8:].all()
+
+
+def test_a_split_sampler_has_a_mesh_of_its_own(flax: Path):
+    plan = {"placement": "split", "sampler_devices": 8, "sampler_tp": 2, "rollout_rows": 4}
+    split = tiny.make_config(model={"path": str(flax)}, lora={"rank": 2}, plan=plan)
+    opened = open_model(split, which="sampler")
+    assert dict(opened.policy.mesh.shape) == {"data": 4, "fsdp": 1, "tp": 2}
 
 
 def test_the_tokenizer_of_another_model_is_refused(flax: Path):
     path = flax / "config.json"
     path.write_text(json.dumps({"model_type": "gemma2", "vocab_size": 256_000}))
     with pytest.raises(ValueError, match=r"480 pieces, the model's embedding 256000 rows"):
-        open_model(config(flax), devices=8)
+        open_model(config(flax), which="learner")
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*gone$"):
-        open_model(config(tmp_path / "gone"), devices=8)
+        open_model(config(tmp_path / "gone"), which="learner")
