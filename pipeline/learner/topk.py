@@ -9,6 +9,7 @@ depend on which token was drawn: its variance over draws is 0, and so is its gra
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -22,7 +23,7 @@ _LEAST_MASS = 1e-7
 """Masses below this, float32's rounding of 1, are not told from 0: its logarithm stands for all."""
 
 
-def keep(top: TopK, *, dtype: jnp.dtype) -> Kept:
+def keep(top: TopK, *, dtype: jax.typing.DTypeLike) -> Kept:
     """What is kept of a distribution; `dtype` is that of the log-probs."""
     return Kept(top.logprobs.astype(dtype), top.tokens, jnp.log(_floored(_tail(top.logprobs))))
 
