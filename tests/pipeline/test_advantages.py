@@ -29,6 +29,18 @@ def test_dr_grpo_by_hand():
     np.testing.assert_array_equal(advantages, [[0.75, -0.25, -0.25, -0.25], [-1, 1, 1, -1]])
 
 
+def test_rloo_by_hand():
+    advantages, _ = group_advantages([[1, 0, 0, 0], [2, 4, 4, 2]], kind="rloo")
+    # Each against the mean of the other three: 1 - 0, 0 - 1/3; 2 - 10/3, 4 - 8/3.
+    third = np.float32(1 / 3)
+    np.testing.assert_allclose(
+        advantages, [[1, -third, -third, -third], [-4 / 3, 4 / 3, 4 / 3, -4 / 3]], rtol=1e-6
+    )
+    # With three rewards the others are two.
+    advantages, _ = group_advantages([[1, None, 0, 0]], kind="rloo")
+    np.testing.assert_allclose(advantages, [[1, 0, -0.5, -0.5]])
+
+
 def test_rollouts_without_a_reward_take_no_part():
     rewards: list[list[float | None]] = [
         [1, None, 0, 0, 0],
@@ -59,9 +71,12 @@ def test_values_are_tunixs():
     expected = algo_core.compute_drgrpo_advantages(rewards.reshape(-1), num_generations=8)
     advantages, _ = group_advantages(rewards.tolist(), kind="dr_grpo")
     np.testing.assert_allclose(advantages.reshape(-1), expected, atol=1e-5)
+    expected = algo_core.compute_rloo_advantages(rewards.reshape(-1), num_generations=8)
+    advantages, _ = group_advantages(rewards.tolist(), kind="rloo")
+    np.testing.assert_allclose(advantages.reshape(-1), expected, atol=1e-5)
 
 
-@given(REWARDS, st.sampled_from(["grpo", "dr_grpo"]))
+@given(REWARDS, st.sampled_from(["grpo", "dr_grpo", "rloo"]))
 def test_groups_are_centred_and_independent(rewards, kind):
     advantages, stats = group_advantages(rewards, kind=kind)
     np.testing.assert_allclose(advantages.sum(axis=1), 0, atol=1e-5)

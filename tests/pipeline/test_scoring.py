@@ -88,6 +88,36 @@ def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Pat
     assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
 
 
+def test_overlong_completions_are_punished_in_a_part_of_their_own(tmp_path: Path):
+    # 84 tokens, of which the last 40 are punished: "2.0" and its stop token are 4, 64 are 20 too
+    # many, 84 are the end.
+    config = make_config(
+        tmp_path,
+        rollout={
+            "group_size": 2,
+            "prompts_per_step": 2,
+            "max_prompt_tokens": 8,
+            "max_new_tokens": 84,
+            "overlong_tokens": 40,
+        },
+    )
+    long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
+    completions = [*GROUPS[:2], long, cut]
+    rollouts, stats = score_rollouts(
+        completions, inputs_of(completions), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
+    )
+    assert [rollout.rewards["overlong"] for rollout in rollouts] == [0.0, 0.0, -0.5, -1.0]
+    assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.1, -0.4])
+    assert rollouts[2].advantage > 0 > rollouts[3].advantage
+    assert stats.mixed == 2
+    assert (
+        "overlong"
+        not in score_rollouts(
+            GROUPS, inputs_of(GROUPS), outcomes(1, 0, 1, 0), config=make_config(tmp_path), step=0
+        )[0][0].rewards
+    )
+
+
 def test_invariant_6_errors_are_kept_by_function():
     good, died, nan = Outcome(1.0, None), Outcome(None, "died"), Outcome(None, "returned nan")
     assert reward_errors(
