@@ -25,8 +25,10 @@ from pipeline.learner.objective import asked_for, objective
 from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
 from pipeline.learner.topk import keep
 from pipeline.model.attention import PackedAttention
+from pipeline.model.flash import FlashAttention
 from pipeline.model.head import Head, Scores, score
 from pipeline.model.policy import Params, Policy
+from pipeline.model.remat import Remat
 from pipeline.model.sharding import build, by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
 
@@ -103,7 +105,7 @@ class LearnerPrograms:
         settings = self.config.learner
         top = self._scores(base, adapter, inputs, top_k=settings.kl_top_k).top
         assert top is not None
-        return keep(top, dtype=jnp.dtype(settings.top_k_dtype))
+        return keep(top, dtype=settings.top_k_dtype)
 
     def gradient(
         self, base: Params, adapter: Params, total: Params, batch: DeviceBatch
@@ -165,19 +167,22 @@ class LearnerPrograms:
         top_k: int = 0,
         remat: bool = False,
     ) -> Scores:
-        plan = self.config.plan
-        hidden, _ = self.policy.bind(base, adapter)(
+        plan, mesh = self.config.plan, self.policy.mesh
+        # With a gradient each layer casts the adapter, without one it is cast once.
+        hidden, _ = self.policy.bind(base, adapter, exact=remat)(
             inputs.tokens,
             inputs.positions,
-            attend=PackedAttention(inputs.segments),
-            remat=remat and plan.remat != "none",
+            attend=PackedAttention(
+                inputs.segments, flash=FlashAttention(mesh) if plan.attention == "splash" else None
+            ),
+            remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
         )
         head = Head(
             softcap=self.policy.architecture.final_softcap,
             temperature=temperature or self.config.rollout.temperature,
             tokens=plan.head_tokens,
             vocab=plan.head_vocab,
-            mesh=self.policy.mesh,
+            mesh=mesh,
         )
         return score(
             hidden,
