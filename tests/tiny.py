@@ -134,30 +134,30 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
 def make_config(**tables: dict[str, Any]) -> Config:
     """A small valid configuration; `tables` change single keys: `plan={"rollout_rows": 8}`.
 
-    A micro-batch has four rows, eight on eight devices, if nothing else is said.
+    A micro-batch has a row on each device if nothing else is said: then there is one shape only.
     """
     names = _CONFIG.keys() | tables.keys()
     given = {name: _CONFIG.get(name, {}) | tables.get(name, {}) for name in names}
     plan, rollout = given["plan"], given["rollout"]
     row = plan.get("row_tokens", rollout["max_prompt_tokens"] + rollout["max_new_tokens"])
-    rows = max(4, plan.get("learner_devices", 1))
+    rows = plan.get("learner_devices", 1)
     return Config.model_validate(given | {"plan": {"micro_batch_tokens": rows * row, **plan}})
 
 
 @functools.cache
-def policy(*, layers: int = 7, **mesh: int) -> Policy:
+def policy(*, layers: int = 7, **mesh: Any) -> Policy:
     """The shared float32 policy of so many layers; `mesh` is devices, fsdp and tp."""
     return make_policy(num_hidden_layers=layers, **mesh)
 
 
 @functools.cache
-def base(*, layers: int = 7, **mesh: int) -> Params:
+def base(*, layers: int = 7, **mesh: Any) -> Params:
     """The shared parameters; the same values on any mesh."""
     return make_base(policy(layers=layers, **mesh))
 
 
 @functools.cache
-def probe(*, layers: int = 7, **mesh: int) -> Params:
+def probe(*, layers: int = 7, **mesh: Any) -> Params:
     """An adapter that changes every output; the same on any mesh."""
     return make_probe(policy(layers=layers, **mesh))
 

@@ -32,9 +32,9 @@ def look_up(
     """
     if mesh is None or not is_sharded(mesh):
         return embedding[tokens]
-    by_row = PartitionSpec(BATCH_AXES)
-    specs = {"in_specs": (by_row, PartitionSpec(VOCAB_AXES)), "out_specs": by_row}
-    return jax.shard_map(_on_each, mesh=mesh, **specs)(tokens, embedding)
+    by_row, by_entry = PartitionSpec(BATCH_AXES), PartitionSpec(VOCAB_AXES)
+    run = jax.shard_map(_on_each, mesh=mesh, in_specs=(by_row, by_entry), out_specs=by_row)
+    return run(tokens, embedding)
 
 
 def _on_each(

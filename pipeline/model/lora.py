@@ -22,6 +22,7 @@ from tunix.models.gemma3 import model as gemma3
 from configs.schema import Lora
 from pipeline.model import quantize
 from pipeline.model.gemma import Gemma
+from pipeline.model.sharding import batch_shards, mesh_of
 
 Adapter = dict[str, jax.Array]
 
@@ -83,7 +84,9 @@ def attach(
             continue
         rules.setdefault(rule, []).append(path)
     provider = quantize.Provider([_at(rule, paths) for rule, paths in rules.items()])
-    tokens = jnp.zeros((1, 1), jnp.int32)
+    # A row for every device that has rows of its own.
+    rows = 1 if model.activations is None else batch_shards(mesh_of(model.activations))
+    tokens = jnp.zeros((rows, 1), jnp.int32)
     wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
     found = {
         "/".join(map(str, path))

@@ -54,6 +54,12 @@ def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> M
     return Mesh(grid, (*BATCH_AXES, TP), axis_types=(AxisType.Auto,) * 3)
 
 
+def mesh_of(sharding: NamedSharding) -> Mesh:
+    """The devices of a sharding that was made for devices."""
+    assert isinstance(sharding.mesh, Mesh), sharding
+    return sharding.mesh
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
