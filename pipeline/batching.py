@@ -142,6 +142,21 @@ def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -
     )
 
 
+def batches_to_learn(
+    rollouts: Sequence[Rollout], *, config: Config, shape: BatchShape, keep_zero_advantage: bool
+) -> list[TokenBatch]:
+    """A step's rollouts with the weights that the configuration gives them."""
+    weights = token_weights(
+        rollouts,
+        config.learner.variant.token_weights,
+        budget=config.rollout.max_new_tokens,
+        mask_overlong=config.learner.overlong == "mask",
+    )
+    return micro_batches(
+        rollouts, shape=shape, weights=weights, keep_zero_advantage=keep_zero_advantage
+    )
+
+
 def batches_to_score(completions: Sequence[Completion], *, shape: BatchShape) -> list[TokenBatch]:
     """Completions with equal weights, for scoring; their names must differ."""
     rollouts = [Rollout(completion, "", {}, 0.0, 0.0) for completion in completions]

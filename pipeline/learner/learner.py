@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from configs.schema import Config
-from pipeline.batching import TokenBatch, micro_batches, token_weights
+from pipeline.batching import TokenBatch, batches_to_learn
 from pipeline.data.packing import Packed, packed_batches, padding_metrics
 from pipeline.datatypes import Completion, Rollout
 from pipeline.learner.batches import DeviceBatch, ExampleBatch, Inputs, place_inputs
@@ -72,9 +72,9 @@ class Learner:
         self._rates = {"sft": imitation_rate(config), "grpo": grpo_rate(config)}
         for rate in self._rates.values():
             rate(0)  # compiles the operations that it consists of
+        self._teacher = _open_teacher(config.learner.teacher, policy)
         self._compiled = programs.compile()
         self._zeros = policy.no_adapter()
-        self._teacher = _open_teacher(config.learner.teacher, policy)
         self._whole = replicated(policy.mesh)
         self.state = self._fresh()
 
@@ -190,17 +190,10 @@ class Learner:
         )
 
     def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
-        settings = self._config.learner
-        weights = token_weights(
+        return batches_to_learn(
             rollouts,
-            settings.variant.token_weights,
-            budget=self._config.rollout.max_new_tokens,
-            mask_overlong=settings.overlong == "mask",
-        )
-        return micro_batches(
-            rollouts,
+            config=self._config,
             shape=self._programs.shape,
-            weights=weights,
             keep_zero_advantage=self._programs.learns_without_advantage,
         )
 

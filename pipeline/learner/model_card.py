@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from configs.schema import Config
+from configs.schema import Config, Learner
 from pipeline.model_files.model_source import HF
 from pipeline.run_dir import RunFolder
 
@@ -86,10 +86,21 @@ def _facts(config: Config, base: str) -> dict[str, str]:
         "GRPO on": ", ".join(f"`{path}`" for path in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
         "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
+        "loss": _loss(learner),
         "learning rate": f"{learner.lr:g}, {learner.schedule}",
         "seed": str(config.run.seed),
         "made with": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
     }
+
+
+def _loss(learner: Learner) -> str:
+    """The terms of the loss: `dapo + 0.02 KL to the reference (topk)`."""
+    terms: list[str] = [learner.loss]
+    if learner.kl_coef:
+        terms.append(f"{learner.kl_coef:g} KL to the reference ({learner.kl})")
+    if learner.teacher is not None:
+        terms.append(f"{learner.distill_coef:g} KL to the teacher `{learner.teacher}`")
+    return " + ".join(terms)
 
 
 def base_name(path: str) -> tuple[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.learner import TokenWeights
-from pipeline.batching import TokenBatch, batches_to_score, micro_batches, token_weights
+from pipeline.batching import (
+    TokenBatch,
+    batches_to_learn,
+    batches_to_score,
+    micro_batches,
+    token_weights,
+)
 from pipeline.data.packing import BatchShape
 from pipeline.datatypes import Completion, Rollout, RolloutName
+from tests.fakes import make_config
 
 PAD = 99
 BUDGET = 10
@@ -148,6 +156,28 @@ def test_rollouts_cut_by_length_can_go_without_weight():
     np.testing.assert_allclose(learned, [1 / 9] * 3)
     masked = token_weights(rollouts, "token", budget=BUDGET, mask_overlong=True)
     np.testing.assert_allclose(masked, [1 / 4, 1 / 4, 0])
+
+
+def test_what_is_learned_is_weighted_as_the_configuration_says(tmp_path: Path):
+    # Dr. GRPO divides by the budget, which is 28 tokens here; one of three was cut.
+    config = make_config(
+        tmp_path,
+        rollout={"prompts_per_step": 2, "max_prompt_tokens": 14, "max_new_tokens": 28},
+        learner={"loss": "dr_grpo", "overlong": "mask"},
+    )
+    rollouts = [rollout(1, 2, 5), rollout(2, 2, 3), rollout(3, 2, 9, stop_reason="length")]
+    (batch,) = batches_to_learn(
+        rollouts, config=config, shape=BatchShape(1, 1, 42, PAD), keep_zero_advantage=False
+    )
+    assert ids(batch) == [1, 2]
+    assert set(batch.weights[batch.weights > 0]) == {np.float32(1 / (2 * 28))}
+    learned = config.model_copy(
+        update={"learner": config.learner.model_copy(update={"overlong": "learn"})}
+    )
+    (batch,) = batches_to_learn(
+        rollouts, config=learned, shape=BatchShape(1, 1, 42, PAD), keep_zero_advantage=False
+    )
+    assert ids(batch) == [3, 1, 2]
 
 
 def test_a_step_without_any_reward_packs_nothing():

@@ -205,6 +205,7 @@ def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner
     assert "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |" in card
     assert "| validation |" not in card
     assert "rank 3, alpha 6, standard" in card
+    assert "| loss | grpo |" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 

@@ -31,7 +31,7 @@ EIGHT = {"learner_devices": 8, "rollout_rows": 8}
 
 
 def usual(**changes: Any) -> Learner:
-    """Rows of the longest sequence, four at a time, the head in blocks of 32 positions."""
+    """One row of the longest sequence at a time, the head in blocks of 32 positions."""
     return tiny.learner(learner=UNCLIPPED | changes)
 
 
@@ -128,13 +128,12 @@ def test_without_a_signal_only_the_version_moves():
         np.testing.assert_array_equal(value, before[name])
 
 
-# Each rollout in a row and a batch of its own; all in one row; two rows, then a small batch.
-ALONE = {"row_tokens": 42, "micro_batch_tokens": 42}
+# All in one row; two rows, then a small batch.
 TOGETHER = {"row_tokens": 130, "micro_batch_tokens": 130, "head_tokens": 10, "head_vocab": 40}
 SPLIT = {"row_tokens": 50, "micro_batch_tokens": 100, "remat": "none"}
 
 
-@pytest.mark.parametrize(("plan", "sizes"), [(ALONE, [1] * 3), (TOGETHER, [1]), (SPLIT, [2, 1])])
+@pytest.mark.parametrize(("plan", "sizes"), [(TOGETHER, [1]), (SPLIT, [2, 1])])
 def test_packing_splitting_blocks_and_remat_change_nothing(plan: dict[str, Any], sizes: list[int]):
     _, _, expected = grpo(Whole.of(ROLLOUTS), adapter=tiny.probe(layers=2))
     _, metrics = gradient(start(usual()))
@@ -152,9 +151,8 @@ def test_packing_splitting_blocks_and_remat_change_nothing(plan: dict[str, Any],
 def test_padding_is_counted():
     _, metrics = gradient(start(usual()))
     used = sum(p + n for (p, n), advantage in zip(LENGTHS, ADVANTAGES, strict=True) if advantage)
-    # Three rows in a batch of four.
-    assert metrics["tokens_padded"] == 4 * 42 - used
-    assert metrics["padded_share"] == pytest.approx(1 - used / (4 * 42))
+    assert metrics["tokens_padded"] == 3 * 42 - used
+    assert metrics["padded_share"] == pytest.approx(1 - used / (3 * 42))
 
 
 def test_the_order_of_the_rollouts_changes_no_bit():
@@ -291,8 +289,8 @@ def test_invariant_1_the_policy_that_is_sampled_is_the_policy_that_is_learned():
 def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
     learner = start(usual())
     for program, donated in (
-        (learner._compiled.score[4], set()),
-        (learner._compiled.gradient[4], {2}),
+        (learner._compiled.score[1], set()),
+        (learner._compiled.gradient[1], {2}),
         (learner._compiled.apply, {0, 1}),
     ):
         arguments, _ = program.args_info

@@ -35,8 +35,8 @@ def at(logprobs: jax.Array, kept: Kept) -> jax.Array:
 
 
 def true_kl(first: jax.Array, second: jax.Array) -> np.ndarray:
-    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    return np.sum(np.exp(first) * (first - second), axis=-1)
+    p, q = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    return np.sum(np.exp(p) * (p - q), axis=-1)
 
 
 def test_by_hand():
