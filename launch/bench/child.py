@@ -1,0 +1,63 @@
+"""Runs one measurement in a process of its own, so that none sees another's memory or settings.
+
+    python -m launch.bench.child MODULE FUNCTION       keyword arguments as JSON on standard input
+
+What the function returns is the last line of standard output, as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+TPU_COMPILER = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""Environment in which libtpu compiles for a v5e-8 without one; before JAX is imported."""
+
+CPU_ONLY = {"JAX_PLATFORMS": "cpu"}
+"""Environment of what is run here."""
+
+
+def in_child(
+    function: str, arguments: Mapping[str, Any], *, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """What `module:function` returns for these keyword arguments in a new process.
+
+    Raises:
+        RuntimeError: if the process failed, with the end of what it wrote.
+    """
+    module, name = function.split(":")
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.bench.child", module, name],
+        input=json.dumps(arguments),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        tail = done.stderr.strip().splitlines()[-20:]
+        raise RuntimeError("\n".join([f"{function} ended with {done.returncode}:", *tail]))
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """The child's side."""
+    module, name = sys.argv[1:]
+    function = getattr(importlib.import_module(module), name)
+    print(json.dumps(function(**json.load(sys.stdin))))
+
+
+if __name__ == "__main__":
+    main()

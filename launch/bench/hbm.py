@@ -1,0 +1,199 @@
+"""`python -m launch.bench hbm`: what fits a v5e chip, by the TPU compiler, Tunix beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launch.bench.child import TPU_COMPILER
+from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
+
+MOST_GIB = 13.75
+"""What the gradient of 128 sequences may take of a chip; the rest is the sampler's."""
+NEAR_BEST = 1.03
+"""A micro-batch is large enough when a token takes at most this much more than at best."""
+
+_LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+
+_MEMORY = (
+    Column("arguments_gib", "arguments, GiB", "{:.2f}"),
+    Column("temporary_gib", "temporaries", "{:.2f}"),
+    Column("optimizer_gib", "Adam", "{:.2f}"),
+    Column("total_gib", "**together**", "**{:.2f}**"),
+)
+_TIME = (
+    Column("estimated_ms", "estimated ms", "{:.0f}"),
+    Column("us_per_token", "µs a token", "{:.2f}"),
+    Column("invariant_3", "no whole logits"),
+    Column("compile_s", "compiled in s", "{:.0f}"),
+)
+_HOST = (Column("host_gib", "host, GiB", "{:.2f}"),)
+_HEAD = (
+    Column("temporary_mib", "temporaries, MiB", "{:.2f}"),
+    *_TIME,
+)
+
+
+def _ours(name: str, *, sequences: int, length: int = 1024, **arguments: Any) -> Row:
+    model = arguments.pop("model", "gemma3_1b")
+    shape = {"model": model, "sequences": sequences, "length": length}
+    return Row(name, "launch.bench.ours:gradient", shape | arguments, TPU_COMPILER)
+
+
+def _theirs(name: str, *, sequences: int, **arguments: Any) -> Row:
+    model = arguments.pop("model", "gemma3_1b")
+    shape = {"model": model, "sequences": sequences, "length": 1024}
+    return Row(name, "launch.bench.theirs:gradient", shape | arguments, TPU_COMPILER)
+
+
+def _head(name: str, **arguments: Any) -> Row:
+    shape = {"model": "gemma3_1b", "tokens": 65_536}
+    return Row(name, "launch.bench.ours:head", shape | arguments, TPU_COMPILER)
+
+
+def _invariant_3(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    whole = [name for name, row in found.items() if row.get("invariant_3") is False]
+    if found:
+        yield Claim(
+            "no buffer holds the vocabulary x more than 2,048 others"
+            + (f"; {', '.join(whole)} do" if whole else ""),
+            not whole,
+        )
+
+
+def _fit(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    yield from _invariant_3(found)
+    for name, row in found.items():
+        yield Claim(f"{name}: fits", row.get("fits") is True)
+
+
+def _ladder_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    yield from _invariant_3(found)
+    fits = {name: row for name, row in found.items() if row.get("fits")}
+    largest = str(max(_LADDER))
+    if largest in found:
+        gib = fits[largest]["total_gib"] if largest in fits else float("inf")
+        yield Claim(f"{largest} sequences in {MOST_GIB} GiB: {gib:.2f}", gib <= MOST_GIB)
+    if len(fits) > 1:
+        best = min(row["us_per_token"] for row in fits.values())
+        name = next(n for n, row in fits.items() if row["us_per_token"] <= NEAR_BEST * best)
+        row = fits[name]
+        yield Claim(
+            f"the smallest micro-batch within 3% of the best time a token ({best:.2f} µs): {name} "
+            f"sequences, {row['us_per_token']:.2f} µs, {row['total_gib']:.2f} GiB",
+            holds=True,
+        )
+
+
+def _head_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    yield from _invariant_3(found)
+    for name, row in found.items():
+        mib = row.get("temporary_mib", float("inf"))
+        yield Claim(f"{name}: under 16 MiB of temporaries: {mib:.2f}", mib < 16)
+
+
+_POLICIES = (
+    *(
+        _ours(f"remat {policy}, {count} sequences", sequences=count, plan__remat=policy)
+        for policy, count in (
+            ("none", 4),
+            ("dots", 4),
+            ("full", 4),
+            ("offload", 4),
+            ("offload", 32),
+        )
+    ),
+    *(
+        _ours(f"{tokens} positions a layer, 32 sequences", sequences=32, plan__layer_tokens=tokens)
+        for tokens in (1024, 4096, 16_384, 32_768)
+    ),
+    _ours("splash attention, 8 sequences", sequences=8, plan__attention="splash"),
+    _ours("int8 base, 8 sequences", sequences=8, model__quantization="int8"),
+    _ours("KL k3, 128 sequences", sequences=128, learner__kl="k3"),
+    _ours("top k in bfloat16, 128 sequences", sequences=128, learner__top_k_dtype="bfloat16"),
+    _ours("all 8 chips, 8 sequences each", sequences=8, devices=8),
+)
+
+BENCHMARK = Benchmark(
+    (
+        Section(
+            "gradient",
+            "Ours, gemma3-1b, LoRA of rank 32 on all matrices, topk KL with k = 128, sequences of "
+            "256 + 768 tokens on one v5e chip: one backward for all of them",
+            (*_MEMORY, *_TIME),
+            tuple(_ours(str(count), sequences=count) for count in _LADDER),
+            _ladder_claims,
+        ),
+        Section(
+            "choices",
+            "Ours, gemma3-1b, what the settings do (estimates are blind inside splash's kernels "
+            "and for copies to the host)",
+            (*_MEMORY, *_HOST, *_TIME),
+            _POLICIES,
+            _invariant_3,
+        ),
+        Section(
+            "large",
+            "Ours, long sequences; and gemma3-4b on all 8 chips",
+            (*_MEMORY, *_TIME),
+            (
+                _ours("10 x 8,192 tokens", sequences=10, length=8192),
+                _ours(
+                    "gemma3-4b, fsdp 8, 8 x 1,024 a chip",
+                    model="gemma3_4b",
+                    sequences=8,
+                    devices=8,
+                    plan__fsdp=8,
+                    plan__tp=1,
+                ),
+                _ours(
+                    "gemma3-4b, fsdp 4, tp 2, 8 x 1,024 a chip",
+                    model="gemma3_4b",
+                    # Two chips of a tp pair share their rows.
+                    sequences=8,
+                    devices=8,
+                    plan__fsdp=4,
+                    plan__tp=2,
+                ),
+            ),
+            _fit,
+        ),
+        Section(
+            "head",
+            "The head as a program of its own, width 1152, 65,536 tokens",
+            _HEAD,
+            (
+                _head("log-probs and gradient", what="gradient", head_tokens=2048, head_vocab=8192),
+                _head("top 128", what="top_k", head_tokens=2048, head_vocab=8192),
+                _head("top 128, blocks of 256", what="top_k", head_tokens=256, head_vocab=8192),
+            ),
+            _head_claims,
+        ),
+        Section(
+            "tunix",
+            "Tunix 0.1.7's GRPO loss, the same model, LoRA and lengths (sequences a chip)",
+            (*_MEMORY, *_TIME),
+            (
+                *(
+                    _theirs(f"base on every chip, {count}", sequences=count)
+                    for count in (1, 4, 8, 9)
+                ),
+                *(
+                    _theirs(f"likewise, remat repaired, {count}", sequences=count, remat=True)
+                    for count in (1, 8, 16, 17)
+                ),
+                *(
+                    _theirs(f"its fsdp = 8 mesh, {count}", sequences=count, fsdp=8)
+                    for count in (1, 2, 3)
+                ),
+                _theirs(
+                    "gemma3-4b, fsdp = 8, remat repaired, 1",
+                    model="gemma3_4b",
+                    sequences=1,
+                    fsdp=8,
+                    remat=True,
+                ),
+            ),
+        ),
+    )
+)

@@ -1,0 +1,60 @@
+"""Shapes of the models that are compiled here, as their `config.json` gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_144,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma3_1b": _GEMMA3
+    | {
+        "num_hidden_layers": 26,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma3_4b": _GEMMA3
+    | {
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 1024,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    # A small body under the real vocabulary: what the vocabulary costs, on two CPU cores.
+    "small_body": _GEMMA3
+    | {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 128,
+    },
+}
+"""By name."""
+
+VOCAB = 262_144
+"""Entries of the vocabulary of all of them."""
+
+
+def own_sizes(model: str) -> tuple[int, int]:
+    """Width of the hidden states and of the MLP."""
+    return MODELS[model]["hidden_size"], MODELS[model]["intermediate_size"]

@@ -1,0 +1,134 @@
+"""Our programs, compiled for a v5e chip: the learner's gradient, and the head alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+import configs
+from configs.load import load_config
+from configs.schema import Config
+from launch.bench.compiled import compile_for, figures, v5e_devices
+from launch.bench.models import MODELS, VOCAB, own_sizes
+from pipeline.learner.programs import LearnerPrograms
+from pipeline.model.architecture import architecture
+from pipeline.model.head import Head, score
+from pipeline.model.policy import Policy
+from pipeline.model.sharding import BATCH_AXES, by_row, make_mesh, replicated
+from pipeline.model.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
+"""Gemma 3's."""
+
+PROMPT = 256
+"""Tokens of a prompt; the completion takes the rest of the length."""
+
+
+def bench_config(model: str, *, length: int, **settings: Any) -> Config:
+    """The model's v5e-8 preset with sequences of `length` and these settings, `table__key=value`.
+
+    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says.
+    """
+    changes = {
+        "lora__rank": 32,
+        "lora__alpha": 64.0,
+        "rollout__max_prompt_tokens": PROMPT,
+        "rollout__max_new_tokens": length - PROMPT,
+    } | settings
+    overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
+    return load_config(Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml", overrides)
+
+
+def gradient(
+    *,
+    model: str,
+    sequences: int,
+    length: int,
+    devices: int = 1,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Figures of the learner's gradient program on `sequences` of `length` tokens a chip.
+
+    One backward through the layers for all of them. Adam's moments, two float32 numbers for each
+    of the adapter, are added to what the chip holds.
+    """
+    config = bench_config(
+        model,
+        length=length,
+        plan__learner_devices=devices,
+        plan__micro_batch_tokens=sequences * length * devices,
+        **settings,
+    )
+    mesh = make_mesh(v5e_devices(devices), fsdp=config.plan.fsdp, tp=config.plan.tp)
+    policy = Policy.create(
+        architecture(MODELS[model], dtype=jnp.dtype("bfloat16")),
+        lora=config.lora,
+        mesh=mesh,
+        quantization=config.model.quantization,
+    )
+    programs = LearnerPrograms(policy, config, VOCABULARY)
+    base, adapter = policy.abstract_params()
+    rows = sequences * devices
+    assert max(programs.shape.sizes) == rows, (programs.shape.sizes, rows)
+    whole, by_rows = replicated(mesh), by_row(mesh)
+    program = jax.jit(programs.gradient, donate_argnums=2, out_shardings=(whole, whole, by_rows))
+    moments = 2 * sum(4 * shape.size for shape in policy.adapter_shapes.values())
+    found = figures(
+        lambda: compile_for(program.trace(base, adapter, adapter, programs.abstract_batch(rows))),
+        tokens=sequences * length,
+        vocab=VOCAB,
+        model=own_sizes(model),
+        optimizer_bytes=moments,
+    )
+    return {"tokens": sequences * length, **found}
+
+
+def head(
+    *, model: str, tokens: int, what: str, head_tokens: int, head_vocab: int, k: int = 128
+) -> dict[str, Any]:
+    """Figures of the head as a program of its own.
+
+    Args:
+        model: gives the width.
+        tokens: positions.
+        what: "gradient": log-probs and the gradient of their sum; "top_k": the likeliest `k`.
+        head_tokens: block of positions.
+        head_vocab: block of the vocabulary.
+        k: how many of the likeliest are wanted.
+    """
+    width, _ = own_sizes(model)
+    mesh = make_mesh(v5e_devices(1))
+    settings = Head(softcap=None, temperature=1.0, tokens=head_tokens, vocab=head_vocab, mesh=mesh)
+    scores = partial(score, head=settings, forbidden=VOCABULARY.forbidden_mask(VOCAB))
+
+    def logprobs_and_gradient(hidden: Any, targets: Any, embedding: Any) -> Any:
+        def total(hidden: Any) -> Any:
+            logprobs = scores(hidden, targets, embedding).logprobs
+            return logprobs.sum(), logprobs
+
+        return jax.value_and_grad(total, has_aux=True)(hidden)
+
+    def likeliest(hidden: Any, targets: Any, embedding: Any) -> Any:
+        return scores(hidden, targets, embedding, top_k=k).top
+
+    def array(shape: tuple[int, ...], dtype: Any, *axes: Any) -> Any:
+        place = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    function = {"gradient": logprobs_and_gradient, "top_k": likeliest}[what]
+    rows = tokens // 1024
+    traced = partial(
+        jax.jit(function).trace,
+        array((rows, 1024, width), jnp.bfloat16, BATCH_AXES),
+        array((rows, 1024), jnp.int32, BATCH_AXES),
+        array((VOCAB, width), jnp.bfloat16),
+    )
+    found = figures(
+        lambda: compile_for(traced()), tokens=tokens, vocab=VOCAB, model=own_sizes(model)
+    )
+    return {"tokens": tokens, **found}

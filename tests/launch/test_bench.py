@@ -1,0 +1,271 @@
+"""`launch.bench`: requests and mistakes, tables, and small cases of what its rows measure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launch.bench import __main__ as bench
+from launch.bench import hbm, learner, models, packing, recipe, small_body, tunix_peer
+from launch.bench.child import in_child
+from launch.bench.compiled import figures
+from launch.bench.table import Benchmark, Claim, Column, Row, Section
+from pipeline.model.head import Head
+from pipeline.model.sharding import make_mesh
+
+PROJECT = Path(__file__).parents[2]
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 8,
+}
+
+
+def row(name: str, **given) -> Row:
+    return Row(name, "builtins:dict", given, {})
+
+
+def section(name: str, *rows: Row, claims=None) -> Section:
+    columns = (Column("gib", "GiB", "{:.2f}"), Column("good", "good"))
+    return Section(name, f"About {name}", columns, rows, *([claims] if claims else []))
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> type:
+    """A benchmark "hbm" of rows that cost nothing; `sections` is what stands in it."""
+
+    class Module:
+        sections: tuple[Section, ...] = (
+            section("one", row("a", gib=1.234, good=True), row("b", fits=False, needs_gib=18.2)),
+            section("two", row("a", gib=2)),
+        )
+
+    def load(name: str) -> object:
+        assert name == "launch.bench.hbm"
+        Module.BENCHMARK = Benchmark(Module.sections)
+        return Module
+
+    monkeypatch.setattr(bench.importlib, "import_module", load)
+    return Module
+
+
+def test_what_is_measured_is_shown_and_written(made_up, tmp_path, capsys):
+    path = tmp_path / "found.json"
+    assert bench.main(["hbm", "--json", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "| a | 1.23 | yes |" in out
+    assert "| b | does not fit (the compiler: 18.20 GiB) |  |" in out
+    assert "| a | 2.00 |  |" in out
+    assert f"jax {jax.__version__}" in out
+    assert "[3/3] two/a ..." in err
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == "hbm"
+    assert found["sections"]["one"]["a"] == {"gib": 1.234, "good": True}
+    assert found["sections"]["two"] == {"a": {"gib": 2}}
+    assert "machine" in found
+    assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("two", ["two/a"]), ("one/b", ["one/b"]), ("/a", ["one/a", "two/a"]), ("o*b", ["one/b"])],
+)
+def test_rows_can_be_chosen(made_up, capsys, pattern, expected):
+    assert bench.main(["hbm", "--only", pattern, "--list"]) == 0
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_a_row_that_fails_is_told_and_the_others_are_measured(made_up, capsys):
+    broken = Row("broken", "builtins:int", {"nonsense": 1}, {})
+    made_up.sections = (section("one", broken, row("a", gib=1)),)
+    assert bench.main(["hbm"]) == 1
+    out, err = capsys.readouterr()
+    assert "| broken | failed: TypeError: " in out
+    assert "| a | 1.00 |" in out
+    assert "builtins:int ended with 1:" in err
+
+
+def test_what_is_not_shown_is_an_error(made_up, capsys):
+    for holds, status in ((True, 0), (False, 1)):
+        made_up.sections = (section("one", row("a"), claims=lambda _, h=holds: [Claim("so", h)]),)
+        assert bench.main(["hbm"]) == status
+    assert "\nNOT SHOWN: so" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "command line: NAME is missing; there are hbm, learner"),
+        (["hmb"], "command line: hmb: no such benchmark; there are hbm, learner"),
+        (["hbm", "--jsn", "x"], "command line: --jsn: unknown; there are --only, --list, --json"),
+        (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
+        (
+            ["hbm", "--json", "no/x"],
+            "command line: --json no/x: its folder does not exist; nearest ",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, argv, expected):
+    assert bench.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(expected)
+    assert err.count("\n") == 1
+
+
+def test_help_and_lists_load_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from launch.bench.__main__ import main\n"
+        "for name in ('hbm', 'learner'): assert main([name, '--list']) == 0\n"
+        "heavy = {'jax', 'numpy', 'flax', 'tunix', 'pydantic'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)\n"
+        "main(['--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "[]"
+    assert "--only PATTERN" in done.stdout
+    assert "gradient/128" in done.stdout
+
+
+def test_a_child_has_its_own_environment():
+    assert in_child("os:getenv", {"key": "SOME"}, environment={"SOME": "thing"}) == "thing"
+
+
+def test_every_row_names_what_exists():
+    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK):
+        rows = [(s.name, r) for s in benchmark.sections for r in s.rows]
+        assert len({(name, r.name) for name, r in rows}) == len(rows)
+        for _, each in rows:
+            module, name = each.function.split(":")
+            path = PROJECT / f"{module.replace('.', '/')}.py"
+            assert f"\ndef {name}(" in path.read_text(), each.function
+
+
+def test_claims_of_the_ladder():
+    found = {
+        "1": {"fits": True, "us_per_token": 1.2, "total_gib": 2.0, "invariant_3": True},
+        "8": {"fits": True, "us_per_token": 1.02, "total_gib": 3.0, "invariant_3": True},
+        "64": {"fits": True, "us_per_token": 1.0, "total_gib": 9.0, "invariant_3": False},
+        "128": {"fits": False, "needs_gib": 20.0},
+    }
+    claims = {claim.text: claim.holds for claim in hbm.BENCHMARK.sections[0].claims(found)}
+    whole, fits, near = claims
+    assert whole.endswith("; 64 do")
+    assert [claims[text] for text in (whole, fits, near)] == [False, False, True]
+    assert "(1.00 µs): 8 sequences, 1.02 µs, 3.00 GiB" in near
+    found["128"] = found["64"] | {"invariant_3": True, "total_gib": 13.75}
+    claims = list(hbm.BENCHMARK.sections[0].claims(found))
+    assert claims[1] == Claim("128 sequences in 13.75 GiB: 13.75", holds=True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.23G of 15.75G hbm.",
+        "RESOURCE_EXHAUSTED: the total memory required (18.23G) exceeds available HBM (15.75G).",
+    ],
+)
+def test_what_does_not_fit_says_so(message):
+    def fails() -> jax.stages.Compiled:
+        raise jax.errors.JaxRuntimeError(message)
+
+    found = figures(fails, tokens=1, vocab=2, model=(3,))
+    assert found == {"fits": False, "needs_gib": 18.23}
+
+
+def test_another_error_of_the_compiler_is_raised():
+    def fails() -> jax.stages.Compiled:
+        raise jax.errors.JaxRuntimeError("INTERNAL: odd")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="odd"):
+        figures(fails, tokens=1, vocab=2, model=(3,))
+
+
+def test_operations_of_packing_by_hand():
+    model = {
+        "hidden_size": 3,
+        "intermediate_size": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "num_hidden_layers": 6,
+        "sliding_window_pattern": 6,
+        "sliding_window": 10,
+        "vocab_size": 7,
+    }
+    # A layer: queries and output 2 x 3 x 8, key and value 2 x 3 x 2, MLP 3 x 15; the head 21.
+    matrices = 6 * (48 + 12 + 45) + 21
+    # One layer sees 1,024 keys, five see 512 + 9; 4 x 4 x 2 operations for each.
+    attention = 32 * (1 * 1024 + 5 * 521)
+    assert packing.operations(1000, model) == 6 * matrices + 4 * attention
+    assert packing.keys(300, 10) == packing.keys(300, None) == 300
+
+
+def test_packing_counts_padding():
+    # 65 rows of 1,024 in micro-batches of 64 and 8.
+    assert packing._rows(65, 1024).positions == 72 * 1024
+    lengths = np.array([1000, 500, 500, 100])
+    assert packing._packed(lengths, 1024) == packing._rows(3, 1024)
+    halves = packing._bucketed(lengths, (512, 1024))
+    assert halves == packing._rows(1, 1024) + packing._rows(3, 512)
+
+
+@pytest.fixture(scope="module")
+def case() -> small_body.Case:
+    """The benchmark's case with a small vocabulary and short sequences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.MODELS, "small_body", models.MODELS["small_body"] | TINY)
+        patch.setattr(small_body, "VOCAB", 96)
+        patch.setattr(small_body, "PROMPT", 6)
+        patch.setattr(small_body, "COMPLETION", 10)
+        return small_body.Case.make(sequences=3, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def ours(case: small_body.Case) -> dict[str, jax.Array]:
+    return case.ours()()
+
+
+def test_our_gradient_is_the_fully_materialised_one(case, ours):
+    assert small_body.apart(ours, case.materialised()) < 1e-5
+
+
+def test_our_gradient_is_tunix_s_with_its_remat_repaired(case, ours, monkeypatch):
+    create = tunix_peer.Peer.create
+    monkeypatch.setattr(
+        small_body.Peer, "create", lambda *given, **how: create(*given, **how, remat=True)
+    )
+    assert small_body.apart(ours, case.theirs()()) < 1e-4
+
+
+def test_how_far_apart_gradients_are():
+    one, other = {"a": jnp.array([3.0, 4.5])}, {"a": jnp.array([3.0, 4.0])}
+    assert small_body.apart(one, other) == pytest.approx(0.1)
+
+
+def test_the_recipe_and_the_head_find_the_same(monkeypatch):
+    monkeypatch.setattr(recipe, "VOCAB", 512)
+    monkeypatch.setattr(recipe, "K", 16)
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.standard_normal((2, 5, 24), np.float32))
+    embedding = jnp.asarray(rng.standard_normal((512, 24), np.float32))
+    head = Head(
+        softcap=None, temperature=1.0, tokens=4, vocab=128, mesh=make_mesh(jax.devices()[:1])
+    )
+    expected = recipe.public_recipe(hidden, embedding)
+    found = recipe.ours(hidden, embedding, head=head)
+    assert expected.logprobs.shape == (2, 5, 16)
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
