@@ -25,8 +25,8 @@ _FIRST_ID = 8
 def compilations(*, steps: int) -> dict[str, Any]:
     """What `steps` updates of 1 to 96 rollouts of 2 to 88 tokens compile, after a first one.
 
-    The learner is the demo's, with a KL over the top k, two updates a step and a teacher's memory
-    of its own: old log-probs, the reference's likeliest tokens, full and small micro-batches.
+    The learner is the demo's with a KL over the top k and two updates a step, so that everything is
+    used: old log-probs, the reference's likeliest tokens, full and small micro-batches.
     """
     overrides = [
         ("plan.learner_devices", "1"),
