@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,9 @@ from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.model.attention import Attend, LayerCache, attend_causally
+from pipeline.model.lookup import look_up
 from pipeline.model.remat import Parts, Remat, mark_input
+from pipeline.model.sharding import mesh_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Gemma(nnx.Module):
         """
         if remat is not None:
             return self._for_gradient(tokens, positions, attend, remat), ()
-        x = self._constrain(self.embedder.encode(tokens))
+        x = self._constrain(self._embed(tokens))
         kept = []
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x, cache = _layer(layer, x, positions, self.architecture, attend, cache)  # noqa: PLW2901
@@ -120,17 +123,24 @@ class Gemma(nnx.Module):
         remat: Remat,
     ) -> Float[Array, "batch seq embed"]:
         assert self.activations is not None
-        parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=self.activations.mesh)
+        parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=mesh_of(self.activations))
         others = jax.tree.map(parts.split, (positions, attend))
 
         def layers(x: Float[Array, "parts rows seq embed"]) -> Float[Array, "parts rows seq embed"]:
             for layer in self.layers:
                 run = remat.wrap(_pure(layer, self.architecture))
-                x = parts.map(run, mark_input(x), *others)
+                x = remat.wrap_parts(partial(parts.map, run))(mark_input(x), *others)
             return x
 
-        x = parts.split(self._constrain(self.embedder.encode(tokens)))
-        return self._constrain(_normalize(self.final_norm, parts.join(remat.wrap_all(layers)(x))))
+        x = remat.wrap_all(layers)(parts.split(self._constrain(self._embed(tokens))))
+        normalize = remat.wrap(partial(_normalize, self.final_norm))
+        x = remat.wrap_parts(partial(parts.map, normalize))(x)
+        return self._constrain(parts.join(x))
+
+    def _embed(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
+        mesh = None if self.activations is None else mesh_of(self.activations)
+        x = look_up(tokens, self.embedder.input_embedding[...], mesh=mesh)
+        return x * jnp.sqrt(x.shape[-1]).astype(x.dtype)
 
     def _constrain(self, x: jax.Array) -> jax.Array:
         if self.activations is None:

@@ -42,6 +42,14 @@ class Remat:
             return jax.checkpoint(layer, policy=policy)
         return jax.checkpoint(layer)
 
+    def wrap_parts(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        """The layer on all parts of a batch.
+
+        Wrapped once more, because a loop would keep a copy of its inputs beside the layer's; inside
+        the loop nothing is computed a third time.
+        """
+        return jax.checkpoint(layer) if self.policy in {"full", "offload"} else layer
+
     def wrap_all(self, layers: Callable[..., Any]) -> Callable[..., Any]:
         """All layers one after the other, with their inputs put away where that is asked for."""
         if self.policy != "offload":
