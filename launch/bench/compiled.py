@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -12,8 +15,11 @@ from jax.experimental import topologies
 
 from pipeline.plan.figures import estimated_seconds, whole_logits
 from pipeline.plan.hlo import parse
+from pipeline.plan.memory_report import HBM, HOST, memory_spaces
 
 GIB = 2**30
+HBM_GIB = 15.75
+"""What a program may hold of a v5e chip."""
 
 _NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
 
@@ -24,20 +30,36 @@ def v5e_devices(count: int) -> Sequence[jax.Device]:
     return topology.devices[:count]
 
 
-def compile_for(traced: jax.stages.Traced) -> jax.stages.Compiled:
-    """Compiles for a TPU."""
-    return traced.lower(lowering_platforms=("tpu",)).compile()
+@dataclass(frozen=True)
+class Program:
+    """A program compiled for a TPU.
+
+    Attributes:
+        text: optimised HLO.
+        bytes_of: what it holds of each memory space, arguments included.
+        stats: sizes of its arguments and results.
+    """
+
+    text: str
+    bytes_of: Mapping[str, int]
+    stats: Any
 
 
-def hlo_text(compiled: jax.stages.Compiled) -> str:
-    """The optimised program."""
+def compile_for(traced: jax.stages.Traced) -> Program:
+    """Compiles for a TPU and reads the compiler's report on memory."""
+    lowered = traced.lower(lowering_platforms=("tpu",))
+    with TemporaryDirectory() as folder:
+        options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options)
+        (report,) = Path(folder).glob("*memory-usage-report.txt")
+        spaces = memory_spaces(report.read_text())
     text = compiled.as_text()
     assert text is not None
-    return text
+    return Program(text, spaces, compiled.memory_analysis())
 
 
 def figures(
-    program: Callable[[], jax.stages.Compiled],
+    program: Callable[[], Program],
     *,
     tokens: int,
     vocab: int,
@@ -54,10 +76,9 @@ def figures(
         optimizer_bytes: state that is on the chip while the program runs, but not its argument.
 
     Returns:
-        `fits`; if it does not, `needs_gib`: of what it counts, at least of temporaries, by the
-        compiler's account (None if it gives none). If it
-        does, GiB of arguments, temporaries, the optimizer's state and everything together (outputs
-        that are no arguments included), of host memory, estimated milliseconds and microseconds a
+        `fits`; if it does not, `needs_gib` by the compiler's account (None if it gives none). If it
+        does, GiB of arguments, temporaries (and results that are no arguments), the optimizer's
+        state and everything together, of host memory, estimated milliseconds and microseconds a
         token, and the buffers against invariant 3.
     """
     began = time.monotonic()
@@ -68,22 +89,19 @@ def figures(
             raise
         used = _NEEDED.search(str(error))
         return {"fits": False, "needs_gib": float(used[1] or used[2]) if used else None}
-    memory = compiled.memory_analysis()
-    assert memory is not None
-    module = parse(hlo_text(compiled))
-    beside = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    device = memory.argument_size_in_bytes + memory.temp_size_in_bytes + beside + optimizer_bytes
-    host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
+    module = parse(compiled.text)
+    arguments, device = compiled.stats.argument_size_in_bytes, compiled.bytes_of[HBM]
     seconds = estimated_seconds(module)
     large = whole_logits(module, vocab=vocab, model=model)
     return {
-        "fits": True,
-        "arguments_gib": memory.argument_size_in_bytes / GIB,
-        "temporary_gib": memory.temp_size_in_bytes / GIB,
-        "temporary_mib": memory.temp_size_in_bytes / 2**20,
+        "fits": device + optimizer_bytes <= HBM_GIB * GIB,
+        "needs_gib": (device + optimizer_bytes) / GIB,
+        "arguments_gib": arguments / GIB,
+        "temporary_gib": (device - arguments) / GIB,
+        "temporary_mib": (device - arguments - compiled.stats.output_size_in_bytes) / 2**20,
         "optimizer_gib": optimizer_bytes / GIB,
-        "total_gib": device / GIB,
-        "host_gib": host / GIB,
+        "total_gib": (device + optimizer_bytes) / GIB,
+        "host_gib": compiled.bytes_of.get(HOST, 0) / GIB,
         "estimated_ms": 1e3 * seconds,
         "us_per_token": 1e6 * seconds / tokens,
         "invariant_3": not large,

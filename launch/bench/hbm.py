@@ -165,7 +165,6 @@ BENCHMARK = Benchmark(
             (
                 _head("log-probs and gradient", what="gradient", head_tokens=2048, head_vocab=8192),
                 _head("top 128", what="top_k", head_tokens=2048, head_vocab=8192),
-                _head("top 128, blocks of 256", what="top_k", head_tokens=256, head_vocab=8192),
             ),
             _head_claims,
         ),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from launch.bench.compiled import compile_for, hlo_text, v5e_devices
+from launch.bench.compiled import compile_for, v5e_devices
 from launch.bench.models import VOCAB
 from pipeline.model.head import Head, TopK, score
 from pipeline.model.sharding import BATCH_AXES, make_mesh
@@ -97,6 +97,6 @@ def embedding_reads(*, rows: int, seq: int) -> dict[str, Any]:
     given = (array((rows, seq, WIDTH), BATCH_AXES), array((VOCAB, WIDTH)))
     found = {}
     for name, function in (("theirs", public_recipe), ("ours", partial(ours, head=head))):
-        module = parse(hlo_text(compile_for(jax.jit(function).trace(*given))))
+        module = parse(compile_for(jax.jit(function).trace(*given)).text)
         found[f"{name}_mb"] = bytes_read(module, (VOCAB, WIDTH)) / (rows * seq) / 1e6
     return {"tokens": rows * seq, **found, "ratio": found["theirs_mb"] / found["ours_mb"]}
