@@ -206,9 +206,19 @@ def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(
     assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
 
 
-def test_eight_devices_draw_what_one_draws(naive: Any, drawn: list[Completion]):
-    engine = tiny.engine(plan=EIGHT)
-    found = generate(engine, adapter=tiny.probe(devices=8))
+@pytest.mark.parametrize(
+    ("fsdp", "tp"),
+    [
+        (1, 1),
+        (4, 2),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(8, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_draw_what_one_draws(naive: Any, drawn: list[Completion], fsdp: int, tp: int):
+    engine = tiny.engine(plan=EIGHT | {"fsdp": fsdp, "tp": tp})
+    found = generate(engine, adapter=tiny.probe(devices=8, fsdp=fsdp, tp=tp))
     assert count_ties(naive, drawn, found) == 0
 
 

@@ -13,8 +13,8 @@ from pipeline.learner.learner import Learner
 from tests import tiny
 
 MESHES = (
-    (2, 2),
     (4, 2),
+    pytest.param(2, 2, marks=pytest.mark.slow),
     pytest.param(8, 1, marks=pytest.mark.slow),
     pytest.param(1, 2, marks=pytest.mark.slow),
 )

@@ -12,8 +12,10 @@ import pytest
 from flax import nnx
 
 from pipeline.model import lookup, weights
+from pipeline.model.attention import PackedAttention
 from pipeline.model.head import Head, Scores, score
 from pipeline.model.policy import Params, Policy
+from pipeline.model.remat import Remat
 from pipeline.model.sharding import (
     batch_shards,
     by_row,
@@ -26,7 +28,15 @@ from pipeline.model.sharding import (
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gemma3"
-MESHES = ((1, 1), (8, 1), (2, 2), (4, 2), (1, 2))
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
+MANY: dict[str, Any] = ONE | {"devices": 8, "fsdp": 2, "tp": 2}
+MESHES = (
+    (2, 2),
+    (4, 2),
+    pytest.param(1, 1, marks=pytest.mark.slow),
+    pytest.param(8, 1, marks=pytest.mark.slow),
+    pytest.param(1, 2, marks=pytest.mark.slow),
+)
 """(fsdp, tp) on eight devices; data takes the rest."""
 ONE_KV_HEAD = {"num_key_value_heads": 1}
 FUSED = tiny.GEMMA2 | {"num_key_value_heads": 4}
@@ -108,7 +118,12 @@ def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
         adapter: Params, base: Params, tokens: jax.Array, targets: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Scores]]:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = policy.bind(base, adapter)(tokens, positions)
+        hidden, _ = policy.bind(base, adapter, exact=True)(
+            tokens,
+            positions,
+            attend=PackedAttention(jnp.where(positions < 12, 1, 2)),
+            remat=Remat("full", layer_tokens=tokens.shape[1]),
+        )
         embedding = policy.embedding(base)
         scores = score(
             hidden,
@@ -152,10 +167,7 @@ def test_hidden_states_scores_and_gradients_are_one_devices(fsdp: int, tp: int, 
 
 @pytest.mark.parametrize("changes", [ONE_KV_HEAD, FUSED], ids=["one kv head", "fused"])
 def test_so_are_those_of_other_layouts(changes: dict[str, Any]):
-    one, many = (
-        tiny.make_policy(**mesh, **changes, num_hidden_layers=1)
-        for mesh in ({}, {"devices": 8, "fsdp": 2, "tp": 2})
-    )
+    one, many = (tiny.make_policy(**mesh, **changes) for mesh in (ONE, MANY))
     close(numbers(many, tiny.make_base(many)), numbers(one, tiny.make_base(one)))
 
 
@@ -173,8 +185,7 @@ def hidden_states(policy: Policy, base: Params) -> jax.Array:
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
     kept, hidden = [], []
-    for mesh in ({}, {"devices": 8, "fsdp": 2, "tp": 2}):
-        shape = mesh | {"num_hidden_layers": 1}
+    for shape in (ONE, MANY):
         policy = tiny.make_policy(**shape, quantization=kind)
         base = policy.as_kept(tiny.make_base(tiny.make_policy(**shape)).items())
         hidden.append(hidden_states(policy, base))
@@ -216,8 +227,7 @@ def test_a_folder_is_loaded_in_parts():
 
 def test_adapters_are_whole_everywhere_and_so_is_the_base_of_an_unsharded_mesh():
     unsharded, sharded = (
-        tiny.make_policy(devices=8, num_hidden_layers=1, **mesh).abstract_params()
-        for mesh in ({}, {"fsdp": 2, "tp": 2})
+        tiny.make_policy(**mesh).abstract_params() for mesh in (ONE | {"devices": 8}, MANY)
     )
     for shape in [*unsharded[0].values(), *unsharded[1].values(), *sharded[1].values()]:
         assert shape.sharding.is_fully_replicated
