@@ -55,7 +55,7 @@ def start(learner: Learner) -> Learner:
 
 def taught(teacher: str) -> Learner:
     """Reference and teacher, all of their distributions; a small batch behind a full one."""
-    settings = {"kl": "topk", "kl_coef": 0.5, "kl_top_k": DRAWABLE, "importance_cap": 0.9}
+    settings = {"kl": "topk", "kl_coef": 0.5, "kl_top_k": DRAWABLE, "importance_cap": 0.02}
     settings |= {"teacher": teacher, "distill_coef": 0.25}
     plan = {"row_tokens": 50, "micro_batch_tokens": 100}
     return tiny.learner(learner=NOISY | settings, plan=plan)
@@ -108,8 +108,8 @@ def test_the_gradient_is_that_of_the_divergences_written_out(teacher: str):
     scores = np.asarray(log_softmax(zeros, tiny.base(layers=2), WHOLE.tokens))[WHOLE.learned]
     drawn = np.take_along_axis(scores, WHOLE.targets[WHOLE.learned][:, None], -1)
     assert metrics["sampled_rank"] == pytest.approx((scores > drawn).sum(axis=-1).mean())
-    assert 0 < metrics["importance_weight"] <= 0.9
-    assert 0 < metrics["importance_capped"] <= 1
+    assert 0 < metrics["importance_weight"] < 0.02
+    assert 0 < metrics["importance_capped"] < 1
 
 
 def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher: str):
@@ -144,11 +144,12 @@ def test_after_warm_up_steps_of_any_lengths_compile_nothing(teacher: str):
     learner.update(STILL)
     with compilations() as seen:
         sizes = set()
-        for number, lengths in enumerate(steps):
-            rollouts = tiny.make_rollouts(lengths, advantages=[1.0, -1.0] * 12 + [0.5])
+        for lengths in steps:
+            advantages = [1.0 - number % 3 for number in range(len(lengths))]
+            rollouts = tiny.make_rollouts(lengths, advantages=advantages)
             sizes |= {len(batch.tokens) for batch in learner._pack(rollouts)}
             metrics = learner.update(rollouts)
-            assert np.isfinite(metrics["loss"]), number
+            assert np.isfinite(metrics["loss"])
     assert sizes == {2, 1}
     assert seen == []
 
@@ -160,4 +161,4 @@ def test_more_tokens_than_can_be_drawn_are_refused():
 
 def test_a_teacher_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"learner\.teacher: .* is no PEFT folder"):
-        tiny.learner(learner={"teacher": str(tmp_path), "distill_coef": 0.1})
+        tiny.learner(learner={"teacher": str(tmp_path), "distill_coef": 0.1, "kl_top_k": 8})
