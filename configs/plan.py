@@ -66,7 +66,7 @@ class Plan(Table):
         "each layer; each layer, whose input waits in host memory",
     )
     layer_tokens: int = Field(
-        8192,
+        2048,
         ge=1,
         description="positions that a layer computes at a time in the gradient, per device",
     )
