@@ -35,6 +35,9 @@ from pipeline.team import Interrupted, Team, Workers
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
+COMPARED = 32
+"""Answers of the test whose log-probs an export has to reproduce."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -237,7 +240,7 @@ class Coordinator:
         result = await self.examiner.after(step, before=before)
         report = await self.team.learner.export(
             str(self.records.folder.export),
-            result.completions[: self.config.micro_batch_rows],
+            result.completions[:COMPARED],
             which=result.which,
         )
         equal = (

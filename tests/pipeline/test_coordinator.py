@@ -136,7 +136,7 @@ def test_records_of_a_finished_run(tmp_path: Path):
     ]
     assert [entry["step"] for entry in folder.events("checkpoint")] == [0, 3, 4, 4]
     assert run.learner.exported[0].name.phase == "test"
-    assert len(run.learner.exported) == 2
+    assert len(run.learner.exported) == 4
 
 
 def test_no_validation_without_eval_every_steps(tmp_path: Path):
