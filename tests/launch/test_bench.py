@@ -15,7 +15,7 @@ import pytest
 from launch.bench import __main__ as bench
 from launch.bench import hbm, learner, models, packing, recipe, small_body, tunix_peer
 from launch.bench.child import in_child
-from launch.bench.compiled import figures
+from launch.bench.compiled import Program, figures
 from launch.bench.table import Benchmark, Claim, Column, Row, Section
 from pipeline.model.head import Head
 from pipeline.model.sharding import make_mesh
@@ -182,7 +182,7 @@ def test_claims_of_the_ladder():
     ],
 )
 def test_what_does_not_fit_says_so(message):
-    def fails() -> jax.stages.Compiled:
+    def fails() -> Program:
         raise jax.errors.JaxRuntimeError(message)
 
     found = figures(fails, tokens=1, vocab=2, model=(3,))
@@ -190,7 +190,7 @@ def test_what_does_not_fit_says_so(message):
 
 
 def test_another_error_of_the_compiler_is_raised():
-    def fails() -> jax.stages.Compiled:
+    def fails() -> Program:
         raise jax.errors.JaxRuntimeError("INTERNAL: odd")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="odd"):

@@ -3,7 +3,8 @@
 `programs/blocks.hlo` (for a TPU v5e): the running log-sum-exp of 64 positions in 4 blocks of 16,
 over 8 blocks of 512 of a vocabulary of 4,096, width 256. `programs/recipe.hlo` (v5e): the top 16
 of the same vocabulary, position by position. `programs/counted.hlo` (CPU): seven matrix products
-in a loop. Layouts and metadata are taken out.
+in a loop. `programs/branches.hlo` (v5e): twice a matrix, or its square five times over. Layouts and
+metadata are taken out.
 """
 
 from __future__ import annotations
@@ -69,6 +70,17 @@ def test_seconds_are_cycles_times_trips():
     # 64 times product, iota and the slices of the sorted; copies of both results.
     cycles = 64 * (1840 + 15635 + 17 + 1832 + 1832) + 1916 + 1916
     assert estimated_seconds(parse(text("recipe"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
+
+
+def test_of_a_conditional_the_cheapest_branch_counts():
+    module = parse(text("branches"))
+    doubled, five_products = 4140, 5 * (2304 + 80)
+    assert estimated_seconds(module) == pytest.approx((1833 + doubled) / TPU_CLOCK_HZ)
+    dear = text("branches").replace('"estimated_cycles":"4140"', '"estimated_cycles":"41400"')
+    assert estimated_seconds(parse(dear)) == pytest.approx((1833 + five_products) / TPU_CLOCK_HZ)
+    # Both hold what they make.
+    made = {buffer.name for buffer in buffers(module)}
+    assert {"broadcast_multiply_fusion", "fusion.8"} <= made
 
 
 def test_bytes_read_of_a_parameter():
