@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from pipeline.model.attention import PackedAttention, attend_causally, attend_where, soft_cap
+from pipeline.model.flash import FlashAttention
+from pipeline.model.remat import Remat
+from pipeline.model.sharding import make_mesh
 from tests import tiny
 
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM = 2, 9, 4, 2, 3
@@ -79,6 +83,65 @@ def test_packed_sequences_see_only_themselves(window: int | None, softcap: float
     assert kept == "kept"
 
 
+def value_and_gradients(attend: PackedAttention, arrays: list[jax.Array], **kind: Any) -> Any:
+    real = (attend.segments > 0)[..., None, None]
+
+    def total(*arrays: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(attend(*arrays, **kind, cache=None)[0]) * real)
+
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*arrays)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected
+    )
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 5, 8, 100])
+def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | None):
+    seq, kind = 23, {"window": window, "softcap": softcap}
+    segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
+    expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), **kind)
+    # Blocks smaller than the window, as large, larger; and such that do not divide the row.
+    for block in (4, 8, 23):
+        found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), **kind)
+        assert_same(found, expected)
+
+
+def test_scores_exist_for_one_block_of_queries_and_its_window():
+    seq, window = 96, 8
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
+    segments = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
+
+    def total(segments: jax.Array, *arrays: jax.Array) -> jax.Array:
+        attend = PackedAttention(segments, block=16)
+        return jnp.sum(attend(*arrays, window=window, softcap=None, cache=None)[0])
+
+    program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(segments, *shapes).as_text()
+    sizes = {int(shape.split("x")[-1]) for shape in re.findall(r"tensor<([\dx]+)xf32>", program)}
+    assert 16 + window - 1 in sizes
+    assert seq not in sizes
+
+
+@pytest.mark.parametrize(("kv_heads", "mesh"), [(1, (1, 2)), (2, (2, 2)), (2, (1, 4))])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (100, 2.0)])
+def test_the_kernel_says_what_blocks_do(kv_heads, mesh, window, softcap):
+    rows, seq, heads, head_dim = 4, 200, 4, 128
+    fsdp, tp = mesh
+    rng = np.random.default_rng(0)
+    arrays = [
+        jnp.asarray(0.3 * rng.standard_normal((rows, seq, n, head_dim)), jnp.float32)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+    segments = jnp.asarray([[1] * 60 + [2] * 120 + [0] * 20] * rows)
+    flash = FlashAttention(make_mesh(jax.devices()[:4], fsdp=fsdp, tp=tp), interpret=True)
+    kind = {"window": window, "softcap": softcap}
+    found = value_and_gradients(PackedAttention(segments, flash=flash), arrays, **kind)
+    assert_same(found, value_and_gradients(PackedAttention(segments), arrays, **kind))
+
+
 def pack(lengths: Sequence[int], *, total: int) -> tuple[np.ndarray, np.ndarray]:
     """Segments and positions of one row."""
     segments = np.repeat(np.arange(len(lengths) + 1), [*lengths, total - sum(lengths)])
@@ -86,8 +149,8 @@ def pack(lengths: Sequence[int], *, total: int) -> tuple[np.ndarray, np.ndarray]
     return segments[None], np.concatenate(positions)[None]
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_a_packed_model_computes_what_separate_rows_do(remat: bool):
+@pytest.mark.parametrize("remat", [None, Remat("full", 1)])
+def test_a_packed_model_computes_what_separate_rows_do(remat: Remat | None):
     # Shorter than the window of 8, equal to it, longer; and padding.
     lengths, total = (3, 8, 21, 1), 36
     segments, positions = pack(lengths, total=total)

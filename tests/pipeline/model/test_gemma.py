@@ -11,7 +11,10 @@ import pytest
 from flax import nnx
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.model.policy import Params
+from pipeline.model.attention import PackedAttention
+from pipeline.model.policy import Params, Policy
+from pipeline.model.remat import Parts, Remat
+from pipeline.model.sharding import by_row, make_mesh
 from tests import tiny
 
 SEQ = 3 * tiny.WINDOW
@@ -71,21 +74,83 @@ def test_a_token_is_seen_by_later_ones_only(run: Any):
     assert changed[4:].all()
 
 
-@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2], ids=["gemma3", "gemma2"])
-def test_rematerialisation_changes_no_value_and_no_gradient(changes: dict[str, Any]):
-    policy = tiny.make_policy(num_hidden_layers=2, **changes)
+FOUR = np.concatenate([TOKENS, TOKENS[::-1] + 1])
+
+
+def value_and_gradient(policy: Policy, remat: Remat | None, tokens: np.ndarray = FOUR) -> Any:
+    """Of some loss on packed rows."""
+    segments = np.repeat([[1, 2]], len(tokens), axis=0).repeat(SEQ // 2, axis=1)
+    positions = np.broadcast_to(np.arange(SEQ) % (SEQ // 2), tokens.shape)
+
+    def loss(adapter: Params, base: Params, *rows: jax.Array) -> jax.Array:
+        tokens, positions, segments = rows
+        model = policy.bind(base, adapter, exact=remat is not None)
+        hidden, _ = model(tokens, positions, attend=PackedAttention(segments), remat=remat)
+        return jnp.sum(jnp.sin(hidden.astype(jnp.float32)))
+
+    rows = jax.device_put((tokens, positions, segments), by_row(policy.mesh))
     base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
+    return jax.jit(jax.value_and_grad(loss))(adapter, base, *rows)
 
-    def loss(adapter: Params, base: Params, *, remat: bool) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(SEQ), TOKENS.shape)
-        hidden, _ = policy.bind(base, adapter)(jnp.asarray(TOKENS), positions, remat=remat)
-        return jnp.mean(jnp.sin(hidden))
 
-    both = jax.jit(jax.value_and_grad(loss), static_argnames="remat")
-    value, grads = both(adapter, base, remat=False)
-    again, regrads = both(adapter, base, remat=True)
-    np.testing.assert_allclose(value, again, rtol=1e-5)
-    for name, grad in grads.items():
+def assert_close(found: Any, expected: Any, *, relative: float) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=relative)
+    for name, grad in expected[1].items():
         scale = float(jnp.abs(grad).max())
         assert scale > 0
-        np.testing.assert_allclose(regrads[name], grad, rtol=0, atol=1e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(
+            found[1][name], grad, rtol=0, atol=relative * scale, err_msg=name
+        )
+
+
+POLICIES = [
+    Remat("none", SEQ),
+    Remat("dots", 2 * SEQ),
+    Remat("full", 1),  # a row is the least
+    Remat("full", 10**6),
+    Remat("offload", SEQ),
+]
+
+
+@pytest.mark.parametrize("remat", POLICIES, ids=lambda r: f"{r.policy}-{r.layer_tokens}")
+def test_what_is_kept_for_the_gradient_changes_no_value_and_no_gradient(remat: Remat):
+    policy = tiny.make_policy(num_hidden_layers=2)
+    expected = value_and_gradient(policy, None)
+    assert_close(value_and_gradient(policy, remat), expected, relative=1e-5)
+
+
+@pytest.mark.parametrize("changes", [tiny.GEMMA2, {"num_key_value_heads": 1}])
+def test_nor_in_other_models(changes: dict[str, Any]):
+    policy = tiny.make_policy(num_hidden_layers=2, **changes)
+    expected = value_and_gradient(policy, None)
+    assert_close(value_and_gradient(policy, Remat("full", SEQ)), expected, relative=1e-5)
+
+
+def test_nor_on_a_mesh():
+    one = tiny.make_policy(num_hidden_layers=2)
+    two = tiny.make_policy(devices=4, fsdp=2, tp=2, num_hidden_layers=2)
+    found = value_and_gradient(two, Remat("full", SEQ))
+    assert_close(found, value_and_gradient(one, None), relative=1e-5)
+
+
+def test_parts_keep_rows_on_their_devices_and_in_their_order():
+    mesh = make_mesh(jax.devices()[:4], fsdp=2)
+    rows = jax.device_put(np.arange(8 * 3).reshape(8, 3), by_row(mesh))
+    parts = Parts.of(8, 3, tokens=4, mesh=mesh)
+    assert parts.count == 2
+    split = jax.jit(parts.split)(rows)
+    # Each device has two rows: the first of each are the first part.
+    np.testing.assert_array_equal(split[:, :, 0] // 3, [[0, 2, 4, 6], [1, 3, 5, 7]])
+    np.testing.assert_array_equal(parts.join(split), rows)
+    assert Parts.of(12, 3, tokens=7, mesh=make_mesh(jax.devices()[:1])).count == 6
+
+
+def test_the_gradient_of_parts_is_summed_in_float32():
+    policy = tiny.make_policy(num_hidden_layers=1, dtype="bfloat16")
+    two, six = (
+        value_and_gradient(policy, Remat("full", SEQ), np.repeat(TOKENS[:1], rows, axis=0))[1]
+        for rows in (2, 6)
+    )
+    for name, grad in two.items():
+        # Equal parts: only a sum in bfloat16 would round multiples of what it adds.
+        np.testing.assert_allclose(six[name], 3 * grad, rtol=1e-6, err_msg=name)

@@ -245,13 +245,14 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     vocabulary = Vocabulary(pad=0, stops=(1,), forbidden=(0, 2))
     learner = LearnerPrograms(policy, config, vocabulary).compile()
     prefills, segment = DecodePrograms(policy, config, vocabulary).compile()
+    # The logits are there, in blocks as large as they may be, and of prompts only the last ones.
+    of_block = LIMIT * config.plan.head_vocab
     for program, expected in (
-        (learner.gradient[8 * devices], LIMIT),
-        (learner.score[8 * devices], LIMIT),
-        (prefills[160], 8),
-        (segment, 8),
+        (learner.gradient[8 * devices], of_block),
+        (learner.score[8 * devices], of_block),
+        (prefills[160], 8 * REAL_VOCABULARY),
+        (segment, 8 * REAL_VOCABULARY),
     ):
         elements, shape = largest_shape(program)
-        assert elements <= LIMIT * REAL_VOCABULARY, shape
-        # The logits are there, in blocks as large as they may be, and of prompts only the last.
-        assert elements == expected * REAL_VOCABULARY, shape
+        assert elements == expected, shape
+        assert elements <= LIMIT * REAL_VOCABULARY
