@@ -19,14 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.model.attention import Attend, LayerCache, attend_causally
 from pipeline.model.lookup import look_up
 from pipeline.model.remat import Parts, Remat, mark_input
-from pipeline.model.sharding import mesh_of
+from pipeline.model.sharding import gathered_sharding, mesh_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +128,10 @@ class Gemma(nnx.Module):
 
         def layers(x: Float[Array, "parts rows seq embed"]) -> Float[Array, "parts rows seq embed"]:
             for layer in self.layers:
-                run = remat.wrap(_pure(layer, self.architecture))
-                x = remat.wrap_parts(partial(parts.map, run))(mark_input(x), *others)
+                state, run = _pure(layer, self.architecture)
+                x = remat.wrap_parts(partial(_on_parts, parts, remat, run))(
+                    state, mark_input(x), *others
+                )
             return x
 
         x = remat.wrap_all(layers)(parts.split(self._constrain(self._embed(tokens))))
@@ -156,17 +158,36 @@ def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> g
     return layer
 
 
-def _pure(layer: gemma3.DecoderLayer, architecture: Architecture) -> Callable[..., jax.Array]:
-    """The layer as a pure function, as `jax.checkpoint` and `jax.lax.map` need it.
+def _on_parts(
+    parts: Parts, remat: Remat, run: Callable[..., jax.Array], state: nnx.State, *arrays: Any
+) -> jax.Array:
+    """A layer on one part of the batch after the other, its weights gathered once for all parts."""
+    if remat.recomputes:
+        state = nnx.map_state(partial(_gathered, parts.mesh), state)
+    return parts.map(remat.wrap(partial(run, state)), *arrays)
 
-    `nnx.remat` fails inside Tunix's Gemma 3 (TraceContextError), so the layer is taken apart and
-    put together again inside. Its adapter is cast in there, too: what comes in as float32 gets a
-    gradient that is summed in float32 over the parts of the batch.
+
+def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+    """A parameter of a layer as its computation needs it."""
+    if isinstance(variable, nnx.LoRAParam):
+        return variable
+    place = gathered_sharding(".".join(map(str, path)), variable.shape, mesh)
+    return variable.replace(jax.lax.with_sharding_constraint(variable[...], place))
+
+
+def _pure(
+    layer: gemma3.DecoderLayer, architecture: Architecture
+) -> tuple[nnx.State, Callable[..., jax.Array]]:
+    """The layer's state, and the layer as a pure function of it.
+
+    `jax.checkpoint` and `jax.lax.map` need one, and `nnx.remat` fails inside Tunix's Gemma 3
+    (TraceContextError). The adapter is cast in there, too: what comes in as float32 gets a gradient
+    that is summed in float32 over the parts of the batch.
     """
     graphdef, state = nnx.split(layer)
     dtype = architecture.config.param_dtype
 
-    def run(x: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+    def run(state: nnx.State, x: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
         def cast(_: Any, variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
             if isinstance(variable, nnx.LoRAParam):
                 return variable.replace(variable[...].astype(dtype))
@@ -175,7 +196,7 @@ def _pure(layer: gemma3.DecoderLayer, architecture: Architecture) -> Callable[..
         merged = nnx.merge(graphdef, nnx.map_state(cast, state))
         return _layer(merged, x, positions, architecture, attend, None)[0]
 
-    return run
+    return state, run
 
 
 def _layer(

@@ -42,13 +42,18 @@ class Remat:
             return jax.checkpoint(layer, policy=policy)
         return jax.checkpoint(layer)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether only a layer's input is kept."""
+        return self.policy in {"full", "offload"}
+
     def wrap_parts(self, layer: Callable[..., Any]) -> Callable[..., Any]:
         """The layer on all parts of a batch.
 
         Wrapped once more, because a loop would keep a copy of its inputs beside the layer's; inside
         the loop nothing is computed a third time.
         """
-        return jax.checkpoint(layer) if self.policy in {"full", "offload"} else layer
+        return jax.checkpoint(layer) if self.recomputes else layer
 
     def wrap_all(self, layers: Callable[..., Any]) -> Callable[..., Any]:
         """All layers one after the other, with their inputs put away where that is asked for."""

@@ -107,6 +107,12 @@ def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedShar
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+def gathered_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+    """Where a base parameter is while its layer computes: whole along fsdp."""
+    spec = parameter_sharding(name, shape, mesh).spec
+    return NamedSharding(mesh, PartitionSpec(*(None if axis == FSDP else axis for axis in spec)))
+
+
 def placed(
     shapes: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
