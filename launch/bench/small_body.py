@@ -32,6 +32,7 @@ from pipeline.learner.programs import LearnerPrograms
 from pipeline.model.architecture import architecture
 from pipeline.model.attention import PackedAttention
 from pipeline.model.policy import Params, Policy
+from pipeline.model.remat import Remat
 from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
 
@@ -98,13 +99,19 @@ class Case:
         return Compiled(peer.gradient, given, lambda result: _flat(result[1]))
 
     def materialised(self) -> Params:
-        """The gradient of REINFORCE, which is GRPO's at ratio 1, through whole float32 logits."""
+        """The gradient of REINFORCE, GRPO's at ratio 1, through the same body and whole logits.
+
+        Logits are float32 whatever the type of the body.
+        """
         policy, inputs = self.programs.policy, self.batch.inputs
-        temperature = self.programs.config.rollout.temperature
+        plan, temperature = self.programs.config.plan, self.programs.config.rollout.temperature
 
         def loss(adapter: Params) -> jax.Array:
-            hidden, _ = policy.bind(self.base, adapter)(
-                inputs.tokens, inputs.positions, attend=PackedAttention(inputs.segments)
+            hidden, _ = policy.bind(self.base, adapter, exact=True)(
+                inputs.tokens,
+                inputs.positions,
+                attend=PackedAttention(inputs.segments),
+                remat=Remat(plan.remat, plan.layer_tokens),
             )
             embedding = policy.embedding(self.base)
             logits = jnp.einsum(
