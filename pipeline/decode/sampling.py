@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from pipeline.model.head import FORBIDDEN
+from pipeline.model.head_blocks import FORBIDDEN
 
 
 def gumbel_noise(

@@ -55,7 +55,9 @@ class FlashAttention:
         def local(query: Array, key: Array, value: Array, segments: Array) -> Array:
             run = self._kernel(query.shape[1], query.shape[2], window=window, softcap=softcap)
             ids = kernel.SegmentIds(q=segments, kv=segments)
-            return jax.vmap(run)(query, key, value, ids)
+            encoded = jax.vmap(run)(query, key, value, ids)
+            assert isinstance(encoded, jax.Array)  # a tuple only if residuals were asked for
+            return encoded
 
         rows, heads = PartitionSpec(BATCH_AXES), self._by_head(query.shape[1], key.shape[1])
         kept = heads if key.shape[1] > 1 else rows

@@ -138,9 +138,9 @@ def score(
         shards=_devices(head.mesh, (FSDP,)),
     )
     rows, seq = targets.shape
-    asked = (targets,) if picks is None else (targets, picks)
-    flat, *asked = (x.reshape(rows * seq, *x.shape[2:]) for x in (hidden, *asked))
-    found = _passes(blocks, head.mesh, embedding, forbidden, flat, tuple(asked))
+    asked: tuple[Array, ...] = (targets,) if picks is None else (targets, picks)
+    flat, *chosen = (x.reshape(rows * seq, *x.shape[2:]) for x in (hidden, *asked))
+    found = _passes(blocks, head.mesh, embedding, forbidden, flat, tuple(chosen))
     log_z, entropy, (target, *picked), values, ids = jax.tree.map(
         lambda x: x.reshape(rows, seq, *x.shape[1:]), found
     )

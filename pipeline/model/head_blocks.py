@@ -67,6 +67,9 @@ the vocabulary is still far inside float32's range, on either side."""
 Asked = tuple[Array, ...]
 """Targets, `tokens`, and if there are any picks, `tokens picks`; or something of each of them."""
 
+Running = tuple[Array, Array, Array, Array, Array]
+"""Largest score so far, sums of exponentials and of scores weighted by them, and the top k."""
+
 Found = tuple[Array, Array, Asked, Array, Array]
 """log_z, entropy, scores of what was asked for, scores and ids of the top k; each by position."""
 
@@ -217,7 +220,9 @@ def _fixed_point(
     """
     point = _scores(blocks, hidden, embedding, forbidden, jnp.int32(0))[1].max(axis=-1)
 
-    def step(carry: tuple[Array, ...], number: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
+    def step(
+        carry: tuple[Array, Array, Array], number: Int[Array, ""]
+    ) -> tuple[tuple[Array, Array, Array], None]:
         highest, total, weighted = carry
         _, scores, _ = _scores(blocks, hidden, embedding, forbidden, number)
         masses = jnp.exp(jnp.minimum(scores - point[:, None], _REACH))
@@ -240,11 +245,11 @@ def _running_maximum(
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
-) -> tuple[Array, ...]:
+) -> Running:
     """As `_fixed_point`, from the largest score so far; and scores and places of the top k."""
     tokens, k = hidden.shape[0], blocks.top_k
 
-    def step(carry: tuple[Array, ...], number: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
+    def step(carry: Running, number: Int[Array, ""]) -> tuple[Running, None]:
         highest, total, weighted, values, ids = carry
         _, scores, start = _scores(blocks, hidden, embedding, forbidden, number)
         new = jnp.maximum(highest, scores.max(axis=-1))

@@ -32,10 +32,9 @@ def test_dr_grpo_by_hand():
 def test_rloo_by_hand():
     advantages, _ = group_advantages([[1, 0, 0, 0], [2, 4, 4, 2]], kind="rloo")
     # Each against the mean of the other three: 1 - 0, 0 - 1/3; 2 - 10/3, 4 - 8/3.
-    third = np.float32(1 / 3)
-    np.testing.assert_allclose(
-        advantages, [[1, -third, -third, -third], [-4 / 3, 4 / 3, 4 / 3, -4 / 3]], rtol=1e-6
-    )
+    third = 1 / 3
+    expected = [[1.0, -third, -third, -third], [-4 / 3, 4 / 3, 4 / 3, -4 / 3]]
+    np.testing.assert_allclose(advantages, expected, rtol=1e-6)
     # With three rewards the others are two.
     advantages, _ = group_advantages([[1, None, 0, 0]], kind="rloo")
     np.testing.assert_allclose(advantages, [[1, 0, -0.5, -0.5]])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipeline.decode.sampling import gumbel_noise, sample, truncate
-from pipeline.model.head import FORBIDDEN
+from pipeline.model.head_blocks import FORBIDDEN
 
 GREEDY, DRAW = jnp.float32(1.0), jnp.float32(0.0)
 

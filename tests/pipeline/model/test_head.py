@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.decode.programs import DecodePrograms
 from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.head import FORBIDDEN, Head, Scores, TopK, scaled_logits, score
+from pipeline.model.head import Head, Scores, TopK, scaled_logits, score
+from pipeline.model.head_blocks import FORBIDDEN
 from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
 from tests import tiny

@@ -17,6 +17,7 @@ from flax import nnx
 
 from configs.schema import Lora
 from pipeline.decode.programs import DecodeState, Heat
+from pipeline.learner.batches import Inputs
 from pipeline.learner.export import merged
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model import lora
@@ -75,11 +76,17 @@ def test_score_and_gradient_feel_every_part_of_the_adapter():
     policy, base = tiny.policy(), tiny.base()
     programs = LearnerPrograms(policy, tiny.make_config(), tiny.VOCABULARY)
     tokens = jnp.asarray(TOKENS)
+    inputs = Inputs(
+        tokens=tokens,
+        targets=jnp.roll(tokens, -1, axis=1),
+        segments=jnp.ones_like(tokens),
+        positions=jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
+    )
 
     @jax.jit
     def run(base: Params, adapter: Params) -> tuple[Params, jax.Array]:
         def total(adapter: Params) -> tuple[jax.Array, jax.Array]:
-            scored = programs.score(base, adapter, tokens, jnp.roll(tokens, -1, axis=1))
+            scored = programs.score(base, adapter, inputs)
             return jnp.sum(scored), scored
 
         return jax.grad(total, has_aux=True)(adapter)
