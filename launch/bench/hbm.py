@@ -13,7 +13,7 @@ MOST, MOST_GIB = "128", 13.75
 NEAR_BEST = 1.03
 """A micro-batch is large enough when a token takes at most this much more than at best."""
 
-_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 160)
+_LADDER = (1, 2, 4, 8, 16, 128, 160)
 
 _MEMORY = (
     Column("arguments_gib", "arguments, GiB", "{:.2f}"),
@@ -108,6 +108,7 @@ _POLICIES = (
     ),
     _ours("splash attention, 8 sequences", sequences=8, plan__attention="splash"),
     _ours("int8 base, 8 sequences", sequences=8, model__quantization="int8"),
+    _ours("int8 products, 8 sequences", sequences=8, model__quantization="int8_matmul"),
     _ours("KL k3, 128 sequences", sequences=128, learner__kl="k3"),
     _ours("top k in bfloat16, 128 sequences", sequences=128, learner__top_k_dtype="bfloat16"),
     _ours("all 8 chips, 8 sequences each", sequences=8, devices=8),

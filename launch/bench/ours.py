@@ -37,6 +37,7 @@ def bench_config(model: str, *, length: int, **settings: Any) -> Config:
     changes = {
         "lora__rank": 32,
         "lora__alpha": 64.0,
+        "plan__row_tokens": length,
         "rollout__max_prompt_tokens": PROMPT,
         "rollout__max_new_tokens": length - PROMPT,
     } | settings

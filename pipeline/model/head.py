@@ -27,6 +27,11 @@ from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
 
+_TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768)}
+"""Positions and entries of the vocabulary in a block where the likeliest tokens are wanted, by kind
+of device. Larger ones take 140 MB for sorting on a TPU; smaller ones start too many sorts on a CPU."""
+
+
 @dataclass(frozen=True)
 class Head:
     """How hidden states become a distribution, and in which blocks.
@@ -34,13 +39,11 @@ class Head:
     Attributes:
         softcap: bound of the logits; None: they have none.
         temperature: divides the logits.
-        tokens: positions whose logits exist at a time, per device.
+        tokens: positions whose logits exist at a time, per device. Where the likeliest tokens are
+            wanted, blocks have sizes of their own.
         vocab: entries of the vocabulary whose logits exist at a time, per device.
         mesh: devices; hidden states are sharded by row over its batch axes, the embedding over its
             vocabulary axes.
-        top_k_tokens: likewise `tokens` where the likeliest tokens are wanted: sorting takes
-            memory of its own.
-        top_k_vocab: likewise `vocab`.
     """
 
     softcap: float | None
@@ -48,8 +51,6 @@ class Head:
     tokens: int
     vocab: int
     mesh: Mesh
-    top_k_tokens: int = 1024
-    top_k_vocab: int = 2048
 
 
 class TopK(NamedTuple):
@@ -129,11 +130,15 @@ def score(
     here = embedding.shape[0] // _devices(head.mesh, VOCAB_AXES)
     if top_k > here:
         raise ValueError(f"top_k = {top_k}, but a device has only {here} entries of the vocabulary")
+    most_tokens, most_vocab = head.tokens, head.vocab
+    if top_k:
+        platform = head.mesh.devices.flat[0].platform
+        most_tokens, most_vocab = _TOP_K_BLOCKS.get(platform, _TOP_K_BLOCKS["cpu"])
     blocks = Blocks(
         softcap=head.softcap,
         temperature=head.temperature,
-        tokens=head.top_k_tokens if top_k else head.tokens,
-        vocab=head.top_k_vocab if top_k else head.vocab,
+        tokens=most_tokens,
+        vocab=most_vocab,
         top_k=top_k,
         shards=_devices(head.mesh, (FSDP,)),
     )
