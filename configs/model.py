@@ -24,8 +24,12 @@ class Model(Table):
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="type of the frozen base and of the computation"
     )
-    quantization: Literal["none", "int8", "nf4"] = Field(
-        "none", description="keep the base's matrices in 8 or 4 bits (QLoRA, arXiv:2305.14314)"
+    quantization: Literal["none", "int8", "nf4", "int8_matmul"] = Field(
+        "none",
+        description="keep the base's matrices in 8 or 4 bits (QLoRA, arXiv:2305.14314); "
+        "int8_matmul: as int8 with one scale for each output, multiplied as integers with "
+        "activations rounded to int8 for each position, by sampler and learner alike "
+        "(LLM.int8(), arXiv:2208.07339)",
     )
 
 

@@ -165,7 +165,10 @@ class Checkpoint(Table):
 
 
 class Parity(Table):
-    """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token."""
+    """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
+
+    The defaults of bf16 also hold for a float32 base under `model.quantization = "int8_matmul"`.
+    """
 
     probe: float | None = Field(
         None,

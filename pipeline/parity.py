@@ -38,8 +38,12 @@ class Bounds:
 
     @staticmethod
     def of(config: Config) -> Bounds:
-        """Configured bounds, else the measured defaults of the base's type."""
-        exact = config.model.dtype == "float32"
+        """Configured bounds, else the measured defaults of the base's type.
+
+        Where activations are rounded to integers, differences of float32's size choose other ones.
+        """
+        model = config.model
+        exact = model.dtype == "float32" and model.quantization != "int8_matmul"
         parity = config.parity
         return Bounds(
             probe=parity.probe or (1e-4 if exact else 0.25),

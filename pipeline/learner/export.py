@@ -110,7 +110,11 @@ class Exporter:
         self._described = described or config
         self._stops = vocabulary.stops
         if verify:
-            self._score = score or Scorer(policy, config, vocabulary).score
+            # Nor are activations rounded where an export is used.
+            unrounded = policy.unrounded()
+            if score is None or unrounded is not policy:
+                score = Scorer(unrounded, config, vocabulary).score
+            self._score = score
             # What is written is not quantized, and is not to be when it is loaded back.
             self._plain = policy.plain()
             self._score_plain = (

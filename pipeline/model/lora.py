@@ -83,7 +83,9 @@ def attach(
         else:
             continue
         rules.setdefault(rule, []).append(path)
-    provider = quantize.Provider([_at(rule, paths) for rule, paths in rules.items()])
+    provider = quantize.Provider(
+        [_at(rule, paths) for rule, paths in rules.items()], quantization=quantization
+    )
     # A row for every device that has rows of its own.
     rows = 1 if model.activations is None else batch_shards(mesh_of(model.activations))
     tokens = jnp.zeros((rows, 1), jnp.int32)

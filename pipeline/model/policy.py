@@ -40,6 +40,7 @@ class Policy:
         adapter_shapes: shape of each adapter parameter, by path.
         plain_shapes: shape and type of each base parameter as it is before quantization.
         separate: whether projections that share a matrix have a lora_a each.
+        quantization: how the layers' matrices are kept and multiplied.
     """
 
     architecture: Architecture
@@ -49,6 +50,7 @@ class Policy:
     adapter_shapes: Mapping[str, jax.ShapeDtypeStruct]
     plain_shapes: Mapping[str, jax.ShapeDtypeStruct]
     separate: bool
+    quantization: str
     _recipes: Mapping[str, quantize.Recipe]
     _graphdef: nnx.GraphDef[Gemma]
     _abstract: nnx.State
@@ -68,7 +70,7 @@ class Policy:
             architecture: shape of the model.
             lora: shape of the adapter.
             mesh: devices it will run on.
-            quantization: how the layers' matrices are kept.
+            quantization: how the layers' matrices are kept and multiplied.
             separate: see `pipeline.model.lora.attach`.
 
         Raises:
@@ -95,7 +97,17 @@ class Policy:
                 base[_name(path)] = quantize.kept_shape(shape)
         recipes = quantize.recipes(model)
         return Policy(
-            architecture, lora, mesh, base, adapter, plain, separate, recipes, graphdef, abstract
+            architecture,
+            lora,
+            mesh,
+            base,
+            adapter,
+            plain,
+            separate,
+            quantization,
+            recipes,
+            graphdef,
+            abstract,
         )
 
     def bind(self, base: Params, adapter: Params, *, exact: bool = False) -> Gemma:
@@ -173,6 +185,18 @@ class Policy:
             return self
         return Policy.create(
             self.architecture, lora=self.lora, mesh=self.mesh, separate=self.separate
+        )
+
+    def unrounded(self) -> Policy:
+        """The same model and base without rounded activations, as an export is computed."""
+        if self.quantization != "int8_matmul":
+            return self
+        return Policy.create(
+            self.architecture,
+            lora=self.lora,
+            mesh=self.mesh,
+            quantization="int8_outputs",
+            separate=self.separate,
         )
 
     def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:

@@ -26,10 +26,13 @@ from jax.sharding import Sharding
 from qwix._src.core import numerics, qarray
 from tunix.models.gemma3 import model as gemma3
 
+from pipeline.model import integer_products
+
 BLOCK = 64
 """Weights that share a scale: as many as in the paper."""
 _NF4 = "nf4"
-_QTYPES = {"int8": jnp.dtype("int8"), "nf4": _NF4}
+_INT8 = jnp.dtype("int8")
+_QTYPES = {"int8": _INT8, "nf4": _NF4, "int8_matmul": _INT8, "int8_outputs": _INT8}
 _NF4_VALUES = (
     -1.0,
     -0.6961928009986877,
@@ -64,6 +67,9 @@ def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) ->
     """
     if quantization == "none":
         return {}
+    how = {"weight_qtype": _QTYPES[quantization]}
+    if quantization in {"int8_matmul", "int8_outputs"}:
+        return how
     if kind == "attn_vec_einsum":
         heads, summed, _ = module.shape
         most = max(1, BLOCK // heads)  # qwix lets all heads share a scale
@@ -71,7 +77,7 @@ def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) ->
         summed = module.shape[-2] if isinstance(module, gemma3.Einsum) else module.in_features
         most = BLOCK
     tile = max(size for size in range(1, most + 1) if summed % size == 0)
-    return {"weight_qtype": _QTYPES[quantization], "tile_size": tile}
+    return how | {"tile_size": tile}
 
 
 def recipes(model: nnx.Module) -> dict[str, Recipe]:
@@ -141,12 +147,19 @@ def _dequantizer(qtype: Any) -> Any:
 
 
 class Provider(qwix.LoraProvider):
-    """qwix's LoRA on matrices that are computed back by `dequantize` where they are multiplied."""
+    """qwix's LoRA on matrices that are computed back by `dequantize` where they are multiplied.
 
-    def __init__(self, rules: Sequence[qwix.QuantizationRule]) -> None:
+    Args:
+        rules: what is adapted, and how it is kept.
+        quantization: "int8_matmul": codes are multiplied instead; the adapter's products are not
+            changed by it.
+    """
+
+    def __init__(self, rules: Sequence[qwix.QuantizationRule], *, quantization: str) -> None:
         super().__init__(rules)
-        self._einsum_fn = _einsum
-        self._dot_general_fn = _dot_general
+        integers = quantization == "int8_matmul"
+        self._einsum_fn = integer_products.einsum if integers else _einsum
+        self._dot_general_fn = integer_products.dot_general if integers else _dot_general
 
 
 def _einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:

@@ -42,6 +42,8 @@ def test_defaults_belong_to_the_type_of_the_base(tmp_path: Path):
     assert Bounds.of(exact) == Bounds(probe=1e-4, mean_stop=1e-4, p999_alarm=1e-3)
     rounded = make_config(tmp_path, model={"dtype": "bfloat16"})
     assert Bounds.of(rounded) == Bounds(probe=0.25, mean_stop=0.05, p999_alarm=0.5)
+    integers = make_config(tmp_path, model={"quantization": "int8_matmul"})
+    assert Bounds.of(integers) == Bounds.of(rounded)
     given = {"probe": 0.1, "mean_stop": 0.2, "p999_alarm": 0.3}
     assert Bounds.of(make_config(tmp_path, parity=given)) == Bounds(**given)
 

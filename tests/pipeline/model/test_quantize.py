@@ -22,6 +22,7 @@ from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 KINDS = ("int8", "nf4")
+INTEGERS = "int8_matmul"
 
 
 def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[Policy, Params]:
@@ -31,7 +32,7 @@ def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[P
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, INTEGERS])
 def test_every_matrix_is_near_and_nothing_else_changes(kind: str, dtype: str):
     policy, base = quantized(kind, dtype=dtype)
     assert {n: (v.shape, v.dtype) for n, v in base.items()} == {
@@ -42,7 +43,7 @@ def test_every_matrix_is_near_and_nothing_else_changes(kind: str, dtype: str):
     assert list(found) == list(policy.plain_shapes)
     # Half a step of 127.5 and half the widest gap between two of NF4's 16 values, of the block's
     # largest weight; and the rounding of what is computed back.
-    step = {"int8": 0.5 / 127.5, "nf4": 0.5 * (1 - 0.6961928)}[kind]
+    step = {"nf4": 0.5 * (1 - 0.6961928)}.get(kind, 0.5 / 127.5)
     rounding = {"float32": 1e-6, "bfloat16": 2**-8}[dtype]
     for name, value in exact.items():
         assert found[name].dtype == value.dtype
@@ -142,16 +143,19 @@ def test_the_error_of_log_probs_is_small_and_that_of_eight_bits_much_smaller():
     errors = {}
     plain = tiny.policy(layers=2)
     tokens = jnp.asarray(TOKENS[:4])
+    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    inputs = Inputs(tokens, jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens), places)
 
     def score(policy: Policy, base: Params) -> np.ndarray:
         programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
-        args = (base, tiny.probe(layers=2), tokens, jnp.roll(tokens, -1, axis=1))
-        return np.asarray(jax.jit(programs.score)(*args))
+        return np.asarray(jax.jit(programs.score)(base, tiny.probe(layers=2), inputs))
 
     exact = score(plain, tiny.base(layers=2))
-    for kind in KINDS:
+    for kind in (*KINDS, INTEGERS):
         errors[kind] = float(np.abs(score(*quantized(kind)) - exact).mean())
     assert 0 < 5 * errors["int8"] < errors["nf4"] < 0.5
+    # Activations are rounded too.
+    assert errors["int8"] < errors[INTEGERS] < 0.5 * errors["nf4"]
 
 
 GEMMA3_1B: dict[str, Any] = {
