@@ -4,6 +4,10 @@ The matrices of the layers are kept as codes and a scale for each block of 64 we
 the tied embedding stay as they are. A quantized parameter is two entries of the base, its name
 followed by `.array.qvalue` and `.array.scale`; the model multiplies with what they stand for.
 
+"int8_matmul" has one scale for each output instead of the blocks' and multiplies the codes
+themselves with rounded activations (`integer_products`); "int8_outputs" is the same base multiplied
+like the others.
+
 NF4's 16 values are computed by comparing and choosing: looking them up in a table, as qwix does it,
 is a gather of every weight, slow on a TPU and slower to compile for it.
 
@@ -63,7 +67,8 @@ Recipe: TypeAlias = qarray.HowToQuantize
 def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) -> dict[str, Any]:
     """How qwix keeps this module's matrix: arguments of its rule; empty without quantization.
 
-    A block lies along the axes that are summed over, so that what it scales is one output.
+    A block lies along the axes that are summed over, so that what it scales is one output; without
+    a size it is all of them.
     """
     if quantization == "none":
         return {}
