@@ -145,7 +145,8 @@ def test_packing_splitting_blocks_and_remat_change_nothing(plan: dict[str, Any],
     found, others = gradient(learner, ALL)
     largest = max(float(np.abs(grad).max()) for grad in expected.values())
     for name, grad in expected.items():
-        np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-6 * largest, err_msg=name)
+        # Sums of float32 in another order.
+        np.testing.assert_allclose(found[name], grad, rtol=0, atol=3e-6 * largest, err_msg=name)
     assert others.keys() == metrics.keys()
     for name in metrics.keys() - PADDING:
         assert others[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
