@@ -27,7 +27,7 @@ from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
 _TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768)}
-"""Blocks of positions and of the vocabulary where the likeliest tokens are wanted, by kind of device.
+"""Blocks of positions and vocabulary where the likeliest tokens are wanted, by kind of device.
 On a TPU larger ones take 140 MB for sorting; on a CPU smaller ones start too many sorts."""
 
 
