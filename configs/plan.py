@@ -53,7 +53,8 @@ class Plan(Table):
         2048,
         ge=1,
         le=_HEAD_TOKENS,
-        description="positions whose logits exist at the same time, per device",
+        description="positions whose logits exist at the same time, per device; "
+        "the top k has blocks of its own",
     )
     head_vocab: int = Field(
         8192,

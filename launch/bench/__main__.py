@@ -83,6 +83,8 @@ def _prepare(argv: Sequence[str]) -> Plan:
             f"command line: --json {request.json}: its folder does not exist; nearest valid: "
             f"{Path(request.json).name}"
         )
+    if request.json and Path(request.json).is_dir():
+        raise ValueError(f"command line: --json {request.json}: is a folder; a file is wanted")
     benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
     return request, _chosen(benchmark.sections, request.only)
 
@@ -113,17 +115,24 @@ def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
     found: dict[str, dict[str, Figures]] = {section.name: {} for section in sections}
     what = machine()
     good = True
-    for place, row, figures in _measured(sections):
-        found[place][row] = figures
-        good &= "failed" not in figures
-        if request.json:
-            _write(Path(request.json), {"benchmark": request.name, **what, "sections": found})
+    interrupted = False
+    try:
+        for place, row, figures in _measured(sections):
+            found[place][row] = figures
+            good &= "failed" not in figures
+            if request.json:
+                _write(Path(request.json), {"benchmark": request.name, **what, "sections": found})
+    except KeyboardInterrupt:
+        interrupted = True
     print("\n".join(f"{key}: {value}" for key, value in what.items()))
     for section in sections:
         print(f"\n{section.title}\n\n{section.table(found[section.name])}\n")
-        for claim in section.claims(found[section.name]):
+        for claim in () if interrupted else section.claims(found[section.name]):
             print(f"{'shown' if claim.holds else 'NOT SHOWN'}: {claim.text}")
             good &= claim.holds
+    if interrupted:
+        print("\ninterrupted: rows that are not there were not measured")
+        return 130
     return 0 if good else 1
 
 

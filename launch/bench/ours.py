@@ -82,7 +82,7 @@ def gradient(
     found = figures(
         lambda: compile_for(program.trace(base, adapter, adapter, programs.abstract_batch(rows))),
         tokens=sequences * length,
-        vocab=VOCAB,
+        vocab=VOCAB // (config.plan.fsdp * config.plan.tp),
         model=own_sizes(model),
         optimizer_bytes=moments,
     )

@@ -58,7 +58,9 @@ class DeviceBatch:
         weights: of each target in the loss.
         advantages: of the rollout that each target belongs to.
         sampled_logprobs: as the sampler recorded them; None: there is no importance weight.
-        old_logprobs: under the policy that drew; None: the current one is that policy.
+        old_logprobs: under the policy that drew; None or NaN: the current one is that policy. They
+            come from the first update's own pass: another program rounds otherwise, by more than a
+            narrow clip range bears.
         reference_logprobs: under the reference; None: its KL is not estimated from one token.
         reference: the reference's likeliest tokens; None: its KL is not estimated from those.
         teacher: the teacher's likeliest tokens; None: there is none.

@@ -118,7 +118,7 @@ class Learner:
         batches = self._pack(rollouts)
         # What is used once is asked for just before, so that it exists for one micro-batch only.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
-        if self._config.learner.updates_per_batch > 1:
+        if self._programs.keeps_old:
             placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
@@ -127,6 +127,10 @@ class Learner:
             shares, logprobs = self._one_update(placed)
             if number == 0:
                 metrics |= parity(batches, logprobs)
+                if self._programs.keeps_old:
+                    old = jax.device_put(logprobs, by_row(self.policy.mesh))
+                    pairs = zip(placed, old, strict=True)
+                    placed = [replace(batch, old_logprobs=scored) for batch, scored in pairs]
             # The loss is a sum over the whole step; what describes tokens is a mean over them.
             metrics |= {
                 name: value if name in ABOUT_UPDATE else value / weight
@@ -199,7 +203,7 @@ class Learner:
 
     def _place(self, batch: TokenBatch) -> DeviceBatch:
         """The batch on the devices, with what other policies say of its tokens."""
-        programs, adapter = self._programs, self.state.adapter
+        programs = self._programs
         weights, advantages, sampled = jax.device_put(
             (batch.weights, batch.advantages, batch.sampled_logprobs), by_row(self.policy.mesh)
         )
@@ -208,7 +212,8 @@ class Learner:
         if self._config.learner.importance_cap:
             placed = replace(placed, sampled_logprobs=sampled)
         if programs.keeps_old:
-            old = self._run(self._compiled.score, adapter, inputs)
+            unknown = np.full(batch.weights.shape, np.nan, np.float32)
+            old = jax.device_put(unknown, by_row(self.policy.mesh))
             placed = replace(placed, old_logprobs=old)
         if programs.keeps_reference:
             reference = self._zeros if self.state.reference is None else self.state.reference

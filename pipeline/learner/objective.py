@@ -39,8 +39,10 @@ def objective(
     """
     # Elsewhere may stand anything, and an infinite ratio there would be a NaN in the gradient.
     logprobs = _learned(scores.logprobs, batch)
-    old = batch.old_logprobs
-    drawn = jax.lax.stop_gradient(logprobs) if old is None else _learned(old, batch)
+    drawn = jax.lax.stop_gradient(logprobs)
+    if batch.old_logprobs is not None:
+        old = _learned(batch.old_logprobs, batch)
+        drawn = jnp.where(jnp.isnan(old), drawn, old)
     loss, about = _policy_loss(logprobs, drawn, batch, settings=settings)
     about = {"policy_loss": loss, "entropy": scores.entropy, **about}
     if batch.reference_logprobs is not None:

@@ -242,7 +242,7 @@ class LearnerPrograms:
 
     @property
     def keeps_old(self) -> bool:
-        """Whether old log-probs must be scored: not while every batch is used once."""
+        """Whether old log-probs are kept: not while every batch is used once."""
         return self.config.learner.updates_per_batch > 1
 
     @property

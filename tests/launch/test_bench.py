@@ -116,6 +116,7 @@ def test_what_is_not_shown_is_an_error(made_up, capsys):
             ["hbm", "--json", "no/x"],
             "command line: --json no/x: its folder does not exist; nearest ",
         ),
+        (["hbm", "--json", "."], "command line: --json .: is a folder; a file is wanted"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):
@@ -123,6 +124,24 @@ def test_a_mistake_is_one_line(capsys, argv, expected):
     err = capsys.readouterr().err
     assert err.startswith(expected)
     assert err.count("\n") == 1
+
+
+def test_what_was_measured_before_ctrl_c_is_told(made_up, capsys, monkeypatch):
+    made_up.sections = (section("one", row("a"), row("b")),)
+    done: list[str] = []
+
+    def measure(function: str, *_: object, **__: object) -> dict[str, object]:
+        if done:
+            raise KeyboardInterrupt
+        done.append(function)
+        return {"figure": 1.0}
+
+    monkeypatch.setattr(bench, "in_child", measure)
+    assert bench.main(["hbm"]) == 130
+    out = capsys.readouterr().out
+    assert "| a |" in out
+    assert "| b |" not in out
+    assert "interrupted" in out
 
 
 def test_help_and_lists_load_nothing_heavy():

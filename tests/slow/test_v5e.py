@@ -53,6 +53,7 @@ else:
     programs |= {f"score {size}": program for size, program in found.score.items()}
     programs |= {f"keep {size}": program for size, program in found.keep.items()}
     programs["apply"] = found.apply
+vocab = policy.vocab_size // (config.plan.fsdp * config.plan.tp)
 reports = {
     kind: sorted(Path(dump).glob(f"*.jit_{kind}.*memory-usage-report.txt"))
     for kind in {name.split()[0] for name in programs}
@@ -61,7 +62,7 @@ for name, program in programs.items():
     report = reports[name.split()[0]].pop(0)  # in the order in which they were compiled
     total = memory_spaces(report.read_text())[HBM]
     sizes = (policy.architecture.config.embed_dim, policy.architecture.config.hidden_dim)
-    large = whole_logits(parse(program.as_text()), vocab=policy.vocab_size, model=sizes)
+    large = whole_logits(parse(program.as_text()), vocab=vocab, model=sizes)
     print(json.dumps({"name": name, "gib": total / 2**30, "large": [str(b) for b in large]}))
 """
 

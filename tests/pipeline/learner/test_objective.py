@@ -74,8 +74,9 @@ def test_variants_by_hand(settings: dict[str, Any], expected: list[float], clipp
     np.testing.assert_array_equal(about["entropy"], [0.5] * 3)
 
 
-def test_without_old_log_probs_the_policy_is_the_one_that_drew():
-    loss, about = at_learned(batch(old_logprobs=None))
+@pytest.mark.parametrize("unknown", [None, jnp.full_like(OLD, jnp.nan)])
+def test_without_old_log_probs_the_policy_is_the_one_that_drew(unknown: Any):
+    loss, about = at_learned(batch(old_logprobs=unknown))
     np.testing.assert_allclose(loss, [-2, -2, 1])
     assert not about["clip_fraction"].any()
 
