@@ -94,7 +94,7 @@ class Learner(Table):
         0.0,
         ge=0,
         description="truncated importance sampling: the policy's loss is weighted by the "
-        "probability ratio of learner to sampler, up to this, at least 1; 0: off",
+        "probability ratio of learner to sampler, up to this; 0: off",
     )
     overlong: Literal["learn", "mask"] = Field(
         "learn", description="rollouts cut by length: learned like others, or without loss weight"
@@ -127,11 +127,7 @@ class Learner(Table):
 
     @model_validator(mode="after")
     def _used(self) -> Learner:
-        cap = []
-        if 0 < self.importance_cap < 1:
-            what = "would only make the loss smaller; nearest valid: 1.0, or 0 for none"
-            cap = [("importance_cap", what)]
-        refuse([*cap, *self._clip_problems(), *self._signal_problems()])
+        refuse([*self._clip_problems(), *self._signal_problems()])
         return self
 
     def _clip_problems(self) -> list[Problem]:
