@@ -15,7 +15,7 @@ from jax.experimental import topologies
 
 from pipeline.plan.figures import estimated_seconds, whole_logits
 from pipeline.plan.hlo import parse
-from pipeline.plan.memory_report import HBM, HOST, memory_spaces
+from pipeline.plan.memory_report import HBM, memory_spaces
 
 GIB = 2**30
 HBM_GIB = 15.75
@@ -91,6 +91,7 @@ def figures(
         return {"fits": False, "needs_gib": float(used[1] or used[2]) if used else None}
     module = parse(compiled.text)
     arguments, device = compiled.stats.argument_size_in_bytes, compiled.bytes_of[HBM]
+    host = compiled.stats.host_argument_size_in_bytes + compiled.stats.host_temp_size_in_bytes
     seconds = estimated_seconds(module)
     large = whole_logits(module, vocab=vocab, model=model)
     return {
@@ -101,7 +102,7 @@ def figures(
         "temporary_mib": (device - arguments - compiled.stats.output_size_in_bytes) / 2**20,
         "optimizer_gib": optimizer_bytes / GIB,
         "total_gib": (device + optimizer_bytes) / GIB,
-        "host_gib": compiled.bytes_of.get(HOST, 0) / GIB,
+        "host_gib": host / GIB,
         "estimated_ms": 1e3 * seconds,
         "us_per_token": 1e6 * seconds / tokens,
         "invariant_3": not large,

@@ -11,8 +11,6 @@ import re
 
 HBM = "default"
 """The accelerator's own memory."""
-HOST = "host"
-"""The host's, for what is put away there."""
 
 _SPACE = re.compile(r"^Memory Space: (\S+).*\nTotal bytes: (\d+)", re.MULTILINE)
 
