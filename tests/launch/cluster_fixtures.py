@@ -52,6 +52,8 @@ lr = 1e-3
 platform = "cpu"
 placement = "split"
 rollout_rows = 16
+# One packed row, so that one shape is compiled.
+row_tokens = 832
 micro_batch_tokens = 832
 
 [budget]

@@ -98,8 +98,9 @@ def assert_same(found: Any, expected: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 5, 8, 100])
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, 1.5), (1, None), (5, None), (8, 1.5), (100, None)]
+)
 def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | None):
     seq, kind = 23, {"window": window, "softcap": softcap}
     segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
@@ -125,8 +126,10 @@ def test_scores_exist_for_one_block_of_queries_and_its_window():
     assert seq not in sizes
 
 
-@pytest.mark.parametrize(("kv_heads", "mesh"), [(1, (1, 2)), (2, (2, 2)), (2, (1, 4))])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (100, 2.0)])
+@pytest.mark.parametrize(
+    ("kv_heads", "mesh", "window", "softcap"),
+    [(1, (1, 2), 100, None), (2, (2, 2), None, None), (2, (1, 4), 100, 2.0)],
+)
 def test_the_kernel_says_what_blocks_do(kv_heads, mesh, window, softcap):
     rows, seq, heads, head_dim = 4, 200, 4, 128
     fsdp, tp = mesh

@@ -107,7 +107,6 @@ POLICIES = [
     Remat("none", SEQ),
     Remat("dots", 2 * SEQ),
     Remat("full", 1),  # a row is the least
-    Remat("full", 10**6),
     Remat("offload", SEQ),
 ]
 
@@ -119,7 +118,7 @@ def test_what_is_kept_for_the_gradient_changes_no_value_and_no_gradient(remat: R
     assert_close(value_and_gradient(policy, remat), expected, relative=1e-5)
 
 
-@pytest.mark.parametrize("changes", [tiny.GEMMA2, {"num_key_value_heads": 1}])
+@pytest.mark.parametrize("changes", [tiny.GEMMA2])
 def test_nor_in_other_models(changes: dict[str, Any]):
     policy = tiny.make_policy(num_hidden_layers=2, **changes)
     expected = value_and_gradient(policy, None)

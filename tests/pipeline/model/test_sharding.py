@@ -31,8 +31,8 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "gemma3"
 ONE: dict[str, Any] = {"num_hidden_layers": 1}
 MANY: dict[str, Any] = ONE | {"devices": 8, "fsdp": 2, "tp": 2}
 MESHES = (
-    (2, 2),
     (4, 2),
+    pytest.param(2, 2, marks=pytest.mark.slow),
     pytest.param(1, 1, marks=pytest.mark.slow),
     pytest.param(8, 1, marks=pytest.mark.slow),
     pytest.param(1, 2, marks=pytest.mark.slow),
