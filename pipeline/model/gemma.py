@@ -25,7 +25,7 @@ from tunix.models.gemma3 import model as gemma3
 
 from pipeline.model.attention import Attend, LayerCache, attend_causally
 from pipeline.model.lookup import look_up
-from pipeline.model.remat import Parts, Remat, mark_input
+from pipeline.model.remat import Parts, Remat
 from pipeline.model.sharding import gathered_sharding, mesh_of
 
 
@@ -125,16 +125,11 @@ class Gemma(nnx.Module):
         assert self.activations is not None
         parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=mesh_of(self.activations))
         others = jax.tree.map(parts.split, (positions, attend))
-
-        def layers(x: Float[Array, "parts rows seq embed"]) -> Float[Array, "parts rows seq embed"]:
-            for layer in self.layers:
-                state, run = _pure(layer, self.architecture)
-                x = remat.wrap_parts(partial(_on_parts, parts, remat, run))(
-                    state, mark_input(x), *others
-                )
-            return x
-
-        x = remat.wrap_all(layers)(parts.split(self._constrain(self._embed(tokens))))
+        gather = partial(nnx.map_state, partial(_gathered, parts.mesh))
+        x = parts.split(self._constrain(self._embed(tokens)))
+        for layer in self.layers:
+            adapter, base, run = _pure(layer, self.architecture)
+            x = remat.layer_on_parts(parts, run, gather=gather)(adapter, base, x, *others)
         normalize = remat.wrap(partial(_normalize, self.final_norm))
         x = remat.wrap_parts(partial(parts.map, normalize))(x)
         return self._constrain(parts.join(x))
@@ -158,45 +153,34 @@ def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> g
     return layer
 
 
-def _on_parts(
-    parts: Parts, remat: Remat, run: Callable[..., jax.Array], state: nnx.State, *arrays: Any
-) -> jax.Array:
-    """A layer on one part of the batch after the other, its weights gathered once for all parts."""
-    if remat.recomputes:
-        state = nnx.map_state(partial(_gathered, parts.mesh), state)
-    return parts.map(remat.wrap(partial(run, state)), *arrays)
-
-
 def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
-    """A parameter of a layer as its computation needs it."""
-    if isinstance(variable, nnx.LoRAParam):
-        return variable
+    """A frozen parameter of a layer as its computation needs it."""
     place = gathered_sharding(".".join(map(str, path)), variable.shape, mesh)
     return variable.replace(jax.lax.with_sharding_constraint(variable[...], place))
 
 
 def _pure(
     layer: gemma3.DecoderLayer, architecture: Architecture
-) -> tuple[nnx.State, Callable[..., jax.Array]]:
-    """The layer's state, and the layer as a pure function of it.
+) -> tuple[nnx.State, nnx.State, Callable[..., jax.Array]]:
+    """The layer's adapter, what else it has, and the layer as a pure function of both.
 
     `jax.checkpoint` and `jax.lax.map` need one, and `nnx.remat` fails inside Tunix's Gemma 3
     (TraceContextError). The adapter is cast in there, too: what comes in as float32 gets a gradient
     that is summed in float32 over the parts of the batch.
     """
-    graphdef, state = nnx.split(layer)
+    graphdef, adapter, base = nnx.split(layer, nnx.LoRAParam, ...)
     dtype = architecture.config.param_dtype
 
-    def run(state: nnx.State, x: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
-        def cast(_: Any, variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
-            if isinstance(variable, nnx.LoRAParam):
-                return variable.replace(variable[...].astype(dtype))
-            return variable
+    def cast(_: Any, variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+        return variable.replace(variable[...].astype(dtype))
 
-        merged = nnx.merge(graphdef, nnx.map_state(cast, state))
+    def run(
+        adapter: nnx.State, base: nnx.State, x: jax.Array, positions: jax.Array, attend: Attend
+    ) -> jax.Array:
+        merged = nnx.merge(graphdef, nnx.map_state(cast, adapter), base)
         return _layer(merged, x, positions, architecture, attend, None)[0]
 
-    return state, run
+    return adapter, base, run
 
 
 def _layer(

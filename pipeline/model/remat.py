@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.model.sharding import BATCH_AXES, batch_shards
-
-_INPUT = "layer_input"
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,96 @@ class Remat:
         """Whether only a layer's input is kept."""
         return self.policy in {"full", "offload"}
 
-    def wrap_parts(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        """The layer on all parts of a batch.
+    def wrap_parts(self, on_parts: Callable[..., Any]) -> Callable[..., Any]:
+        """What works on all parts of a batch.
 
         Wrapped once more, because a loop would keep a copy of its inputs beside the layer's; inside
         the loop nothing is computed a third time.
         """
-        return jax.checkpoint(layer) if self.recomputes else layer
+        return jax.checkpoint(on_parts) if self.recomputes else on_parts
 
-    def wrap_all(self, layers: Callable[..., Any]) -> Callable[..., Any]:
-        """All layers one after the other, with their inputs put away where that is asked for."""
-        if self.policy != "offload":
-            return layers
-        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=[_INPUT],
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
-        return jax.checkpoint(layers, policy=policy)
+    def layer_on_parts(
+        self, parts: Parts, run: Callable[..., jax.Array], *, gather: Callable[[Any], Any]
+    ) -> Callable[..., jax.Array]:
+        """A layer on one part of the batch after the other.
+
+        Args:
+            parts: of the batch.
+            run: the layer, a function of its adapter, its frozen parameters and arrays of one part,
+                the first of which has a gradient.
+            gather: brings the frozen parameters to every device that computes with them; once for
+                all parts, and anew for the backward pass where the layer is computed again.
+
+        Returns:
+            The same function of the arrays of all parts.
+        """
+        if self.policy == "offload":
+            return partial(_offloaded, parts, run, gather)
+
+        def on_parts(adapter: Any, base: Any, *arrays: Any) -> jax.Array:
+            base = gather(base) if self.recomputes else base
+            return parts.map(self.wrap(partial(run, adapter, base)), *arrays)
+
+        return self.wrap_parts(on_parts)
 
 
-def mark_input(x: jax.Array) -> jax.Array:
-    """Names a layer's input, so that `Remat.wrap_all` finds it."""
-    return checkpoint_name(x, _INPUT)
+def _offloaded(
+    parts: Parts,
+    run: Callable[..., jax.Array],
+    gather: Callable[[Any], Any],
+    adapter: Any,
+    base: Any,
+    x: jax.Array,
+    *others: Any,
+) -> jax.Array:
+    """`Remat.layer_on_parts` with its input in the host's memory until the backward pass.
+
+    Each part is fetched inside the loop that needs it. With an offloading policy of
+    `jax.checkpoint`, XLA fetches the inputs of all layers at once when the backward pass begins.
+    """
+    # Traced here and now: qwix adds the LoRA to what is traced inside the model's call, and a
+    # backward pass is traced after it.
+    traced = jax.make_jaxpr(run)(adapter, base, *jax.tree.map(lambda x: x[0], (x, *others)))
+    structure = jax.tree.structure(base)
+
+    def on_part(learned: Any, frozen: Any, x: jax.Array, others: Any) -> jax.Array:
+        (result,) = jaxpr_as_fun(traced)(*learned, *frozen, x, *others)
+        return result
+
+    def gathered(frozen: Any) -> Any:
+        return jax.tree.leaves(gather(jax.tree.unflatten(structure, frozen)))
+
+    @jax.custom_vjp
+    def compute(learned: Any, frozen: Any, x: jax.Array, others: Any) -> jax.Array:
+        return parts.map(partial(on_part, learned, gathered(frozen)), x, others)
+
+    def forward(learned: Any, frozen: Any, x: jax.Array, others: Any) -> tuple[jax.Array, Any]:
+        whole = gathered(frozen)
+
+        def step(part: Any) -> tuple[jax.Array, jax.Array]:
+            x, others = part
+            return on_part(learned, whole, x, others), jax.device_put(x, jax.memory.Space.Host)
+
+        result, put_away = jax.lax.map(step, (x, others))
+        return parts.constrain(result), (learned, frozen, put_away, others)
+
+    def backward(kept: Any, grad: jax.Array) -> tuple[Any, None, jax.Array, None]:
+        learned, frozen, put_away, others = kept
+        whole = gathered(frozen)
+
+        def step(total: Any, part: Any) -> tuple[Any, jax.Array]:
+            put_away, others, grad = part
+            x = jax.device_put(put_away, jax.memory.Space.Device)
+            _, pull = jax.vjp(lambda learned, x: on_part(learned, whole, x, others), learned, x)
+            for_learned, for_x = pull(grad)
+            return jax.tree.map(jnp.add, total, for_learned), for_x
+
+        nothing = jax.tree.map(jnp.zeros_like, learned)
+        for_learned, for_x = jax.lax.scan(step, nothing, (put_away, others, grad))
+        return for_learned, None, parts.constrain(for_x), None
+
+    compute.defvjp(forward, backward)
+    return compute(*map(jax.tree.leaves, (adapter, base)), x, jax.tree.leaves(others))
 
 
 @dataclass(frozen=True)
@@ -99,7 +165,7 @@ class Parts:
         """`rows ...` to `parts rows/parts ...`."""
         shards = batch_shards(self.mesh)
         apart = x.reshape(shards, self.count, -1, *x.shape[1:]).swapaxes(0, 1)
-        return self._constrain(apart.reshape(self.count, -1, *x.shape[1:]))
+        return self.constrain(apart.reshape(self.count, -1, *x.shape[1:]))
 
     def join(self, x: jax.Array) -> jax.Array:
         """The inverse of `split`."""
@@ -111,8 +177,9 @@ class Parts:
         """`run` on one part after the other; the arrays are split."""
         if self.count == 1:
             return run(*jax.tree.map(lambda x: x[0], arrays))[None]
-        return self._constrain(jax.lax.map(lambda part: run(*part), arrays))
+        return self.constrain(jax.lax.map(lambda part: run(*part), arrays))
 
-    def _constrain(self, x: jax.Array) -> jax.Array:
+    def constrain(self, x: jax.Array) -> jax.Array:
+        """Says where the rows of what is split are."""
         place = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
         return jax.lax.with_sharding_constraint(x, place)

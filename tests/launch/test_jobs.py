@@ -96,7 +96,7 @@ def test_leased_tpus_without_a_tpu_are_refused_and_free_again(head, tmp_path):
     """The cluster claims four chips; JAX finds none; nothing is taken instead."""
     config = write_config(tmp_path, name="pretended")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
-    settings += ["--plan.learner_devices", "4"]
+    settings += ["--plan.learner_devices", "4", "--plan.micro_batch_tokens", "3328"]
     done = subprocess.run(
         train_command(config, *settings),
         cwd=PROJECT,

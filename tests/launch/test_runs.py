@@ -121,6 +121,7 @@ def test_colocated_on_two_devices_draws_what_two_samplers_draw(tmp_path):
     assert status == 0, output
     colocated = write_config(tmp_path, name="colocated")
     settings = ["--budget.steps=1", "--plan.placement=colocated", "--plan.learner_devices=2"]
+    settings += ["--plan.micro_batch_tokens=1664"]
     # What does harm is not exported: neither here, where the best version comes from its file.
     settings += [*VALIDATED, "--learner.lr=1.0"]
     status, output = finish(start(*train_command(colocated, *settings)))
@@ -141,7 +142,7 @@ def test_colocated_on_two_devices_draws_what_two_samplers_draw(tmp_path):
 def test_a_machine_without_the_asked_for_chips_is_told_so(tmp_path):
     config = write_config(tmp_path, name="chips")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
-    settings += ["--plan.learner_devices", "8"]
+    settings += ["--plan.learner_devices", "8", "--plan.micro_batch_tokens", "6656"]
     process = start(*train_command(config, *settings))
     status, output = finish(process)
     assert status == 2
