@@ -1,15 +1,31 @@
-"""Eight virtual CPU devices for the whole run; must be imported before JAX is."""
+"""The JAX of the tests; must be imported before JAX is.
+
+Eight virtual CPU devices. Most of a test's time is compilation, so code is generated without
+expensive passes, and what one process has compiled is found by the others.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 
-DEVICES = "--xla_force_host_platform_device_count=8"
+FLAGS = (
+    "--xla_force_host_platform_device_count=8 "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 assert "jax" not in sys.modules, "JAX was imported before the tests could choose its devices"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
+if FLAGS not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="gemma-grpo-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 from hypothesis import settings  # noqa: E402  # after the environment, like everything
 

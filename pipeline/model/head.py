@@ -26,9 +26,10 @@ from pipeline.model.attention import soft_cap
 from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
-_TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768)}
+_TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768), "gpu": (256, 32_768)}
 """Blocks of positions and vocabulary where the likeliest tokens are wanted, by kind of device.
-On a TPU larger ones take 140 MB for sorting; on a CPU smaller ones start too many sorts."""
+On a TPU larger ones take 140 MB for sorting; on a CPU smaller ones start too many sorts; for a GPU,
+where none were measured, the CPU's."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,12 @@ class TopK(NamedTuple):
     """The likeliest tokens of a distribution; exact, and where scores tie the lower id first.
 
     Attributes:
-        logprobs: descending, normalised over the whole vocabulary; float32 or bfloat16.
+        logprobs: descending, normalised over the whole vocabulary.
         tokens: their ids.
     """
 
     logprobs: Float[Array, "rows seq k"]
     tokens: Int[Array, "rows seq k"]
-
-    def astype(self, dtype: jax.typing.DTypeLike) -> TopK:
-        """With log-probs of another type: bfloat16 takes half the memory."""
-        return TopK(self.logprobs.astype(dtype), self.tokens)
 
 
 class Scores(NamedTuple):
@@ -132,7 +129,7 @@ def score(
     most_tokens, most_vocab = head.tokens, head.vocab
     if top_k:
         platform = head.mesh.devices.flat[0].platform
-        most_tokens, most_vocab = _TOP_K_BLOCKS.get(platform, _TOP_K_BLOCKS["cpu"])
+        most_tokens, most_vocab = _TOP_K_BLOCKS[platform]
     blocks = Blocks(
         softcap=head.softcap,
         temperature=head.temperature,

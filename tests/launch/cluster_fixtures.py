@@ -20,6 +20,9 @@ PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 240
 """Generous, because the machine may be busy; nothing here is a measurement."""
 
+NOT_NICE = {"RAY_worker_niceness": "0"}
+"""Ray's own choice lets other tests starve its workers."""
+
 CONFIG = """
 [run]
 name = "{name}"
@@ -102,6 +105,7 @@ def running_head() -> Iterator[Head]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "RAY_DISABLE_IMPORT_WARNING": "1",
+        **NOT_NICE,
     }
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
     command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
@@ -157,7 +161,8 @@ def train_command(config: Path, *settings: str) -> list[str]:
 
 def private_environment() -> dict[str, str]:
     """An environment in which a run starts a cluster of its own."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return kept | NOT_NICE
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:

@@ -80,8 +80,19 @@ def total(scores: Scores) -> jax.Array:
 
 
 def assert_equal(found: Scores, expected: Scores) -> None:
+    assert expected.top is not None
+    assert found.top is not None
+    # Neighbours that are equal but for rounding may stand the other way round.
+    values = np.asarray(expected.top.logprobs)
+    gaps = np.pad(-np.diff(values, axis=-1), [(0, 0)] * 2 + [(1, 1)], constant_values=np.inf)
+    clear = np.minimum(gaps[..., 1:], gaps[..., :-1]) > 1e-5
+    assert clear.mean() > 0.9
+    same = np.asarray(found.top.tokens) == np.asarray(expected.top.tokens)
+    assert same[clear].all()
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        (found._replace(top=None), found.top.logprobs),
+        (expected._replace(top=None), expected.top.logprobs),
     )
 
 
@@ -111,7 +122,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize(
     ("tokens", "vocab", "softcap"),
-    [(1, 96, 1.5), (5, 32, None), (16, 10, 1.5), (1000, 1000, None)],
+    [(1, 96, 3.0), (5, 32, None), (16, 10, 3.0), (1000, 1000, None)],
 )
 def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(tokens, vocab, softcap):
     head = make_head(tokens=tokens, vocab=vocab, softcap=softcap)
