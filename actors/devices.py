@@ -46,8 +46,10 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
 
 
 def environment(*, platform: str, count: int) -> dict[str, str]:
-    """Environment variables for the process, to be set before it imports JAX."""
+    """Environment variables for the process, to be set before it imports JAX; keeps XLA_FLAGS."""
     variables = {"JAX_PLATFORMS": JAX_PLATFORM[platform]}
     if platform == "cpu":
-        variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+        # The last of two equal flags counts.
+        devices = f"--xla_force_host_platform_device_count={count}"
+        variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
     return variables

@@ -106,10 +106,12 @@ def test_half_a_host_gets_its_bounds(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["TPU_HOST_BOUNDS"] == "1,1,1"
 
 
-def test_environments_name_the_platform_and_the_number():
+def test_environments_name_the_platform_and_the_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --other=1")
     assert environment(platform="tpu", count=4) == {"JAX_PLATFORMS": "tpu"}
     assert environment(platform="gpu", count=1) == {"JAX_PLATFORMS": "cuda"}
     assert environment(platform="cpu", count=2) == {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --other=1 "
+        "--xla_force_host_platform_device_count=2",
     }

@@ -24,7 +24,8 @@ def test_chips_are_leased_one_by_one():
     assert lease(plan("gpu", "split"), 1) == Lease({"GPU": 1}, {"JAX_PLATFORMS": "cuda"})
 
 
-def test_virtual_devices_share_one_cpu():
+def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS")
     assert lease(plan("cpu", "colocated", learner_devices=8), 8) == Lease(
         {"CPU": 1},
         {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},

@@ -17,6 +17,7 @@ import pytest
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     PROJECT,
+    VALIDATED,
     private_environment,
     train_command,
     write_config,
@@ -87,6 +88,28 @@ def test_a_run_is_measured_as_it_measured_itself(run: Path):
     assert (found["tuned"]["version"], found["base"]["version"]) == (2, 0)
     assert found["base"]["sha256"] != found["tuned"]["sha256"]
     assert "answers: 1 a prompt, greedy, at most 40 tokens" in output
+
+
+def test_a_colocated_run_on_two_devices_draws_what_it_drew(run: Path, tmp_path: Path):
+    """Placement is not policy: equal rollouts up to ties, whichever processes drew them."""
+    config = write_config(tmp_path, name="colocated")
+    settings = ["--budget.steps=1", "--plan.placement=colocated", "--plan.learner_devices=2"]
+    settings += ["--plan.micro_batch_tokens=1664"]
+    # What does harm is not exported: neither here, where the best version comes from its file.
+    settings += [*VALIDATED, "--learner.lr=1.0"]
+    status, output = finish(train_command(config, *settings))
+    assert status == 0, output
+    colocated = tmp_path / "runs" / "colocated"
+    texts = [
+        [row["text"] for row in read_jsonl(folder / "rollouts" / "step_000001.jsonl")]
+        for folder in (run, colocated)
+    ]
+    same = sum(one == other for one, other in zip(*texts, strict=True))
+    assert same >= len(texts[0]) - 1
+    found = json.loads((colocated / "summary.json").read_text())
+    assert (found["best"]["step"], found["best"]["last_step"]) == (0, 1)
+    assert found["best"]["last_accuracy"] < found["best"]["accuracy"]
+    assert found["eval"]["after"] == found["eval"]["before"]
 
 
 def test_base_and_tuned_answer_side_by_side(run: Path):

@@ -240,7 +240,7 @@ def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
     return max((prod(map(int, shape.split(","))), shape) for shape in shapes)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     policy = tiny.make_policy(
         devices=devices, num_hidden_layers=1, vocab_size=REAL_VOCABULARY, hidden_size=64
