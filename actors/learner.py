@@ -72,12 +72,20 @@ class LearnerActor:
         """Goes on from the newest usable checkpoint, if there is one.
 
         Raises:
-            ValueError: if there are checkpoints and none of them can be used.
+            ValueError: if there are checkpoints and none of them can be used, or the teacher is
+                another than before.
         """
         found = self.checkpoints.restore(self.learner.state)
         if found is None:
             return Restored(None)
         self.learner.state, meta, damaged = found
+        before, now = meta.get("teacher_sha256"), self.learner.teacher_sha256
+        if before != now:
+            raise ValueError(
+                f"learner.teacher: {self.config.learner.teacher} is no longer the adapter that "
+                f"this run learned from: its hash is {now}, it was {before}; put the former one "
+                "back, or start a run of another name"
+            )
         return Restored(meta, tuple(damaged))
 
     def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
@@ -108,7 +116,9 @@ class LearnerActor:
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""
-        self.checkpoints.save(self.learner.state, dict(meta))
+        self.checkpoints.save(
+            self.learner.state, {**meta, "teacher_sha256": self.learner.teacher_sha256}
+        )
 
     def keep_best(self) -> None:
         """Keeps the current adapter as the best so far, beside the checkpoints."""

@@ -99,6 +99,11 @@ class Learner:
         return LearnerState(adapter, optimizer, version=version, updates=0, reference=reference)
 
     @property
+    def teacher_sha256(self) -> str | None:
+        """Hash of the teacher's adapter; None: there is no teacher."""
+        return None if self._teacher is None else lora.sha256(self._teacher)
+
+    @property
     def adapter_sha256(self) -> str:
         """Hash of the current adapter."""
         return lora.sha256(self.state.adapter)

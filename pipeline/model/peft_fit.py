@@ -67,7 +67,10 @@ def _matrix_problems(
         if a.shape[0] not in {rank, room}:
             problems.append(f"rank of {named(place)}: {a.shape[0]}, lora.rank is {rank}")
     if not problems and rank_needed(list(pairs.values())) > room:
-        problems.append(f"lora_A of the projections in {matrix} differ; lora.start must name it")
+        problems.append(
+            f"lora_A of the projections in {matrix} differ; room for that is made only where "
+            "lora.start names such an adapter"
+        )
     return problems
 
 

@@ -206,6 +206,17 @@ def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
     assert any((twice.state.adapter[name] != moved[name]).any() for name in moved)
 
 
+def test_on_policy_nothing_is_clipped_in_bfloat16_either():
+    """Old log-probs that another program computed would differ by more than GSPO's bounds."""
+    policy = tiny.make_policy(num_hidden_layers=2, dtype="bfloat16")
+    config = tiny.make_config(learner={"loss": "gspo", "updates_per_batch": 2, "lr": 1e-30})
+    learner = Learner(policy, tiny.make_base(policy), config, tiny.VOCABULARY)
+    learner.state = dataclasses.replace(learner.state, adapter=tiny.make_probe(policy))
+    metrics = learner.update(ROLLOUTS)
+    assert learner.state.updates == 2
+    assert metrics["clip_fraction"] == 0.0
+
+
 def test_what_stands_beside_the_learned_tokens_has_no_effect():
     learner = start(usual(updates_per_batch=2))
     batch = learner._place(learner._pack(ROLLOUTS)[0])

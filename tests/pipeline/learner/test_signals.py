@@ -16,6 +16,8 @@ import numpy as np
 import optax
 import pytest
 
+from actors.learner import LearnerActor
+from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import Learner
 from pipeline.model.adapter_file import write_adapter_file
 from pipeline.model.policy import Params
@@ -162,3 +164,17 @@ def test_more_tokens_than_can_be_drawn_are_refused():
 def test_a_teacher_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"learner\.teacher: .* is no PEFT folder"):
         tiny.learner(learner={"teacher": str(tmp_path), "distill_coef": 0.1, "kl_top_k": 8})
+
+
+def test_a_run_does_not_go_on_with_another_teacher(
+    teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = start(taught(teacher))
+    actor = LearnerActor(learner._config)
+    actor.learner, actor.checkpoints = learner, Checkpoints(tmp_path, keep=1)
+    actor.save({"step": 1})
+    assert actor.restore().meta is not None
+    moved_on = learner.policy.place_adapter(probe(4))
+    monkeypatch.setattr(learner, "_teacher", moved_on)
+    with pytest.raises(ValueError, match=r"learner\.teacher: .* no longer the adapter"):
+        actor.restore()
