@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,16 @@ class Case:
         inputs = place_inputs(packed, policy.mesh)
         batch = DeviceBatch(inputs, jnp.asarray(packed.weights), jnp.asarray(packed.advantages))
         return Case(programs, base, adapter, batch, rollouts)
+
+    def widened(self) -> Case:
+        """The same numbers in float32; of the adapter those that the body computes with."""
+        body = next(iter(self.base.values())).dtype
+
+        def widen(params: Params) -> Params:
+            return {name: x.astype(body).astype(jnp.float32) for name, x in params.items()}
+
+        case = Case.make(sequences=len(self.rollouts), dtype="float32")
+        return replace(case, base=widen(self.base), adapter=widen(self.adapter))
 
     def ours(self) -> Compiled:
         """Our compiled gradient program: its gradient."""
@@ -166,12 +176,18 @@ def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:
 
 
 def exactness(*, sequences: int, dtype: str) -> dict[str, Any]:
-    """How far the LoRA's gradient is from the fully materialised one, the worst leaf."""
+    """How far the LoRA's gradient is from the fully materialised one, the worst leaf.
+
+    And how far both are from the fully materialised one in float32 at the same numbers: what the
+    type costs, whoever computes.
+    """
     case = Case.make(sequences=sequences, dtype=dtype)
-    return {
-        "tokens": sequences * (PROMPT + COMPLETION),
-        "apart": apart(case.ours()(), case.materialised()),
-    }
+    ours, whole = case.ours()(), case.materialised()
+    found = {"tokens": sequences * (PROMPT + COMPLETION), "apart": apart(ours, whole)}
+    if dtype == "float32":
+        return found
+    exact = case.widened().materialised()
+    return found | {"ours_rounded": apart(ours, exact), "whole_rounded": apart(whole, exact)}
 
 
 def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float:
