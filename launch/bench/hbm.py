@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.bench.child import TPU_COMPILER
+from launch.bench.models import preset_sequences
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 
 MOST, MOST_GIB = "128", 13.75
@@ -76,11 +77,12 @@ def _ladder_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
     if len(fits) > 1:
         best = min(row["us_per_token"] for row in fits.values())
         name = next(n for n, row in fits.items() if row["us_per_token"] <= NEAR_BEST * best)
-        row = fits[name]
+        row, preset = fits[name], str(preset_sequences("gemma3_1b", length=1024))
         yield Claim(
-            f"the smallest micro-batch within 3% of the best time a token ({best:.2f} µs): {name} "
-            f"sequences, {row['us_per_token']:.2f} µs, {row['total_gib']:.2f} GiB",
-            holds=True,
+            f"the smallest micro-batch within 3% of the best time a token ({best:.2f} µs) is the "
+            f"preset's of {preset}: {name} sequences, {row['us_per_token']:.2f} µs, "
+            f"{row['total_gib']:.2f} GiB",
+            name == preset,
         )
 
 
@@ -98,8 +100,8 @@ _POLICIES = (
             ("none", 4),
             ("dots", 4),
             ("full", 4),
-            ("offload", 4),
             ("offload", 32),
+            ("offload", 128),
         )
     ),
     *(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import configs
+from configs.load import load_config
 
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
@@ -58,3 +62,9 @@ VOCAB = 262_144
 def own_sizes(model: str) -> tuple[int, int]:
     """Width of the hidden states and of the MLP."""
     return MODELS[model]["hidden_size"], MODELS[model]["intermediate_size"]
+
+
+def preset_sequences(model: str, *, length: int) -> int:
+    """Sequences of `length` in a micro-batch of the model's v5e-8 preset, on each chip."""
+    plan = load_config(Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml", []).plan
+    return plan.micro_batch_tokens // (plan.learner_devices * length)
