@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import configs
-from configs.load import load_config
-
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
     "vocab_size": 262_144,
@@ -66,5 +63,8 @@ def own_sizes(model: str) -> tuple[int, int]:
 
 def preset_sequences(model: str, *, length: int) -> int:
     """Sequences of `length` in a micro-batch of the model's v5e-8 preset, on each chip."""
+    import configs
+    from configs.load import load_config
+
     plan = load_config(Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml", []).plan
     return plan.micro_batch_tokens // (plan.learner_devices * length)

@@ -173,7 +173,7 @@ def test_a_run_does_not_go_on_with_another_teacher(
     actor = LearnerActor(learner._config)
     actor.learner, actor.checkpoints = learner, Checkpoints(tmp_path, keep=1)
     actor.save({"step": 1})
-    assert actor.restore().meta is not None
+    assert actor.restore().meta == {"step": 1}
     moved_on = learner.policy.place_adapter(probe(4))
     monkeypatch.setattr(learner, "_teacher", moved_on)
     with pytest.raises(ValueError, match=r"learner\.teacher: .* no longer the adapter"):
