@@ -33,8 +33,18 @@ class Plan(Table):
     sampler_tp: int | None = Field(
         None, ge=1, description="split only: tp of each sampler, default 1"
     )
-    rollout_rows: int = Field(ge=1, description="rollouts a sampler decodes at once")
+    rollout_rows: int = Field(ge=1, description="slots of a sampler: rollouts it decodes at once")
+    slot_buckets: Sizes | None = Field(
+        None,
+        description="fewer slots into which the last rollouts are moved, the most first; default: "
+        "rollout_rows halved up to three times",
+    )
     segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
+    prefill_tokens: int = Field(
+        4096,
+        ge=1,
+        description="prompt positions read at a time, and between two segments, per device",
+    )
     prompt_buckets: Sizes = Field(
         (), description="prompt lengths below max_prompt_tokens that get a program of their own"
     )
@@ -96,11 +106,33 @@ class Plan(Table):
             # Each row has a position whose logits exist at the same time as the others'.
             what = f"may be at most {_HEAD_TOKENS} a device; nearest valid: {_HEAD_TOKENS * shards}"
             problems.append(("rollout_rows", what))
+        problems += self._slot_problems()
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
             problems.append(("attention", what))
         refuse(problems)
         return self
+
+    def _slot_problems(self) -> list[Problem]:
+        if self.slot_buckets is None:
+            return []
+        fits = {size for size in self.slot_buckets if size < self.rollout_rows}
+        valid = sorted((size for size in fits if size % self.sampler_shards == 0), reverse=True)
+        if valid == list(self.slot_buckets):
+            return []
+        what = f"must fall and stay below rollout_rows = {self.rollout_rows}"
+        if self.sampler_shards > 1:
+            what += f", in multiples of a sampler's {self.sampler_shards} parts"
+        return [("slot_buckets", f"{what}; nearest valid: {valid}")]
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots of a sampler, and the fewer that the last rollouts are moved into, falling."""
+        if self.slot_buckets is not None:
+            return (self.rollout_rows, *self.slot_buckets)
+        halves = (self.rollout_rows // 2**times for times in range(1, 4))
+        exact = (size for size in halves if size and size % self.sampler_shards == 0)
+        return (self.rollout_rows, *dict.fromkeys(exact))
 
     def _meshes(self) -> list[Problem]:
         checks = [("learner_devices", self.learner_devices, "fsdp x tp", self.fsdp * self.tp)]

@@ -254,6 +254,15 @@ class Config(Table):
         """Prompt lengths that have a compiled prefill, ascending."""
         return (*self.plan.prompt_buckets, self.rollout.max_prompt_tokens)
 
+    def prompt_bucket(self, tokens: int) -> int:
+        """The smallest bucket that holds a prompt of so many tokens."""
+        return min(size for size in self.prompt_buckets if size >= tokens)
+
+    def prefill_rows(self, bucket: int) -> int:
+        """Prompts of this bucket that each device of a sampler reads at a time."""
+        slots = self.plan.rollout_rows // self.plan.sampler_shards
+        return max(1, min(slots, self.plan.prefill_tokens // bucket))
+
     @property
     def row_tokens(self) -> int:
         """Positions of a packed row."""

@@ -109,7 +109,11 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
 def _one_at_a_time(config: Config, *, adapter: str) -> Config:
     """The run's configuration for one sampler that answers one question at a time."""
     plan = config.plan
-    one = {"rollout_rows": plan.sampler_shards, "samplers": plan.samplers and 1}
+    one = {
+        "rollout_rows": plan.sampler_shards,
+        "slot_buckets": (),
+        "samplers": plan.samplers and 1,
+    }
     return config.model_copy(
         update={
             "plan": plan.model_copy(update=one),

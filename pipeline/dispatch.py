@@ -1,22 +1,26 @@
-"""Which sampler draws which rollouts: a function of names and sizes, never of arrival order."""
+"""Which sampler draws which rollouts: a function of names, never of arrival order."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from pipeline.datatypes import Completion, RolloutRequest
 from pipeline.interfaces import Sampler
 
 
-def shares(
-    requests: Sequence[RolloutRequest], *, samplers: int, rows: int
-) -> list[list[RolloutRequest]]:
-    """Deals batches of `rows` requests, in the order of their names, to the samplers in turn."""
+def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[RolloutRequest]]:
+    """Deals groups, in the order of their names, to the samplers in turn.
+
+    A group stays together, because a sampler reads its prompt once.
+    """
     named = sorted(requests, key=lambda request: request.name)
+    groups = groupby(named, key=lambda request: replace(request.name, sample=0))
     dealt: list[list[RolloutRequest]] = [[] for _ in range(samplers)]
-    for number, start in enumerate(range(0, len(named), rows)):
-        dealt[number % samplers] += named[start : start + rows]
+    for number, (_, members) in enumerate(groups):
+        dealt[number % samplers] += members
     return dealt
 
 
@@ -24,11 +28,10 @@ async def generate(
     samplers: Sequence[Sampler],
     requests: Sequence[RolloutRequest],
     *,
-    rows: int,
     temperature: float,
 ) -> list[Completion]:
     """Draws all requests on all samplers at once; completions in the order of the requests."""
-    dealt = shares(requests, samplers=len(samplers), rows=rows)
+    dealt = shares(requests, samplers=len(samplers))
     drawn = await asyncio.gather(
         *(
             sampler.generate(share, temperature=temperature)

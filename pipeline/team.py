@@ -84,7 +84,6 @@ class Team:
             dispatch.generate(
                 self.samplers,
                 requests,
-                rows=self._config.plan.rollout_rows,
                 temperature=temperature,
             ),
             aborts=self.samplers,

@@ -58,6 +58,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
         "platform": "cpu",
         "placement": "colocated",
         "rollout_rows": 4,
+        "slot_buckets": (),  # one program; compaction has tests of its own
         "segment_steps": 4,
         "head_tokens": 32,
     },

@@ -1,27 +1,54 @@
-"""The rollout engine: named requests in, completions out, in batches of a fixed shape.
+"""The rollout engine: named requests in, completions out, through slots that never wait.
 
-Requests are cut into batches in the order given. Within a compiled shape a rollout does not depend
-on its row or its neighbours, so what is drawn is a function of names, adapter and shapes.
+Decoding runs in segments on the device; between two of them the host takes what has ended, gives
+its slots to who comes next, and when nobody is left moves the rest into fewer slots. Within a
+compiled shape a rollout does not depend on its slot or its neighbours, so what is drawn is a
+function of names, adapter and shapes.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason
-from pipeline.decode.programs import DecodePrograms, DecodeState, Heat
+from pipeline.decode.cache import Caches
+from pipeline.decode.programs import DecodePrograms, DecodeState, Heat, Newcomers
+from pipeline.decode.schedule import Given, Group, Slots
 from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import by_row
+from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
 
 
 class Aborted(Exception):  # noqa: N818  # not an error: somebody asked for it
     """Generation was told to stop; what was in flight is lost."""
+
+
+@dataclass
+class Work:
+    """What was computed to draw a number of tokens.
+
+    Attributes:
+        segments: decode segments, by slots.
+        slot_steps: steps of a slot in them, whether anybody was in it or not.
+        tokens: tokens that were drawn and kept.
+        prompt_tokens: positions that were prefilled, padding included.
+    """
+
+    segments: dict[int, int] = field(default_factory=dict)
+    slot_steps: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def useful(self) -> float:
+        """Share of the slot steps that drew a token."""
+        return self.tokens / max(1, self.slot_steps)
 
 
 class Engine:
@@ -32,6 +59,9 @@ class Engine:
         base: its frozen parameters, shared, never copied.
         config: shapes, lengths, temperature and seed.
         vocabulary: token ids with a meaning.
+
+    Attributes:
+        work: of the last `generate`.
     """
 
     def __init__(
@@ -41,8 +71,10 @@ class Engine:
         self._config = config
         self._vocabulary = vocabulary
         self._place = by_row(policy.mesh)
-        self._prefills, self._segment = DecodePrograms(policy, config, vocabulary).compile()
+        self._shards = batch_shards(policy.mesh)
+        self._programs = DecodePrograms(policy, config, vocabulary).compile()
         self._abort = threading.Event()
+        self.work = Work()
 
     def generate(
         self,
@@ -65,55 +97,122 @@ class Engine:
         Raises:
             Aborted: if `abort` was called, also before; noticed between two segments.
         """
-        rows = self._config.plan.rollout_rows
-        heat = Heat.of(temperature)
-        completions: list[Completion] = []
-        for start in range(0, len(requests), rows):
-            batch = requests[start : start + rows]
-            state = self._run(batch, adapter, heat)
-            completions += self._completions(batch, state, version, adapter_sha256)
+        drawn = self._draw(requests, adapter, Heat.of(temperature))
+        stops = self._vocabulary.stops
+        completions = []
+        for request, (tokens, logprobs) in zip(requests, drawn, strict=True):
+            reason: StopReason = "eos" if tokens[-1] in stops else "length"
+            completions.append(
+                Completion(
+                    name=request.name,
+                    prompt_tokens=request.prompt_tokens,
+                    tokens=tokens,
+                    logprobs=logprobs,
+                    stop_reason=reason,
+                    version=version,
+                    adapter_sha256=adapter_sha256,
+                )
+            )
         return completions
 
     def abort(self) -> None:
         """Makes `generate` raise `Aborted` at its next look, for good; safe from other threads."""
         self._abort.set()
 
-    def _run(self, batch: Sequence[RolloutRequest], adapter: Params, heat: Heat) -> DecodeState:
-        longest = max(len(request.prompt_tokens) for request in batch)
-        bucket = min(size for size in self._prefills if size >= longest)
-        rows = self._config.plan.rollout_rows
-        prompts = np.full((rows, bucket), self._vocabulary.pad, np.int32)
-        lengths = np.zeros(rows, np.int32)
-        keys = np.zeros((rows, 2), np.uint32)
-        for row, request in enumerate(batch):
-            lengths[row] = len(request.prompt_tokens)
-            prompts[row, : lengths[row]] = request.prompt_tokens
-            keys[row] = request.name.key(self._config.run.seed)
-        inputs = jax.device_put((prompts, lengths, keys), self._place)
-        state = self._prefills[bucket](self._base, adapter, *inputs, heat)
-        while not np.asarray(state.done).all():
+    def _draw(
+        self, requests: Sequence[RolloutRequest], adapter: Params, heat: Heat
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Tokens and log-probs of each request."""
+        programs, steps = self._programs, self._config.plan.segment_steps
+        sizes = list(programs.segment)
+        size = sizes.pop(0)
+        slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
+        self.work = Work()
+        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        state = programs.empty()
+        while True:
             if self._abort.is_set():
                 raise Aborted
-            state = self._segment(self._base, adapter, state, heat)
-        return state
+            found |= self._take_ended(state, slots)
+            state = self._let_in(requests, state, slots, adapter)
+            if not slots.busy.any():
+                break
+            while slots.drained and sizes:
+                kept = slots.compact(sizes[0] // self._shards)
+                if kept is None:
+                    break
+                size = sizes.pop(0)
+                at = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
+                state = programs.compact[size](state, at)
+            state = programs.segment[size](self._base, adapter, state, heat)
+            self.work.slot_steps += size * steps
+            self.work.segments[size] = self.work.segments.get(size, 0) + 1
+        return [found[place] for place in range(len(requests))]
 
-    def _completions(
-        self, batch: Sequence[RolloutRequest], state: DecodeState, version: int, sha: str
-    ) -> list[Completion]:
+    def _take_ended(
+        self, state: DecodeState, slots: Slots[tuple[int, Caches]]
+    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """What the slots that have ended have drawn, by place of the request."""
+        left = slots.release(np.asarray(state.done))
+        if not left:
+            return {}
         tokens, logprobs, counts = jax.device_get((state.tokens, state.logprobs, state.count))
-        completions = []
-        for row, request in enumerate(batch):
-            drawn = tokens[row, : counts[row]]
-            reason: StopReason = "eos" if drawn[-1] in self._vocabulary.stops else "length"
-            completions.append(
-                Completion(
-                    name=request.name,
-                    prompt_tokens=request.prompt_tokens,
-                    tokens=drawn.copy(),
-                    logprobs=logprobs[row, : counts[row]].copy(),
-                    stop_reason=reason,
-                    version=version,
-                    adapter_sha256=sha,
-                )
-            )
-        return completions
+        self.work.tokens += int(sum(counts[slot] for slot, _ in left))
+        return {
+            place: (tokens[slot, : counts[slot]].copy(), logprobs[slot, : counts[slot]].copy())
+            for slot, place in left
+        }
+
+    def _let_in(
+        self,
+        requests: Sequence[RolloutRequest],
+        state: DecodeState,
+        slots: Slots[tuple[int, Caches]],
+        adapter: Params,
+    ) -> DecodeState:
+        """Fills free slots, and reads as many prompts as that takes and the plan allows.
+
+        Where nobody decodes, nobody has to wait: all slots are filled.
+        """
+        config, idle, spent = self._config, not slots.busy.any(), 0
+        while True:
+            for (bucket, caches), given in slots.give():
+                newcomers = self._newcomers(requests, given)
+                state = self._programs.fill[bucket](state, caches, newcomers)
+            if not slots.wants_prompts() or (spent >= config.plan.prefill_tokens and not idle):
+                return state
+            bucket, dealt = slots.next_prompts(config.prompt_bucket, config.prefill_rows)
+            slots.wait((bucket, self._read(bucket, dealt, adapter)), dealt)
+            spent += bucket * config.prefill_rows(bucket)
+
+    def _read(self, bucket: int, dealt: Sequence[Sequence[Group]], adapter: Params) -> Caches:
+        rows = self._config.prefill_rows(bucket)
+        prompts = np.full((self._shards, rows, bucket), self._vocabulary.pad, np.int32)
+        lengths = np.zeros((self._shards, rows), np.int32)
+        for shard, groups in enumerate(dealt):
+            for row, group in enumerate(groups):
+                size = len(group.prompt_tokens)
+                prompts[shard, row, :size] = group.prompt_tokens
+                lengths[shard, row] = size - 1
+        self.work.prompt_tokens += prompts.size
+        inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
+        return self._programs.prefill[bucket](self._base, adapter, *inputs)
+
+    def _newcomers(self, requests: Sequence[RolloutRequest], given: Sequence[Given]) -> Newcomers:
+        slots = self._config.plan.rollout_rows
+        per_shard = slots // self._shards
+        counts = np.zeros(self._shards, np.int32)
+        order, rows, last, length, limit = np.zeros((5, slots), np.int32)
+        arrived, keys = np.zeros(slots, bool), np.zeros((slots, 2), np.uint32)
+        for one in given:
+            request, at = requests[one.member], one.shard * per_shard + one.slot
+            arrived[at] = True
+            last[at] = request.prompt_tokens[-1]
+            length[at] = len(request.prompt_tokens) - 1
+            limit[at] = self._config.rollout.max_new_tokens
+            keys[at] = request.name.key(self._config.run.seed)
+            number = one.shard * per_shard + counts[one.shard]
+            order[number], rows[number] = one.slot, one.row
+            counts[one.shard] += 1
+        host = Newcomers(counts, order, rows, arrived, last, length, limit, keys)  # type: ignore[arg-type]
+        return jax.device_put(host, self._place)

@@ -6,19 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from pipeline.model.gumbel import gumbel_noise
 from pipeline.model.head_blocks import FORBIDDEN
-
-
-def gumbel_noise(
-    keys: UInt32[Array, "batch 2"], positions: Int[Array, " batch"], vocab_size: int
-) -> Float[Array, "batch vocab"]:
-    """Standard Gumbel noise, a function of each row's key and position within its completion."""
-
-    def one_row(key: UInt32[Array, " 2"], position: Int[Array, ""]) -> Float[Array, " vocab"]:
-        folded = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)
-        return jax.random.gumbel(folded, (vocab_size,), jnp.float32)
-
-    return jax.vmap(one_row)(keys, positions)
 
 
 def truncate(
@@ -47,9 +36,8 @@ def truncate(
 def sample(
     logits: Float[Array, "batch vocab"],
     keys: UInt32[Array, "batch 2"],
-    positions: Int[Array, " batch"],
     *,
-    greedy: Float[Array, ""],
+    noise: Float[Array, ""],
     top_k: int,
     top_p: float,
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
@@ -57,14 +45,13 @@ def sample(
 
     Args:
         logits: temperature-scaled, forbidden tokens at `FORBIDDEN`.
-        keys: each row's random key.
-        positions: index of the new token in its completion.
-        greedy: 1.0 takes the likeliest token, 0.0 draws (Gumbel-max).
+        keys: each row's random key at this position, see `gumbel.keys_at`.
+        noise: 1.0 draws (Gumbel-max), 0.0 takes the likeliest token.
         top_k: see `truncate`.
         top_p: see `truncate`.
     """
-    noise = gumbel_noise(keys, positions, logits.shape[-1])
-    scores = truncate(logits, top_k=top_k, top_p=top_p) + (1.0 - greedy) * noise
+    noisy = noise * gumbel_noise(keys, 0, logits.shape[-1])
+    scores = truncate(logits, top_k=top_k, top_p=top_p) + noisy
     tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     picked = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return tokens, picked - jax.nn.logsumexp(logits, axis=-1)

@@ -106,7 +106,7 @@ class Conversation:
         (drawn,) = await answer(
             self._samplers,
             [request],
-            rows=self._config.plan.rollout_rows,
+            at_once=1,
             temperature=self._temperature,
             adapter=adapter,
         )

@@ -27,6 +27,11 @@ class Measured:
     evaluations: Mapping[str, Evaluation]
 
 
+_REFILLS = 4
+"""How often a sampler's slots are filled between two reports of progress: each time it ends with
+slots that nobody fills."""
+
+
 async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> OpenedAdapter:
     """Puts the adapter at `path`, or none, in force in all samplers.
 
@@ -48,22 +53,30 @@ async def answer(
     samplers: Sequence[Answerer],
     requests: Sequence[RolloutRequest],
     *,
-    rows: int,
+    at_once: int,
     temperature: float,
     adapter: OpenedAdapter,
     advance: Advance = lambda _: None,
 ) -> list[Completion]:
     """One completion for each request, in their order, drawn under `adapter`, which is in force.
 
+    Args:
+        samplers: who draws.
+        requests: what is drawn.
+        at_once: requests that a sampler is given at a time, after which progress is told.
+        temperature: 0 is greedy.
+        adapter: that is in force.
+        advance: told how many were drawn.
+
     Raises:
         ParityError: if one was drawn under another.
     """
     named = sorted(requests, key=lambda request: request.name)
     drawn: dict[object, Completion] = {}
-    at_once = rows * len(samplers)
-    for start in range(0, len(named), at_once):
-        part = named[start : start + at_once]
-        completions = await dispatch.generate(samplers, part, rows=rows, temperature=temperature)
+    step = at_once * len(samplers)
+    for start in range(0, len(named), step):
+        part = named[start : start + step]
+        completions = await dispatch.generate(samplers, part, temperature=temperature)
         parity.check_labels(completions, Published(adapter.version, adapter.sha256, None))
         drawn |= {completion.name: completion for completion in completions}
         advance(len(part))
@@ -92,7 +105,7 @@ async def measure(
         completions = await answer(
             samplers,
             evaluation.requests(prompts, phase=name, samples=protocol.samples),
-            rows=config.plan.rollout_rows,
+            at_once=_REFILLS * config.plan.rollout_rows,
             temperature=protocol.temperature,
             adapter=adapter,
             advance=advance,

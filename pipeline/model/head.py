@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pipeline.model.attention import soft_cap
 from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
+from pipeline.model.head_blocks import draw as _draw
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
 _TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768), "gpu": (256, 32_768)}
@@ -153,6 +154,40 @@ def score(
         picked=picked[0] - log_z[..., None] if picked else None,
         top=TopK(fixed(values - log_z[..., None]), ids) if top_k else None,
     )
+
+
+def draw(
+    hidden: Float[Array, "rows embed"],
+    embedding: Float[Array, "vocab embed"],
+    *,
+    head: Head,
+    forbidden: Bool[Array, " vocab"],
+    keys: UInt32[Array, "rows 2"],
+    temperature: Float[Array, ""],
+    noise: Float[Array, ""],
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """One token a row from the whole distribution, and its log-prob, in one pass.
+
+    Args:
+        hidden: after the final norm.
+        embedding: tied, `vocab embed`.
+        head: the distribution but for its temperature, and the blocks.
+        forbidden: True where a token may not be drawn.
+        keys: each row's random key at this position, see `gumbel.keys_at`.
+        temperature: divides the logits.
+        noise: 1.0 draws (Gumbel-max), 0.0 takes the likeliest token.
+    """
+    blocks = Blocks(
+        softcap=head.softcap,
+        temperature=1.0,
+        tokens=head.tokens,
+        vocab=head.vocab,
+        top_k=0,
+        shards=_devices(head.mesh, (FSDP,)),
+    )
+    rows = jnp.ones(len(hidden), jnp.float32)
+    given = hidden, keys, temperature * rows, noise * rows
+    return _on_devices(partial(_draw, blocks), head.mesh, embedding, forbidden, *given)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -87,6 +87,14 @@ def test_what_is_not_a_duration(text: str) -> None:
             "must hold the longest sequence, 48 tokens; nearest valid: 48",
         ),
         (
+            [("plan.slot_buckets", "[40, 2, 7]"), ("plan.sampler_devices", "2")],
+            "plan.slot_buckets",
+            (
+                "must fall and stay below rollout_rows = 32, in multiples of a sampler's 2 parts; "
+                "nearest valid: [2]"
+            ),
+        ),
+        (
             [("plan.attention", "splash")],
             "plan.attention",
             'needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"',

@@ -60,6 +60,7 @@ lr = 1e-3
 platform = "cpu"
 placement = "split"
 rollout_rows = 16
+slot_buckets = []  # one program fewer to compile
 # One packed row, so that one shape is compiled.
 row_tokens = 832
 micro_batch_tokens = 832

@@ -24,22 +24,24 @@ def names(requests: Sequence[RolloutRequest]) -> list[tuple[int, int]]:
     return [(one.name.prompt_id, one.name.sample) for one in requests]
 
 
-def test_batches_are_dealt_in_turn_in_the_order_of_their_names():
-    requests = [request(prompt, sample) for prompt in (7, 3, 5) for sample in (0, 1)]
-    first, second = shares(requests, samplers=2, rows=2)
+def test_groups_are_dealt_in_turn_in_the_order_of_their_names():
+    requests = [request(prompt, sample) for prompt in (7, 3, 5) for sample in (1, 0)]
+    first, second = shares(requests, samplers=2)
     assert names(first) == [(3, 0), (3, 1), (7, 0), (7, 1)]
     assert names(second) == [(5, 0), (5, 1)]
 
 
-def test_the_last_batch_may_be_short_and_a_sampler_idle():
-    dealt = shares([request(n) for n in range(5)], samplers=3, rows=3)
-    assert [names(share) for share in dealt] == [[(0, 0), (1, 0), (2, 0)], [(3, 0), (4, 0)], []]
+def test_a_sampler_may_be_idle():
+    assert [names(share) for share in shares([request(0), request(0, 1)], samplers=2)] == [
+        [(0, 0), (0, 1)],
+        [],
+    ]
 
 
-@given(st.permutations(range(9)), st.integers(1, 4), st.integers(1, 10))
-def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: int, rows: int):
-    dealt = shares([request(n) for n in order], samplers=samplers, rows=rows)
-    assert dealt == shares([request(n) for n in range(9)], samplers=samplers, rows=rows)
+@given(st.permutations(range(9)), st.integers(1, 4))
+def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: int):
+    dealt = shares([request(n) for n in order], samplers=samplers)
+    assert dealt == shares([request(n) for n in range(9)], samplers=samplers)
     assert sorted(name for share in dealt for name in names(share)) == [(n, 0) for n in range(9)]
 
 
@@ -72,22 +74,20 @@ def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
         late, early = asyncio.Event(), asyncio.Event()
         one, other = Waiting(early, late), Waiting(None, early)
         order = [request(n) for n in (4, 0, 3, 1, 2)]
-        return await generate([one, other], order, rows=2, temperature=0.5), one, other
+        return await generate([one, other], order, temperature=0.5), one, other
 
     drawn, one, other = asyncio.run(run())
     assert [done.name.prompt_id for done in drawn] == [4, 0, 3, 1, 2]
     assert [done.tokens[0] for done in drawn] == [ord(c) for c in "40312"]
-    assert one.asked == [(0, 0), (1, 0), (4, 0)]
-    assert other.asked == [(2, 0), (3, 0)]
+    assert one.asked == [(0, 0), (2, 0), (4, 0)]
+    assert other.asked == [(1, 0), (3, 0)]
     assert one.temperature == other.temperature == 0.5
 
 
 def test_a_sampler_without_a_share_is_not_asked():
     async def run() -> Waiting:
         idle = Waiting(asyncio.Event(), asyncio.Event())
-        await generate(
-            [Waiting(None, asyncio.Event()), idle], [request(1)], rows=2, temperature=1.0
-        )
+        await generate([Waiting(None, asyncio.Event()), idle], [request(1)], temperature=1.0)
         return idle
 
     assert asyncio.run(run()).asked == []

@@ -44,9 +44,10 @@ policy = Policy.create(
 )
 vocabulary = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
 if which == "decode":
-    prefills, segment = DecodePrograms(policy, config, vocabulary).compile()
-    programs = {f"prefill {size}": program for size, program in prefills.items()}
-    programs["segment"] = segment
+    found = DecodePrograms(policy, config, vocabulary).compile()
+    programs = {f"prefill {size}": program for size, program in found.prefill.items()}
+    programs |= {f"fill {size}": program for size, program in found.fill.items()}
+    programs |= {f"segment {size}": program for size, program in found.segment.items()}
 else:
     found = LearnerPrograms(policy, config, vocabulary).compile()
     programs = {f"gradient {size}": program for size, program in found.gradient.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.datatypes import Completion, RolloutRequest
+from pipeline.datatypes import Completion, RolloutName, RolloutRequest
 from pipeline.decode.engine import Aborted, Engine
 from pipeline.decode.programs import Heat
-from pipeline.decode.sampling import gumbel_noise
+from pipeline.model.gumbel import gumbel_noise, keys_at
 from pipeline.model.head import scaled_logits
 from pipeline.model.policy import Params
 from pipeline.model.sharding import by_row
@@ -44,7 +45,7 @@ def generate(
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Completion]:
-    """Six batches of four; rows of any length, from one bucket."""
+    """Four slots for 24 rollouts of any length, whose prompts are in one bucket."""
     return generate(tiny.engine())
 
 
@@ -63,8 +64,8 @@ def naive() -> Any:
         logits = scaled_logits(
             hidden, embedding, softcap=None, temperature=heat.temperature, forbidden=forbidden
         )
-        noise = jax.vmap(gumbel_noise, (None, 1, None), 1)(keys, at, tiny.VOCAB)
-        return jax.nn.log_softmax(logits), logits + (1 - heat.greedy) * noise
+        noise = jax.vmap(lambda at: gumbel_noise(keys_at(keys, at), 0, tiny.VOCAB), 1, 1)(at)
+        return jax.nn.log_softmax(logits), logits + heat.noise * noise
 
     return scores
 
@@ -206,6 +207,60 @@ def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(
     assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
 
 
+def test_invariant_2_the_last_ones_move_into_fewer_slots(naive: Any, drawn: list[Completion]):
+    engine = tiny.engine(plan={"slot_buckets": (2, 1), "segment_steps": 3})
+    assert count_ties(naive, drawn, generate(engine)) == 0
+    assert set(engine.work.segments) >= {4, 2}
+    assert engine.work.tokens == sum(len(c.tokens) for c in drawn)
+    assert engine.work.slot_steps == 3 * sum(
+        slots * count for slots, count in engine.work.segments.items()
+    )
+    # So few as there are never decode in four.
+    for first, size in ((3, 2), (1, 1)):
+        few = slice(first, first + size)
+        assert count_ties(naive, drawn[few], generate(engine, REQUESTS[few])) == 0
+        assert max(engine.work.segments) == size
+
+
+def test_slots_are_given_on_at_once(drawn: list[Completion]):
+    """Static batches would compute every row as long as the longest of its four."""
+    engine = tiny.engine()
+    generate(engine)
+    batches = [drawn[start : start + 4] for start in range(0, len(drawn), 4)]
+    static = sum(4 * max(len(c.tokens) for c in batch) for batch in batches)
+    assert engine.work.tokens > 0.9 * engine.work.slot_steps
+    assert engine.work.slot_steps < 0.95 * static
+
+
+def test_a_group_reads_its_prompt_once(naive: Any, monkeypatch: pytest.MonkeyPatch):
+    prompts = [request.prompt_tokens for request in REQUESTS[:5]]
+    # More members than slots: some wait while others are drawn.
+    requests = [
+        RolloutRequest(RolloutName("train", 0, number, sample), prompt)
+        for sample in range(6)
+        for number, prompt in enumerate(prompts)
+    ]
+    engine = tiny.engine(plan={"prefill_tokens": 1})
+    programs, read = engine._programs, []
+
+    def watched(*args: Any) -> Any:
+        read.append(np.asarray(args[3]))
+        return programs.prefill[LONGEST](*args)
+
+    prefill: Any = {LONGEST: watched}
+    monkeypatch.setattr(engine, "_programs", dataclasses.replace(programs, prefill=prefill))
+    found = generate(engine, requests)
+    # The last token of a prompt is read by each member's first step.
+    assert sorted(np.concatenate(read)) == sorted(len(prompt) - 1 for prompt in prompts)
+    assert len({c.tokens.tobytes() for c in found}) == len(found)
+    for completion, (logprobs, scores) in zip(
+        found, recompute(naive, found, CONFIG.rollout.temperature), strict=True
+    ):
+        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
+        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, picked, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("fsdp", "tp"),
     [
@@ -223,14 +278,7 @@ def test_eight_devices_draw_what_one_draws(naive: Any, drawn: list[Completion], 
 
 
 def test_caches_are_made_sharded_and_of_the_rings_size():
-    engine = tiny.engine(plan=EIGHT)
-    inputs = jax.device_put(
-        (np.full((8, LONGEST), 9, np.int32), np.full(8, 5, np.int32), np.zeros((8, 2), np.uint32)),
-        engine._place,
-    )
-    state = engine._prefills[LONGEST](
-        tiny.base(devices=8), tiny.probe(devices=8), *inputs, Heat.of(1.0)
-    )
+    state = tiny.engine(plan=EIGHT)._programs.empty()
     assert len(state.caches) == 7
     rows = by_row(tiny.policy(devices=8).mesh)
     for layer, ring in enumerate(state.caches):
@@ -241,8 +289,21 @@ def test_caches_are_made_sharded_and_of_the_rings_size():
             assert [shard.data.shape[0] for shard in array.addressable_shards] == [1] * 8
 
 
-def test_segments_take_the_state_and_borrow_the_weights():
-    for program, donated in ((tiny.engine()._segment, 2), (tiny.engine()._prefills[LONGEST], None)):
+def test_no_device_waits_for_another_while_decoding():
+    """Each has a whole base and slots of its own."""
+    engine = tiny.engine(plan=EIGHT | {"slot_buckets": (8,), "rollout_rows": 16})
+    programs = engine._programs
+    for program in (*programs.segment.values(), *programs.fill.values()):
+        text = program.as_text()
+        assert text is not None
+        assert not re.search(r"all-(reduce|gather|to-all)|collective|reduce-scatter", text)
+
+
+def test_slots_are_taken_and_weights_borrowed():
+    programs = tiny.engine()._programs
+    (segment,), (fill,) = programs.segment.values(), programs.fill.values()
+    (prefill,) = programs.prefill.values()
+    for program, donated in ((segment, 2), (fill, 0), (prefill, None)):
         arguments, _ = program.args_info
         for number, argument in enumerate(arguments):
             given = {leaf.donated for leaf in jax.tree.leaves(argument)}
@@ -253,14 +314,15 @@ def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest
     # An engine of its own: the others are shared between tests.
     adapter = tiny.probe(layers=2)
     engine = Engine(tiny.policy(layers=2), tiny.base(layers=2), CONFIG, tiny.VOCABULARY)
-    run, calls = engine._segment, []
+    run, calls = engine._programs.segment[4], []
 
     def segment(*args: Any) -> Any:
         calls.append(args)
         engine.abort()
         return run(*args)
 
-    monkeypatch.setattr(engine, "_segment", segment)
+    watched: Any = {4: segment}
+    monkeypatch.setattr(engine, "_programs", dataclasses.replace(engine._programs, segment=watched))
     with pytest.raises(Aborted):
         generate(engine, adapter=adapter)
     assert len(calls) == 1

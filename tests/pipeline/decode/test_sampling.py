@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.decode.sampling import gumbel_noise, sample, truncate
+from pipeline.decode.sampling import sample, truncate
 from pipeline.model.head_blocks import FORBIDDEN
 
-GREEDY, DRAW = jnp.float32(1.0), jnp.float32(0.0)
+GREEDY, DRAW = jnp.float32(0.0), jnp.float32(1.0)
 
 
 def kept(logits: np.ndarray, *, top_k: int, top_p: float) -> np.ndarray:
@@ -83,8 +83,7 @@ LOGITS = np.where(PROBABILITIES > 0, np.log(np.maximum(PROBABILITIES, 1e-9)), FO
 
 def draw(*, top_k: int = 0, top_p: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     logits = jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32), (ROWS, len(LOGITS)))
-    positions = jnp.arange(ROWS) % 7
-    found = sample(logits, keys_for(ROWS), positions, greedy=DRAW, top_k=top_k, top_p=top_p)
+    found = sample(logits, keys_for(ROWS), noise=DRAW, top_k=top_k, top_p=top_p)
     return np.asarray(found[0]), np.asarray(found[1])
 
 
@@ -107,27 +106,7 @@ def test_draws_have_their_probabilities(limits: dict[str, int], stays: list[int]
 
 def test_greedy_takes_the_likeliest():
     logits = jnp.asarray(np.random.default_rng(1).standard_normal((50, 9)), jnp.float32)
-    tokens, logprobs = sample(
-        logits, keys_for(50), jnp.zeros(50, jnp.int32), greedy=GREEDY, top_k=0, top_p=1.0
-    )
+    tokens, logprobs = sample(logits, keys_for(50), noise=GREEDY, top_k=0, top_p=1.0)
     np.testing.assert_array_equal(tokens, np.argmax(logits, axis=1))
     expected = jax.nn.log_softmax(logits)[jnp.arange(50), tokens]
     np.testing.assert_allclose(logprobs, expected, rtol=1e-6)
-
-
-def test_invariant_2_noise_is_a_function_of_key_and_position_alone():
-    keys = keys_for(4)
-    positions = jnp.array([0, 5, 0, 5])
-    noise = np.asarray(gumbel_noise(keys, positions, 33))
-    alone = np.asarray(gumbel_noise(keys[2:3], positions[2:3], 33))
-    np.testing.assert_array_equal(noise[2:3], alone)
-    mixed = np.asarray(gumbel_noise(keys[::-1], positions[::-1], 33))
-    np.testing.assert_array_equal(noise, mixed[::-1])
-    other = np.asarray(gumbel_noise(keys, positions + 1, 33))
-    assert (noise != other).all(axis=1).all()
-    assert len(np.unique(noise)) == noise.size
-
-
-def test_the_noise_is_gumbels():
-    noise = np.asarray(gumbel_noise(keys_for(200), jnp.arange(200), 50)).ravel()
-    assert stats.kstest(noise, "gumbel_r").pvalue > 1e-3

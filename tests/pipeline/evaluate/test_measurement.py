@@ -90,9 +90,9 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     assert base.evaluations["test"].correct.tolist() == [[True], [False], [True], [False], [True]]
     assert tuned.evaluations["test"].correct.tolist() == [[True], [True], [True], [False], [True]]
     assert tuned.evaluations["more"].accuracy.accuracy == 1.0
-    # Two rows in each of two samplers: four answers at once.
-    assert told == [4, 1, 2] * 2
-    assert samplers[0].batches == [2, 1, 2] * 2
+    # Two slots in each of two samplers, filled four times: sixteen answers between two reports.
+    assert told == [5, 2] * 2
+    assert samplers[0].batches == [3, 1] * 2
 
 
 def test_several_samples_of_each_prompt_are_drawn(tmp_path: Path):
@@ -116,7 +116,7 @@ def test_answers_of_another_adapter_are_refused():
         base = await open_adapter([sampler], None)
         await open_adapter([sampler], TUNED)
         asked = requests(make_prompts(1), phase="test")
-        await answer([sampler], asked, rows=2, temperature=0.0, adapter=base)
+        await answer([sampler], asked, at_once=2, temperature=0.0, adapter=base)
 
     with pytest.raises(ParityError, match="was drawn by version 7"):
         asyncio.run(swapped())

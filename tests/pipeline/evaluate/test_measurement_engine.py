@@ -56,7 +56,7 @@ def answers(
         answer(
             [EngineSampler(config, **tables) for _ in range(samplers)],
             requests(PROMPTS, phase="test", samples=samples),
-            rows=config.plan.rollout_rows,
+            at_once=config.plan.rollout_rows,
             temperature=temperature,
             adapter=OpenedAdapter(0, "", ""),
         )

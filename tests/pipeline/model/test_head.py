@@ -13,7 +13,9 @@ import pytest
 
 from pipeline.decode.programs import DecodePrograms
 from pipeline.learner.programs import LearnerPrograms
+from pipeline.model.gumbel import gumbel_noise
 from pipeline.model.head import Head, Scores, TopK, scaled_logits, score
+from pipeline.model.head import draw as draw_tokens
 from pipeline.model.head_blocks import FORBIDDEN
 from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
@@ -155,6 +157,31 @@ def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
     assert_equal(found, whole(HIDDEN, softcap=3.0))
 
 
+@pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
+@pytest.mark.parametrize("vocab", [7, 96])
+def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
+    hidden = HIDDEN.reshape(-1, EMBED)
+    rng = np.random.default_rng(0)
+    keys = jnp.asarray(rng.integers(0, 2**32, (len(hidden), 2), np.uint32))
+    for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
+        found = draw_tokens(
+            hidden,
+            EMBEDDING,
+            head=make_head(tokens=16, vocab=vocab, softcap=3.0, on=on),
+            forbidden=MASK,
+            keys=keys,
+            temperature=jnp.float32(temperature),
+            noise=jnp.float32(noise),
+        )
+        scores = scaled_logits(
+            hidden, EMBEDDING, softcap=3.0, temperature=temperature, forbidden=MASK
+        )
+        expected = jnp.argmax(scores + noise * gumbel_noise(keys, 0, VOCAB), axis=-1)
+        np.testing.assert_array_equal(found[0], expected)
+        logprobs = jax.nn.log_softmax(scores)[jnp.arange(len(hidden)), expected]
+        np.testing.assert_allclose(found[1], logprobs, rtol=1e-5, atol=1e-5)
+
+
 def test_where_scores_tie_the_lower_id_is_first():
     embedding = jnp.ones((VOCAB, EMBED))
     for on in [(1, 1, 1), (1, 2, 2)]:
@@ -251,6 +278,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
         plan={
             "learner_devices": devices,
             "rollout_rows": 8 * devices,
+            "slot_buckets": (),
             "micro_batch_tokens": 8 * 320 * devices,
             "head_tokens": LIMIT,
         },
@@ -258,15 +286,12 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     )
     vocabulary = Vocabulary(pad=0, stops=(1,), forbidden=(0, 2))
     learner = LearnerPrograms(policy, config, vocabulary).compile()
-    prefills, segment = DecodePrograms(policy, config, vocabulary).compile()
-    # The logits are there, in blocks as large as they may be, and of prompts only the last ones.
+    sampler = DecodePrograms(policy, config, vocabulary).compile()
+    # The logits are there, in blocks as large as they may be; of prompts there are none.
     of_block = LIMIT * config.plan.head_vocab
-    for program, expected in (
-        (learner.gradient[8 * devices], of_block),
-        (learner.score[8 * devices], of_block),
-        (prefills[160], 8 * REAL_VOCABULARY),
-        (segment, 8 * REAL_VOCABULARY),
-    ):
+    for program in (learner.gradient[8 * devices], learner.score[8 * devices]):
         elements, shape = largest_shape(program)
-        assert elements == expected, shape
-        assert elements <= LIMIT * REAL_VOCABULARY
+        assert elements == of_block, shape
+    for program in (sampler.prefill[160], sampler.segment[8 * devices]):
+        elements, shape = largest_shape(program)
+        assert elements < 8 * REAL_VOCABULARY, shape

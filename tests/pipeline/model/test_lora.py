@@ -6,6 +6,7 @@ the base. So each one that is used is asked whether it feels the adapter.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from flax import nnx
 
 from configs.schema import Lora
-from pipeline.decode.programs import DecodeState, Heat
+from pipeline.decode.programs import Heat
 from pipeline.learner.batches import Inputs
 from pipeline.learner.export import merged
 from pipeline.learner.programs import LearnerPrograms
@@ -53,23 +54,26 @@ def test_the_full_forward_feels_the_adapter(hidden: Any):
 
 
 def test_prefill_and_segment_feel_the_adapter():
-    policy, base, engine, heat = tiny.policy(), tiny.base(), tiny.engine(), Heat.of(1.0)
-    inputs = (
-        np.concatenate([TOKENS, TOKENS + 1]),
-        np.full(4, TOKENS.shape[1], np.int32),
-        np.zeros((4, 2), np.uint32),
-        heat,
+    policy, base, engine = tiny.policy(), tiny.base(), tiny.engine()
+    zeros, probe = policy.no_adapter(), tiny.probe()
+    (prefill,), (segment,) = engine._programs.prefill.values(), engine._programs.segment.values()
+    config = tiny.make_config()
+    rows = config.prefill_rows(TOKENS.shape[1])
+    prompts = np.resize(TOKENS, (rows, TOKENS.shape[1]))
+    plain, probed = (
+        prefill(base, adapter, prompts, np.full(rows, TOKENS.shape[1], np.int32))
+        for adapter in (zeros, probe)
     )
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(probed), strict=True):
+        assert (one != other).any()
 
-    def start(adapter: Params) -> DecodeState:
-        return engine._prefills[TOKENS.shape[1]](base, adapter, *inputs)
+    def draw(adapter: Params) -> np.ndarray:
+        live = dataclasses.replace(
+            engine._programs.empty(), done=np.zeros(4, bool), limit=np.full(4, 9, np.int32)
+        )
+        return np.asarray(segment(base, adapter, live, Heat.of(1.0)).logprobs)
 
-    plain, probed = start(policy.no_adapter()), start(tiny.probe())
-    assert (plain.logprobs[:, 0] != probed.logprobs[:, 0]).all()
-    # From the same caches, so that it is the segment's own forward that differs.
-    first = engine._segment(base, policy.no_adapter(), plain, heat)
-    second = engine._segment(base, tiny.probe(), start(policy.no_adapter()), heat)
-    assert (first.logprobs[:, 1] != second.logprobs[:, 1]).all()
+    assert (draw(zeros)[:, 0] != draw(probe)[:, 0]).all()
 
 
 def test_score_and_gradient_feel_every_part_of_the_adapter():
