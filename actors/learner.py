@@ -79,7 +79,8 @@ class LearnerActor:
         if found is None:
             return Restored(None)
         self.learner.state, meta, damaged = found
-        before, now = meta.pop("teacher_sha256", None), self.learner.teacher_sha256
+        now = self.learner.teacher_sha256
+        before = meta.pop("teacher_sha256", now)
         if before != now:
             raise ValueError(
                 f"learner.teacher: {self.config.learner.teacher} is no longer the adapter that "

@@ -103,7 +103,7 @@ class Plan(Table):
             what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
             problems.append(("rollout_rows", what))
         elif rows > _HEAD_TOKENS * shards:
-            # Each row has a position whose logits exist at the same time as the others'.
+            # With top_k or top_p each has a position whose logits exist beside the others'.
             what = f"may be at most {_HEAD_TOKENS} a device; nearest valid: {_HEAD_TOKENS * shards}"
             problems.append(("rollout_rows", what))
         problems += self._slot_problems()

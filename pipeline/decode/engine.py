@@ -24,6 +24,9 @@ from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
 
+_FEW = 0.5
+"""Share of the slots below which prompts are read without a bound between two segments."""
+
 
 class Aborted(Exception):  # noqa: N818  # not an error: somebody asked for it
     """Generation was told to stop; what was in flight is lost."""
@@ -172,18 +175,23 @@ class Engine:
     ) -> DecodeState:
         """Fills free slots, and reads as many prompts as that takes and the plan allows.
 
-        Where nobody decodes, nobody has to wait: all slots are filled.
+        While few decode, few have to wait: half of the slots are filled whatever that takes.
         """
-        config, idle, spent = self._config, not slots.busy.any(), 0
+        config, spent = self._config, 0
         while True:
             for (bucket, caches), given in slots.give():
                 newcomers = self._newcomers(requests, given)
                 state = self._programs.fill[bucket](state, caches, newcomers)
-            if not slots.wants_prompts() or (spent >= config.plan.prefill_tokens and not idle):
+            if not slots.wants_prompts():
                 return state
-            bucket, dealt = slots.next_prompts(config.prompt_bucket, config.prefill_rows)
+            bucket = config.prompt_bucket(len(slots.queue[0].prompt_tokens))
+            cost = bucket * config.prefill_rows(bucket)
+            most = config.plan.prefill_tokens
+            if spent and spent + cost > most and slots.busy.mean() >= _FEW:
+                return state
+            spent += cost
+            _, dealt = slots.next_prompts(config.prompt_bucket, config.prefill_rows)
             slots.wait((bucket, self._read(bucket, dealt, adapter)), dealt)
-            spent += bucket * config.prefill_rows(bucket)
 
     def _read(self, bucket: int, dealt: Sequence[Sequence[Group]], adapter: Params) -> Caches:
         rows = self._config.prefill_rows(bucket)

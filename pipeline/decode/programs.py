@@ -285,8 +285,8 @@ class DecodePrograms:
             drawn, logprobs = draw(hidden, embedding, head=head, keys=keys, **vars(heat), **shared)
         live = ~state.done
         token = jnp.where(live, drawn, self.vocabulary.pad)
-        at = jnp.minimum(state.count, rollout.max_new_tokens - 1)
-        rows = jnp.arange(token.shape[0])
+        # Not a scatter: for that devices would exchange what is written.
+        here = live[:, None] & (jnp.arange(rollout.max_new_tokens) == state.count[:, None])
         count = state.count + live
         ended = jnp.isin(token, jnp.asarray(self.vocabulary.stops))
         return DecodeState(
@@ -297,10 +297,8 @@ class DecodePrograms:
             limit=state.limit,
             done=state.done | ended | (count >= state.limit),
             keys=state.keys,
-            tokens=state.tokens.at[rows, at].set(jnp.where(live, token, state.tokens[rows, at])),
-            logprobs=state.logprobs.at[rows, at].set(
-                jnp.where(live, logprobs, state.logprobs[rows, at])
-            ),
+            tokens=jnp.where(here, token[:, None], state.tokens),
+            logprobs=jnp.where(here, logprobs[:, None], state.logprobs),
         )
 
     @property

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from pipeline.model.gumbel import gumbel_noise
+from pipeline.model.gumbel import TILE, gumbel_noise
 from pipeline.model.head_blocks import FORBIDDEN
 
 
@@ -50,7 +50,8 @@ def sample(
         top_k: see `truncate`.
         top_p: see `truncate`.
     """
-    noisy = noise * gumbel_noise(keys, 0, logits.shape[-1])
+    vocab = logits.shape[-1]
+    noisy = noise * gumbel_noise(keys, 0, vocab, aligned=vocab % TILE == 0)
     scores = truncate(logits, top_k=top_k, top_p=top_p) + noisy
     tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     picked = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]

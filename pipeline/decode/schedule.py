@@ -127,17 +127,32 @@ class Slots(Generic[T]):
             rows_of: prompts of a bucket that a device reads at once.
 
         Returns:
-            The bucket, and groups for each device: dealt in turn, beginning with those that have
-            most free slots, and only to those for which nobody waits.
+            The bucket, and groups for each device for which nobody waits: each to the one with the
+            most room. Where there are several devices, a group that one has no room for is split,
+            and prompts are read ahead only while more is left than all slots can take, so that
+            nobody waits for one device while another has nothing to do.
         """
-        free = (~self.busy).sum(axis=1)
-        takers = [shard for shard in np.argsort(-free, kind="stable") if not self._served()[shard]]
+        room = (~self.busy).sum(axis=1)
+        takers = np.flatnonzero(~self._served()).tolist()
+        several = len(room) > 1
+        left = sum(len(group.members) for group in self.queue)
         bucket = bucket_of(len(self.queue[0].prompt_tokens))
-        dealt: list[list[Group]] = [[] for _ in range(len(free))]
-        for number in range(rows_of(bucket) * len(takers)):
-            if not self.queue or bucket_of(len(self.queue[0].prompt_tokens)) > bucket:
+        dealt: list[list[Group]] = [[] for _ in room]
+        while self.queue and bucket_of(len(self.queue[0].prompt_tokens)) <= bucket:
+            takers = [shard for shard in takers if len(dealt[shard]) < rows_of(bucket)]
+            if not takers:
                 break
-            dealt[takers[number % len(takers)]].append(self.queue.popleft())
+            shard = max(takers, key=lambda shard: room[shard])
+            most = room[shard] if room[shard] > 0 else left - self.holders.size
+            if several and most <= 0:
+                break
+            group = self.queue.popleft()
+            if several and most < len(group.members):
+                self.queue.appendleft(Group(group.prompt_tokens, group.members[most:]))
+                group = Group(group.prompt_tokens, group.members[:most])
+            dealt[shard].append(group)
+            room[shard] -= len(group.members)
+            left -= len(group.members)
         return bucket, dealt
 
     def wait(self, prefilled: T, dealt: Sequence[Sequence[Group]]) -> None:

@@ -51,7 +51,7 @@ class Conversation:
     """Asks the same question under both adapters. Questions do not know of one another.
 
     Args:
-        config: of the run; `plan.rollout_rows` are drawn where one is needed.
+        config: of the run.
         maker: makes prompts as the run does.
         samplers: who answers.
         adapter: where the tuned policy's adapter is.

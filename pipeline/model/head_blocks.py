@@ -191,7 +191,9 @@ def draw(
         highest, total, best, token, drawn = carry
         overall = jax.lax.pmax(highest, VOCAB_AXES)
         log_z = overall + jnp.log(jax.lax.psum(total * jnp.exp(highest - overall), VOCAB_AXES))
-        mine = best == jax.lax.pmax(best, VOCAB_AXES)
+        top = jax.lax.pmax(best, VOCAB_AXES)
+        # Of scores that are no numbers the log-prob says so; the token is some token.
+        mine = (best == top) | jnp.isnan(top)
         chosen = jax.lax.pmin(jnp.where(mine, token, np.iinfo(np.int32).max), VOCAB_AXES)
         drawn = jax.lax.pmax(jnp.where(token == chosen, drawn, -jnp.inf), VOCAB_AXES)
         return chosen, drawn - log_z

@@ -56,13 +56,29 @@ def test_a_prompt_is_read_once_and_its_group_goes_on_when_slots_are_free():
     assert slots.drained
 
 
-def test_prompts_are_dealt_in_turn_and_only_where_nobody_waits():
-    slots: Slots[str] = Slots.of(requests(1, 1, 1, 5, 1, 1), shards=2, slots=4)
-    assert read(slots, "a", rows=2) == [[1, 1], [1, 5]]
+def test_each_prompt_goes_to_the_device_with_the_most_room():
+    slots: Slots[str] = Slots.of(requests(1, 1, 1, 1, 5, 1, 1, 9), shards=2, slots=4)
+    assert read(slots, "a", rows=2) == [[1, 1], [1, 1]]
     slots.give()
-    # The second device has both slots in use and four members waiting.
     slots.release(np.array([True, True, False, False]))
-    assert read(slots, "b", rows=1) == [[1], []]
+    # Two have room on the first device, so the group goes on where there is some later; more is
+    # left than slots are there, so prompts are read ahead.
+    assert read(slots, "b", rows=2) == [[2, 3], [1, 1]]
+
+
+def test_at_the_end_nobody_waits_for_one_device_while_another_is_idle():
+    slots: Slots[str] = Slots.of(requests(6, 1), shards=2, slots=8)
+    assert read(slots, "a", rows=2) == [[4], [2, 1]]
+    slots.give()
+    assert slots.busy.sum() == 7
+    assert slots.drained
+
+
+def test_a_full_device_is_dealt_nothing_at_the_end():
+    slots: Slots[str] = Slots.of(requests(2, 4, 2), shards=2, slots=8)
+    assert read(slots, "a", rows=1) == [[2], [4]]
+    slots.give()
+    assert read(slots, "b", rows=4) == [[2], []]
 
 
 def test_a_longer_prompt_ends_what_is_read_together():
@@ -107,9 +123,10 @@ def test_everybody_is_drawn_once_and_no_slot_idles_while_someone_waits(
             read(slots, str(number), rows=rows)
         if not slots.busy.any():
             break
-        # A free slot means that nobody waits for this device and no prompt is left.
-        if not slots.drained:
-            assert slots.busy.all() or not slots.queue
+        for shard, busy in enumerate(slots.busy):
+            # A free slot means that no prompt is left, and nobody waits for this device.
+            assert busy.all() or not slots.queue
+            assert busy.all() or not any(batch.members[shard] for batch in slots.waiting)
         ended = np.array([random.random() < 0.4 for _ in range(slots.busy.size)])  # type: ignore[attr-defined]
         drawn += [place for _, place in slots.release(ended)]
     assert sorted(drawn) == list(range(len(asked)))
