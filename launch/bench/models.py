@@ -61,10 +61,16 @@ def own_sizes(model: str) -> tuple[int, int]:
     return MODELS[model]["hidden_size"], MODELS[model]["intermediate_size"]
 
 
+def preset(model: str) -> Path:
+    """The configuration of the model's v5e-8 preset."""
+    import configs
+
+    return Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml"
+
+
 def preset_sequences(model: str, *, length: int) -> int:
     """Sequences of `length` in a micro-batch of the model's v5e-8 preset, on each chip."""
-    import configs
     from configs.load import load_config
 
-    plan = load_config(Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml", []).plan
+    plan = load_config(preset(model), []).plan
     return plan.micro_batch_tokens // (plan.learner_devices * length)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-import configs
 from configs.load import load_config
 from configs.schema import Config
 from launch.bench.compiled import compile_for, figures, v5e_devices
-from launch.bench.models import MODELS, VOCAB, own_sizes
+from launch.bench.models import MODELS, VOCAB, own_sizes, preset
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model.architecture import architecture
 from pipeline.model.head import Head, score
@@ -42,7 +40,7 @@ def bench_config(model: str, *, length: int, **settings: Any) -> Config:
         "rollout__max_new_tokens": length - PROMPT,
     } | settings
     overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
-    return load_config(Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml", overrides)
+    return load_config(preset(model), overrides)
 
 
 def gradient(

@@ -18,8 +18,9 @@ import numpy as np
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason
 from pipeline.decode.cache import Caches
-from pipeline.decode.programs import DecodePrograms, DecodeState, Heat, Newcomers
+from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Slots
+from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
@@ -210,17 +211,16 @@ class Engine:
         slots = self._config.plan.rollout_rows
         per_shard = slots // self._shards
         counts = np.zeros(self._shards, np.int32)
-        order, rows, last, length, limit = np.zeros((5, slots), np.int32)
+        order, rows, last, length = np.zeros((4, slots), np.int32)
         arrived, keys = np.zeros(slots, bool), np.zeros((slots, 2), np.uint32)
         for one in given:
             request, at = requests[one.member], one.shard * per_shard + one.slot
             arrived[at] = True
             last[at] = request.prompt_tokens[-1]
             length[at] = len(request.prompt_tokens) - 1
-            limit[at] = self._config.rollout.max_new_tokens
             keys[at] = request.name.key(self._config.run.seed)
             number = one.shard * per_shard + counts[one.shard]
             order[number], rows[number] = one.slot, one.row
             counts[one.shard] += 1
-        host = Newcomers(counts, order, rows, arrived, last, length, limit, keys)  # type: ignore[arg-type]
+        host = Newcomers(counts, order, rows, arrived, last, length, keys)  # type: ignore[arg-type]
         return jax.device_put(host, self._place)

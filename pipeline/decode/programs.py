@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
 from pipeline.decode.cache import Caches, PromptAttention, TokenAttention, capacity
 from pipeline.decode.sampling import sample
+from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.model.gumbel import keys_at
 from pipeline.model.head import Head, draw, scaled_logits
 from pipeline.model.policy import Params, Policy
@@ -34,81 +34,6 @@ from pipeline.model.sharding import (
 from pipeline.model.vocabulary import Vocabulary
 
 T = TypeVar("T")
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Heat:
-    """Sampling temperature as the programs take it, so that greedy needs no program of its own.
-
-    Attributes:
-        temperature: divides the logits; log-probs are those of the scaled distribution.
-        noise: 1.0 draws, 0.0 takes the likeliest token.
-    """
-
-    temperature: Float[Array, ""]
-    noise: Float[Array, ""]
-
-    @staticmethod
-    def of(temperature: float) -> Heat:
-        """Temperature 0 means greedy; its log-probs are those at temperature 1."""
-        scaled, noise = (temperature, 1.0) if temperature > 0 else (1.0, 0.0)
-        # Through NumPy: `jnp.float32(x)` would compile a conversion.
-        return Heat(*jax.device_put((np.float32(scaled), np.float32(noise))))
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DecodeState:
-    """The slots.
-
-    Attributes:
-        caches: one ring cache a layer.
-        last: each slot's newest token, not yet in the caches.
-        length: positions in each slot's caches, which is the position of `last`.
-        count: tokens drawn so far.
-        limit: tokens that are drawn at most.
-        done: slots whose rollout has ended, or that never had one; what they draw means nothing.
-        keys: each rollout's random key.
-        tokens: drawn tokens, the padding token behind a rollout's end.
-        logprobs: their log-probs.
-    """
-
-    caches: Caches
-    last: Int[Array, " slots"]
-    length: Int[Array, " slots"]
-    count: Int[Array, " slots"]
-    limit: Int[Array, " slots"]
-    done: Bool[Array, " slots"]
-    keys: UInt32[Array, "slots 2"]
-    tokens: Int[Array, "slots new"]
-    logprobs: Float[Array, "slots new"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Newcomers:
-    """Rollouts that slots are given to. Everything is by slot, but the first three.
-
-    Attributes:
-        count: of newcomers on each device.
-        slots: `count` slots of each device, numbered on it, that caches are copied to.
-        rows: the row of their prompt among those that the device has read.
-        arrived: slots that are given to a newcomer; elsewhere the following mean nothing.
-        last: the prompt's last token.
-        length: tokens of the prompt before that.
-        limit: see `DecodeState`.
-        keys: see `DecodeState`.
-    """
-
-    count: Int[Array, " shards"]
-    slots: Int[Array, " slots"]
-    rows: Int[Array, " slots"]
-    arrived: Bool[Array, " slots"]
-    last: Int[Array, " slots"]
-    length: Int[Array, " slots"]
-    limit: Int[Array, " slots"]
-    keys: UInt32[Array, "slots 2"]
 
 
 @dataclass(frozen=True)
@@ -177,7 +102,6 @@ class DecodePrograms:
             last=number,
             length=number,
             count=number,
-            limit=number,
             done=jnp.ones(slots, bool),
             keys=jnp.zeros((slots, 2), jnp.uint32),
             tokens=jnp.full((slots, new), self.vocabulary.pad, jnp.int32),
@@ -225,7 +149,6 @@ class DecodePrograms:
             last=where(new.last, state.last),
             length=where(new.length, state.length),
             count=where(0, state.count),
-            limit=where(new.limit, state.limit),
             done=state.done & ~new.arrived,
             keys=where(new.keys, state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
@@ -294,8 +217,7 @@ class DecodePrograms:
             last=token,
             length=state.length + live,
             count=count,
-            limit=state.limit,
-            done=state.done | ended | (count >= state.limit),
+            done=state.done | ended | (count >= rollout.max_new_tokens),
             keys=state.keys,
             tokens=jnp.where(here, token[:, None], state.tokens),
             logprobs=jnp.where(here, logprobs[:, None], state.logprobs),
@@ -322,32 +244,8 @@ class DecodePrograms:
         def by_slot(*shape: int, dtype: Any = jnp.int32) -> Any:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
-        whole_state = jax.eval_shape(self.empty)
-        places = jax.tree.map(self._place, whole_state)
-
-        def state(slots: int) -> DecodeState:
-            return jax.tree.map(
-                lambda x, place: jax.ShapeDtypeStruct(
-                    (slots, *x.shape[1:]), x.dtype, sharding=place
-                ),
-                whole_state,
-                places,
-            )
-
-        def compact(large: int, small: int) -> Compact:
-            def program(arrays: Any) -> jax.stages.Compiled:
-                out = jax.tree.map(self._place, arrays)
-                traced = jax.jit(self.compact, out_shardings=out).trace(arrays, by_slot(small))
-                return build(traced, mesh)
-
-            given = state(large)
-            rings = {ring[0].shape: ring for ring in given.caches}
-            return Compact(
-                rest=program(replace(given, caches=())),
-                rings={shape: program(ring) for shape, ring in rings.items()},
-            )
-
         slots, shards = config.plan.rollout_rows, batch_shards(mesh)
+        places = jax.tree.map(self._place, self._state(slots))
         prefill = jax.jit(self.prefill, out_shardings=places.caches)
         fill = jax.jit(self.fill, donate_argnums=0, out_shardings=places)
         segment = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
@@ -358,7 +256,6 @@ class DecodePrograms:
             arrived=by_slot(slots, dtype=bool),
             last=by_slot(slots),
             length=by_slot(slots),
-            limit=by_slot(slots),
             keys=by_slot(slots, 2, dtype=jnp.uint32),
         )
         prefills, fills = {}, {}
@@ -371,16 +268,40 @@ class DecodePrograms:
                 places.caches,
             )
             prefills[bucket] = build(traced, mesh)
-            fills[bucket] = build(fill.trace(state(slots), caches, newcomers), mesh)
+            fills[bucket] = build(fill.trace(self._state(slots), caches, newcomers), mesh)
         return Compiled(
             empty=build(jax.jit(self.empty, out_shardings=places).trace(), mesh),
             prefill=prefills,
             fill=fills,
             segment={
-                size: build(segment.trace(base, adapter, state(size), heat), mesh)
+                size: build(segment.trace(base, adapter, self._state(size), heat), mesh)
                 for size in config.plan.slots
             },
-            compact={small: compact(large, small) for large, small in pairwise(config.plan.slots)},
+            compact={
+                small: self._compile_compact(self._state(large), by_slot(small))
+                for large, small in pairwise(config.plan.slots)
+            },
+        )
+
+    def _state(self, slots: int) -> Any:
+        """Shapes, types and places of a `DecodeState` of so many slots."""
+
+        def array(x: Any) -> jax.ShapeDtypeStruct:
+            shape = (slots, *x.shape[1:])
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=self._place(x))
+
+        return jax.tree.map(array, jax.eval_shape(self.empty))
+
+    def _compile_compact(self, state: DecodeState, kept: Any) -> Compact:
+        def program(arrays: Any) -> jax.stages.Compiled:
+            places = jax.tree.map(self._place, arrays)
+            traced = jax.jit(self.compact, out_shardings=places).trace(arrays, kept)
+            return build(traced, self.policy.mesh)
+
+        rings = {ring[0].shape: ring for ring in state.caches}
+        return Compact(
+            rest=program(replace(state, caches=())),
+            rings={shape: program(ring) for shape, ring in rings.items()},
         )
 
 

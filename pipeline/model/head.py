@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pipeline.model.attention import soft_cap
 from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
-from pipeline.model.head_blocks import draw as _draw
+from pipeline.model.head_draw import draw as _draw
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
 
 _TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768), "gpu": (256, 32_768)}

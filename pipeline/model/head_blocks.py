@@ -15,11 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.model.attention import soft_cap
-from pipeline.model.gumbel import TILE, gumbel_noise
 from pipeline.model.sharding import FSDP, VOCAB_AXES
 
 FORBIDDEN = -1e30
@@ -90,7 +88,7 @@ def forward(
         log_z, entropy, values, ids = _whole_vocabulary(blocks, hidden, embedding, forbidden)
         return log_z, entropy, chosen, values, ids
 
-    return _by_block(blocks, block, hidden, asked)
+    return by_block(blocks, block, hidden, asked)
 
 
 def backward(
@@ -122,86 +120,22 @@ def backward(
         def step(
             total: Float[Array, "block embed"], number: Int[Array, ""]
         ) -> tuple[Float[Array, "block embed"], None]:
-            rows, scores, _ = _scores(blocks, hidden, embedding, forbidden, number)
+            rows, scores, _ = block_scores(blocks, hidden, embedding, forbidden, number)
             grad = d_log_z[:, None] * jnp.exp(scores - log_z[:, None]) * blocks.slope(scores)
             return total + jnp.einsum(
                 "tv,vd->td", grad.astype(rows.dtype), rows, preferred_element_type=jnp.float32
             ), None
 
         total = jnp.zeros(hidden.shape, jnp.float32)
-        total, _ = jax.lax.scan(step, total, jnp.arange(_count(blocks, embedding)))
+        total, _ = jax.lax.scan(step, total, jnp.arange(count_blocks(blocks, embedding)))
         d_scores = jax.tree.map(lambda d, chosen: d * blocks.slope(chosen), d_chosen, chosen)
         total += _chosen_grad(d_scores, embedding, asked)
         return jax.lax.psum(total, VOCAB_AXES).astype(hidden.dtype)
 
-    return _by_block(blocks, block, *by_position)
+    return by_block(blocks, block, *by_position)
 
 
-def draw(
-    blocks: Blocks,
-    embedding: Float[Array, "vocab embed"],
-    forbidden: Bool[Array, " vocab"],
-    *by_position: Any,
-) -> tuple[Int[Array, " tokens"], Float[Array, " tokens"]]:
-    """One token for each position and its log-prob, in one pass over the vocabulary.
-
-    The largest noisy score so far, and the sum of exponentials for the log-prob's denominator.
-
-    Args:
-        blocks: see `Blocks`; its temperature is 1.
-        embedding: as in `forward`.
-        forbidden: as in `forward`.
-        by_position: hidden states as in `forward`; keys of the noise, `tokens 2`, see
-            `gumbel.keys_at`; what divides the scores; 1.0 to draw, 0.0 to take the likeliest token.
-    """
-    vocab = embedding.shape[0]
-    size = min(blocks.vocab, vocab)
-    aligned = vocab % TILE == 0 and size % TILE == 0
-
-    def block(
-        hidden: Float[Array, "block embed"],
-        keys: UInt32[Array, "block 2"],
-        temperature: Float[Array, " block"],
-        noise: Float[Array, " block"],
-    ) -> tuple[Array, Array]:
-        offset = jax.lax.axis_index(VOCAB_AXES) * vocab
-
-        def step(carry: Any, number: Int[Array, ""]) -> tuple[Any, None]:
-            highest, total, best, token, drawn = carry
-            _, scores, start = _scores(blocks, hidden, embedding, forbidden, number)
-            scores /= temperature[:, None]
-            new = jnp.maximum(highest, scores.max(axis=-1))
-            total = total * jnp.exp(highest - new) + jnp.exp(scores - new[:, None]).sum(axis=-1)
-            noisy = gumbel_noise(keys, offset + start, size, aligned=aligned)
-            noisy = scores + noise[:, None] * noisy
-            at = noisy.argmax(axis=-1)
-            found, score = (
-                jnp.take_along_axis(x, at[:, None], axis=-1)[:, 0] for x in (noisy, scores)
-            )
-            # The first of equal ones, as over the whole vocabulary.
-            better = found > best
-            token = jnp.where(better, offset + start + at, token)
-            drawn = jnp.where(better, score, drawn)
-            return (new, total, jnp.maximum(best, found), token, drawn), None
-
-        nothing = jnp.zeros(len(hidden), jnp.float32)
-        low = nothing + FORBIDDEN
-        start = low, nothing, low - jnp.inf, jnp.zeros(len(hidden), jnp.int32), low
-        carry, _ = jax.lax.scan(step, start, jnp.arange(_count(blocks, embedding)))
-        highest, total, best, token, drawn = carry
-        overall = jax.lax.pmax(highest, VOCAB_AXES)
-        log_z = overall + jnp.log(jax.lax.psum(total * jnp.exp(highest - overall), VOCAB_AXES))
-        top = jax.lax.pmax(best, VOCAB_AXES)
-        # Of scores that are no numbers the log-prob says so; the token is some token.
-        mine = (best == top) | jnp.isnan(top)
-        chosen = jax.lax.pmin(jnp.where(mine, token, np.iinfo(np.int32).max), VOCAB_AXES)
-        drawn = jax.lax.pmax(jnp.where(token == chosen, drawn, -jnp.inf), VOCAB_AXES)
-        return chosen, drawn - log_z
-
-    return _by_block(blocks, block, *by_position)
-
-
-def _by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
+def by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
     """Runs over blocks of positions; devices along the fsdp axis work on each block together."""
     tokens = arrays[0].shape[0]
     size = min(max(1, blocks.tokens // blocks.shards), tokens)
@@ -220,11 +154,12 @@ def _by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:])[:tokens], found)
 
 
-def _count(blocks: Blocks, embedding: Float[Array, "vocab embed"]) -> int:
+def count_blocks(blocks: Blocks, embedding: Float[Array, "vocab embed"]) -> int:
+    """Of the vocabulary."""
     return -(-embedding.shape[0] // min(blocks.vocab, embedding.shape[0]))
 
 
-def _scores(
+def block_scores(
     blocks: Blocks,
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
@@ -252,7 +187,7 @@ def _whole_vocabulary(
 ) -> tuple[Array, Array, Array, Array]:
     """log_z, entropy and top k."""
     vocabulary = embedding, forbidden
-    if blocks.top_k or _count(blocks, embedding) == 1:
+    if blocks.top_k or count_blocks(blocks, embedding) == 1:
         highest, total, weighted, values, ids = _running_maximum(blocks, hidden, *vocabulary)
     else:
         highest, total, weighted = _fixed_point(blocks, hidden, *vocabulary)
@@ -284,20 +219,20 @@ def _fixed_point(
     on TPU that halves the pass. Where it turns out to lie too far from the largest score of all,
     the pass is made again with a running maximum.
     """
-    point = _scores(blocks, hidden, embedding, forbidden, jnp.int32(0))[1].max(axis=-1)
+    point = block_scores(blocks, hidden, embedding, forbidden, jnp.int32(0))[1].max(axis=-1)
 
     def step(
         carry: tuple[Array, Array, Array], number: Int[Array, ""]
     ) -> tuple[tuple[Array, Array, Array], None]:
         highest, total, weighted = carry
-        _, scores, _ = _scores(blocks, hidden, embedding, forbidden, number)
+        _, scores, _ = block_scores(blocks, hidden, embedding, forbidden, number)
         masses = jnp.exp(jnp.minimum(scores - point[:, None], _REACH))
         total += masses.sum(axis=-1)
         weighted += (masses * scores).sum(axis=-1)
         return (jnp.maximum(highest, scores.max(axis=-1)), total, weighted), None
 
     nothing = jnp.zeros_like(point)
-    numbers = jnp.arange(_count(blocks, embedding))
+    numbers = jnp.arange(count_blocks(blocks, embedding))
     (highest, *sums), _ = jax.lax.scan(step, (nothing + FORBIDDEN, nothing, nothing), numbers)
     return jax.lax.cond(
         jnp.max(highest - point) > _REACH,
@@ -317,7 +252,7 @@ def _running_maximum(
 
     def step(carry: Running, number: Int[Array, ""]) -> tuple[Running, None]:
         highest, total, weighted, values, ids = carry
-        _, scores, start = _scores(blocks, hidden, embedding, forbidden, number)
+        _, scores, start = block_scores(blocks, hidden, embedding, forbidden, number)
         new = jnp.maximum(highest, scores.max(axis=-1))
         masses = jnp.exp(scores - new[:, None])
         shrink = jnp.exp(highest - new)
@@ -336,7 +271,7 @@ def _running_maximum(
         jnp.full((tokens, k), -jnp.inf),
         jnp.zeros((tokens, k), jnp.int32),
     )
-    return jax.lax.scan(step, start, jnp.arange(_count(blocks, embedding)))[0]
+    return jax.lax.scan(step, start, jnp.arange(count_blocks(blocks, embedding)))[0]
 
 
 def _best(

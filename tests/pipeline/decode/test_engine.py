@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.datatypes import Completion, RolloutName, RolloutRequest
 from pipeline.decode.engine import Aborted, Engine
-from pipeline.decode.programs import Heat
+from pipeline.decode.state import Heat
 from pipeline.model.gumbel import gumbel_noise, keys_at
 from pipeline.model.head import scaled_logits
 from pipeline.model.policy import Params

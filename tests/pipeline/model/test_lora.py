@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 from configs.schema import Lora
-from pipeline.decode.programs import Heat
+from pipeline.decode.state import Heat
 from pipeline.learner.batches import Inputs
 from pipeline.learner.export import merged
 from pipeline.learner.programs import LearnerPrograms
@@ -68,9 +68,7 @@ def test_prefill_and_segment_feel_the_adapter():
         assert (one != other).any()
 
     def draw(adapter: Params) -> np.ndarray:
-        live = dataclasses.replace(
-            engine._programs.empty(), done=np.zeros(4, bool), limit=np.full(4, 9, np.int32)
-        )
+        live = dataclasses.replace(engine._programs.empty(), done=np.zeros(4, bool))
         return np.asarray(segment(base, adapter, live, Heat.of(1.0)).logprobs)
 
     assert (draw(zeros)[:, 0] != draw(probe)[:, 0]).all()
