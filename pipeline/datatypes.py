@@ -82,10 +82,18 @@ class RolloutName:
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """A rollout to be drawn: its name and the prompt's tokens, int32 `seq`."""
+    """A rollout to be drawn.
+
+    Attributes:
+        name: what it will be called.
+        prompt_tokens: int32 `seq`.
+        max_new_tokens: it ends here at the latest; None: at `rollout.max_new_tokens`, which is the
+            most there may be.
+    """
 
     name: RolloutName
     prompt_tokens: np.ndarray
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,15 @@ class Engine:
 
         Raises:
             Aborted: if `abort` was called, also before; noticed between two segments.
+            ValueError: if one asks for more tokens than `rollout.max_new_tokens`, or for none.
         """
+        most = self._config.rollout.max_new_tokens
+        for request in requests:
+            if not 1 <= self._limit(request) <= most:
+                raise ValueError(
+                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from 1 to "
+                    f"rollout.max_new_tokens = {most}"
+                )
         drawn = self._draw(requests, adapter, Heat.of(temperature))
         stops = self._vocabulary.stops
         completions = []
@@ -207,20 +215,27 @@ class Engine:
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
         return self._programs.prefill[bucket](self._base, adapter, *inputs)
 
+    def _limit(self, request: RolloutRequest) -> int:
+        """Tokens after which it ends at the latest."""
+        if request.max_new_tokens is None:
+            return self._config.rollout.max_new_tokens
+        return request.max_new_tokens
+
     def _newcomers(self, requests: Sequence[RolloutRequest], given: Sequence[Given]) -> Newcomers:
         slots = self._config.plan.rollout_rows
         per_shard = slots // self._shards
         counts = np.zeros(self._shards, np.int32)
-        order, rows, last, length = np.zeros((4, slots), np.int32)
+        order, rows, last, length, limit = np.zeros((5, slots), np.int32)
         arrived, keys = np.zeros(slots, bool), np.zeros((slots, 2), np.uint32)
         for one in given:
             request, at = requests[one.member], one.shard * per_shard + one.slot
             arrived[at] = True
             last[at] = request.prompt_tokens[-1]
             length[at] = len(request.prompt_tokens) - 1
+            limit[at] = self._limit(request)
             keys[at] = request.name.key(self._config.run.seed)
             number = one.shard * per_shard + counts[one.shard]
             order[number], rows[number] = one.slot, one.row
             counts[one.shard] += 1
-        host = Newcomers(counts, order, rows, arrived, last, length, keys)  # type: ignore[arg-type]
+        host = Newcomers(counts, order, rows, arrived, last, length, limit, keys)  # type: ignore[arg-type]
         return jax.device_put(host, self._place)

@@ -102,6 +102,7 @@ class DecodePrograms:
             last=number,
             length=number,
             count=number,
+            limit=number,
             done=jnp.ones(slots, bool),
             keys=jnp.zeros((slots, 2), jnp.uint32),
             tokens=jnp.full((slots, new), self.vocabulary.pad, jnp.int32),
@@ -149,6 +150,7 @@ class DecodePrograms:
             last=where(new.last, state.last),
             length=where(new.length, state.length),
             count=where(0, state.count),
+            limit=where(new.limit, state.limit),
             done=state.done & ~new.arrived,
             keys=where(new.keys, state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
@@ -217,7 +219,8 @@ class DecodePrograms:
             last=token,
             length=state.length + live,
             count=count,
-            done=state.done | ended | (count >= rollout.max_new_tokens),
+            limit=state.limit,
+            done=state.done | ended | (count >= state.limit),
             keys=state.keys,
             tokens=jnp.where(here, token[:, None], state.tokens),
             logprobs=jnp.where(here, logprobs[:, None], state.logprobs),
@@ -256,6 +259,7 @@ class DecodePrograms:
             arrived=by_slot(slots, dtype=bool),
             last=by_slot(slots),
             length=by_slot(slots),
+            limit=by_slot(slots),
             keys=by_slot(slots, 2, dtype=jnp.uint32),
         )
         prefills, fills = {}, {}

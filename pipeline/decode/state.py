@@ -42,6 +42,7 @@ class DecodeState:
         last: each slot's newest token, not yet in the caches.
         length: positions in each slot's caches, which is the position of `last`.
         count: tokens drawn so far.
+        limit: tokens after which a rollout ends at the latest.
         done: slots whose rollout has ended, or that never had one; what they draw means nothing.
         keys: each rollout's random key.
         tokens: drawn tokens, the padding token behind a rollout's end.
@@ -52,6 +53,7 @@ class DecodeState:
     last: Int[Array, " slots"]
     length: Int[Array, " slots"]
     count: Int[Array, " slots"]
+    limit: Int[Array, " slots"]
     done: Bool[Array, " slots"]
     keys: UInt32[Array, "slots 2"]
     tokens: Int[Array, "slots new"]
@@ -70,7 +72,8 @@ class Newcomers:
         arrived: slots that are given to a newcomer; elsewhere the following mean nothing.
         last: the prompt's last token.
         length: tokens of the prompt before that.
-        keys: see `DecodeState`.
+        limit: see `DecodeState`.
+        keys: likewise.
     """
 
     count: Int[Array, " shards"]
@@ -79,4 +82,5 @@ class Newcomers:
     arrived: Bool[Array, " slots"]
     last: Int[Array, " slots"]
     length: Int[Array, " slots"]
+    limit: Int[Array, " slots"]
     keys: UInt32[Array, "slots 2"]

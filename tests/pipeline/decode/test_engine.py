@@ -141,6 +141,22 @@ def test_invariant_5_an_ending_by_length_gets_no_invented_token(drawn: list[Comp
         assert (completion.logprobs < 0).all()
 
 
+def test_a_request_may_want_fewer_tokens(drawn: list[Completion]):
+    limits = np.random.default_rng(0).integers(1, NEW + 1, len(REQUESTS))
+    cut = [
+        dataclasses.replace(request, max_new_tokens=int(limit))
+        for request, limit in zip(REQUESTS, limits, strict=True)
+    ]
+    found = generate(tiny.engine(), cut)
+    for whole, short, limit in zip(drawn, found, limits, strict=True):
+        np.testing.assert_array_equal(short.tokens, whole.tokens[:limit])
+        np.testing.assert_array_equal(short.logprobs, whole.logprobs[:limit])
+        assert short.stop_reason == ("length" if len(whole.tokens) > limit else whole.stop_reason)
+    for wrong in (0, NEW + 1):
+        with pytest.raises(ValueError, match=rf"max_new_tokens = {wrong}: must be from 1 to"):
+            generate(tiny.engine(), [dataclasses.replace(REQUESTS[0], max_new_tokens=wrong)])
+
+
 def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
     for one, two in zip(first, second, strict=True):
         assert one.name == two.name
