@@ -39,6 +39,11 @@ class Plan(Table):
         description="fewer slots into which the last rollouts are moved, the most first; default: "
         "rollout_rows halved up to three times",
     )
+    kv_cache: Literal["model", "int8"] = Field(
+        "model",
+        description="type of the sampler's KV caches: the model's; or 8 bits with a scale for each "
+        "token and head, half of bfloat16's bytes, log-probs a little off the learner's",
+    )
     segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
     prefill_tokens: int = Field(
         4096,

@@ -167,7 +167,8 @@ class Checkpoint(Table):
 class Parity(Table):
     """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
 
-    The defaults of bf16 also hold for a float32 base under `model.quantization = "int8_matmul"`.
+    The defaults of bf16 also hold for a float32 base under `model.quantization = "int8_matmul"` or
+    `plan.kv_cache = "int8"`.
     """
 
     probe: float | None = Field(

@@ -40,10 +40,12 @@ class Bounds:
     def of(config: Config) -> Bounds:
         """Configured bounds, else the measured defaults of the base's type.
 
-        Where activations are rounded to integers, differences of float32's size choose other ones.
+        Where activations, or keys and values, are rounded to integers, differences of float32's
+        size choose other ones.
         """
         model = config.model
-        exact = model.dtype == "float32" and model.quantization != "int8_matmul"
+        rounded = model.quantization == "int8_matmul" or config.plan.kv_cache == "int8"
+        exact = model.dtype == "float32" and not rounded
         parity = config.parity
         return Bounds(
             probe=parity.probe or (1e-4 if exact else 0.25),

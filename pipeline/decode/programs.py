@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
-from pipeline.decode.cache import Caches, PromptAttention, TokenAttention, capacity
+from pipeline.decode.cache import Caches, PromptAttention, TokenAttention, empty_rings
 from pipeline.decode.sampling import sample
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.model.gumbel import keys_at
@@ -89,16 +89,10 @@ class DecodePrograms:
 
     def empty(self) -> DecodeState:
         """All slots free."""
-        slots, new = self.config.plan.rollout_rows, self.config.rollout.max_new_tokens
-        model, max_tokens = self.policy.architecture.config, self.config.rollout.max_tokens
-        number = jnp.zeros(slots, jnp.int32)
-
-        def ring(layer: int) -> jax.Array:
-            size = capacity(window=self.policy.architecture.window(layer), max_tokens=max_tokens)
-            return jnp.zeros((slots, size, model.num_kv_heads, model.head_dim), model.param_dtype)
-
+        slots, rollout = self.config.plan.rollout_rows, self.config.rollout
+        number, new = jnp.zeros(slots, jnp.int32), rollout.max_new_tokens
         return DecodeState(
-            caches=tuple((ring(layer), ring(layer)) for layer in range(model.num_layers)),
+            caches=self._empty_rings(slots, rollout.max_tokens),
             last=number,
             length=number,
             count=number,
@@ -125,7 +119,7 @@ class DecodePrograms:
         positions = jnp.broadcast_to(jnp.arange(seq), prompts.shape)
         # A prompt's rings are no larger than its bucket: position p is in place p, or wrapped as in
         # the slots' own ring, which is then no larger either.
-        attend = PromptAttention(lengths, seq)
+        attend = PromptAttention(lengths, seq, self._eight_bits)
         _, caches = self.policy.bind(base, adapter)(prompts, positions, attend=attend)
         return caches
 
@@ -227,6 +221,10 @@ class DecodePrograms:
         )
 
     @property
+    def _eight_bits(self) -> bool:
+        return self.config.plan.kv_cache == "int8"
+
+    @property
     def _rings(self) -> NamedSharding:
         """Where a ring is."""
         kv_heads = self.policy.architecture.config.num_kv_heads
@@ -238,65 +236,59 @@ class DecodePrograms:
 
     def compile(self) -> Compiled:
         """Compiles all programs; allocates nothing."""
-        mesh, config = self.policy.mesh, self.config
-        whole, rows = replicated(mesh), by_row(mesh)
-        base, adapter = self.policy.abstract_params()
-        scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
-        heat = Heat(scalar, scalar)
-
-        def by_slot(*shape: int, dtype: Any = jnp.int32) -> Any:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
-
-        slots, shards = config.plan.rollout_rows, batch_shards(mesh)
-        places = jax.tree.map(self._place, self._state(slots))
-        prefill = jax.jit(self.prefill, out_shardings=places.caches)
-        fill = jax.jit(self.fill, donate_argnums=0, out_shardings=places)
-        segment = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
-        newcomers = Newcomers(
-            count=by_slot(shards),
-            slots=by_slot(slots),
-            rows=by_slot(slots),
-            arrived=by_slot(slots, dtype=bool),
-            last=by_slot(slots),
-            length=by_slot(slots),
-            limit=by_slot(slots),
-            keys=by_slot(slots, 2, dtype=jnp.uint32),
-        )
-        prefills, fills = {}, {}
-        for bucket in config.prompt_buckets:
-            prompts = shards * config.prefill_rows(bucket)
-            traced = prefill.trace(base, adapter, by_slot(prompts, bucket), by_slot(prompts))
-            caches = jax.tree.map(
-                lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-                traced.out_info,
-                places.caches,
-            )
-            prefills[bucket] = build(traced, mesh)
-            fills[bucket] = build(fill.trace(self._state(slots), caches, newcomers), mesh)
+        mesh, sizes, buckets = self.policy.mesh, self.config.plan.slots, self.config.prompt_buckets
         return Compiled(
-            empty=build(jax.jit(self.empty, out_shardings=places).trace(), mesh),
-            prefill=prefills,
-            fill=fills,
-            segment={
-                size: build(segment.trace(base, adapter, self._state(size), heat), mesh)
-                for size in config.plan.slots
-            },
+            empty=build(self.trace_empty(), mesh),
+            prefill={bucket: build(self.trace_prefill(bucket), mesh) for bucket in buckets},
+            fill={bucket: build(self.trace_fill(bucket), mesh) for bucket in buckets},
+            segment={size: build(self.trace_segment(size), mesh) for size in sizes},
             compact={
-                small: self._compile_compact(self._state(large), by_slot(small))
-                for large, small in pairwise(config.plan.slots)
+                small: self._compile_compact(large, small) for large, small in pairwise(sizes)
             },
         )
 
-    def _state(self, slots: int) -> Any:
-        """Shapes, types and places of a `DecodeState` of so many slots."""
+    def trace_empty(self) -> jax.stages.Traced:
+        """The program of `empty`."""
+        places = jax.tree.map(self._place, self._state(self.config.plan.rollout_rows))
+        return jax.jit(self.empty, out_shardings=places).trace()
 
-        def array(x: Any) -> jax.ShapeDtypeStruct:
-            shape = (slots, *x.shape[1:])
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=self._place(x))
+    def trace_prefill(self, bucket: int) -> jax.stages.Traced:
+        """The program of `prefill`, for prompts of at most `bucket` tokens."""
+        prompts = self._prompts(bucket)
+        places = jax.tree.map(self._place, self._prompt_rings(bucket))
+        program = jax.jit(self.prefill, out_shardings=places)
+        given = self._by_slot(prompts, bucket), self._by_slot(prompts)
+        return program.trace(*self.policy.abstract_params(), *given)
 
-        return jax.tree.map(array, jax.eval_shape(self.empty))
+    def trace_fill(self, bucket: int) -> jax.stages.Traced:
+        """The program of `fill`, from prompts that the prefill of `bucket` has read."""
+        slots = self.config.plan.rollout_rows
+        number, state = self._by_slot(slots), self._state(slots)
+        newcomers = Newcomers(
+            count=self._by_slot(batch_shards(self.policy.mesh)),
+            slots=number,
+            rows=number,
+            arrived=self._by_slot(slots, dtype=bool),
+            last=number,
+            length=number,
+            limit=number,
+            keys=self._by_slot(slots, 2, dtype=jnp.uint32),
+        )
+        places = jax.tree.map(self._place, state)
+        program = jax.jit(self.fill, donate_argnums=0, out_shardings=places)
+        return program.trace(state, self._placed(self._prompt_rings(bucket)), newcomers)
 
-    def _compile_compact(self, state: DecodeState, kept: Any) -> Compact:
+    def trace_segment(self, slots: int) -> jax.stages.Traced:
+        """The program of `segment`, for so many slots."""
+        state = self._state(slots)
+        scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(self.policy.mesh))
+        places = jax.tree.map(self._place, state)
+        program = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
+        return program.trace(*self.policy.abstract_params(), state, Heat(scalar, scalar))
+
+    def _compile_compact(self, large: int, small: int) -> Compact:
+        kept, state = self._by_slot(small), self._state(large)
+
         def program(arrays: Any) -> jax.stages.Compiled:
             places = jax.tree.map(self._place, arrays)
             traced = jax.jit(self.compact, out_shardings=places).trace(arrays, kept)
@@ -307,6 +299,35 @@ class DecodePrograms:
             rest=program(replace(state, caches=())),
             rings={shape: program(ring) for shape, ring in rings.items()},
         )
+
+    def _empty_rings(self, rows: int, max_tokens: int) -> Caches:
+        eight_bits = self._eight_bits
+        shape = self.policy.architecture
+        return empty_rings(shape, rows=rows, max_tokens=max_tokens, eight_bits=eight_bits)
+
+    def _prompts(self, bucket: int) -> int:
+        """Read by one prefill, over all devices."""
+        return batch_shards(self.policy.mesh) * self.config.prefill_rows(bucket)
+
+    def _prompt_rings(self, bucket: int) -> Any:
+        """Shapes and types of what a prefill returns."""
+        return jax.eval_shape(lambda: self._empty_rings(self._prompts(bucket), bucket))
+
+    def _by_slot(self, *shape: int, dtype: Any = jnp.int32) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_row(self.policy.mesh))
+
+    def _placed(self, arrays: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._place(x)), arrays
+        )
+
+    def _state(self, slots: int) -> Any:
+        """Shapes, types and places of a `DecodeState` of so many slots."""
+        whole = jax.eval_shape(self.empty)
+        resized = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((slots, *x.shape[1:]), x.dtype), whole
+        )
+        return self._placed(resized)
 
 
 def _copy(

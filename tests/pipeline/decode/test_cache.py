@@ -67,13 +67,43 @@ def test_bytes_are_counted_by_hand():
     # Keys and values, 2 kv heads of 8, 4 bytes; 6 local layers of 8 slots, a global one of 40.
     found = bytes_per_row(tiny.policy().architecture, max_tokens=40)
     assert found == 2 * 2 * 8 * 4 * (6 * 8 + 40)
+    # A byte each, and a float32 for each of the 2 kv heads.
+    found = bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
+    assert found == 2 * 2 * (8 + 4) * (6 * 8 + 40)
 
 
+def to_255_steps(x: np.ndarray) -> np.ndarray:
+    """Each vector rounded to 127 steps up to its largest number, and as many down."""
+    step = np.abs(x).max(axis=-1, keepdims=True) / 127
+    return np.rint(x / step) * step
+
+
+def test_eight_bits_hold_a_vector_to_half_a_step():
+    rng = np.random.default_rng(0)
+    key, value = rng.standard_normal((2, 2, 5, KV_HEADS, HEAD_DIM)).astype(np.float32)
+    key[0, 1, 0] = 0.0
+    prefill = PromptAttention(jnp.array([5, 5]), 5, eight_bits=True)
+    query = jnp.ones((2, 5, HEADS, HEAD_DIM))
+    _, cache = prefill(
+        query, jnp.asarray(key), jnp.asarray(value), window=None, softcap=None, cache=None
+    )
+    keys, values, key_scales, value_scales = map(np.asarray, cache)
+    assert keys.dtype == values.dtype == np.int8
+    assert key_scales.shape == (2, 5, KV_HEADS, 1)
+    for steps, scale, exact in ((keys, key_scales, key), (values, value_scales, value)):
+        error = np.abs(steps * scale - exact)
+        assert (error <= 0.5001 * scale).all()
+        assert error.max() > 0.1 * scale.max()
+    assert (np.abs(keys).max(axis=-1)[key.any(axis=-1)] == 127).all()
+    assert not keys[0, 1, 0].any()
+
+
+@pytest.mark.parametrize("eight_bits", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 4, 30])
 @pytest.mark.parametrize("prompts", [(1, 3, 7), (12, 5, 11)])
 def test_attention_over_rings_is_attention_over_everything(
-    window: int | None, prompts: tuple[int, ...], softcap: float | None
+    window: int | None, prompts: tuple[int, ...], softcap: float | None, eight_bits: bool
 ):
     total, bucket = 20, 12
     rng = np.random.default_rng(0)
@@ -83,6 +113,8 @@ def test_attention_over_rings_is_attention_over_everything(
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
     query, key, value = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
+    if eight_bits:  # what rings hold exactly
+        key, value = (jnp.asarray(to_255_steps(np.asarray(x))) for x in (key, value))
     kind: Any = {"window": window, "softcap": softcap}
     expected, _ = attend_causally(query, key, value, **kind, cache=None)
 
@@ -90,11 +122,13 @@ def test_attention_over_rings_is_attention_over_everything(
     # Nothing of the padding may get into the rings.
     real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
     padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
-    prefill = PromptAttention(lengths, total)
+    prefill = PromptAttention(lengths, total, eight_bits)
     _, cache = prefill(query[:, :bucket], *padded, **kind, cache=None)
+    assert len(cache) == (4 if eight_bits else 2)
     assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
     assert cache[0].shape[1] == capacity(window=window, max_tokens=total)
-    cache = tuple(jnp.nan_to_num(x, nan=1e6) for x in cache)
+    # Rings hold finite numbers only.
+    cache = tuple(jnp.nan_to_num(x, nan=1e6) if x.dtype != jnp.int8 else x for x in cache)
 
     rows = jnp.arange(len(prompts))
     for step in range(total - max(prompts)):
