@@ -30,6 +30,20 @@ def v5e_devices(count: int) -> Sequence[jax.Device]:
     return topology.devices[:count]
 
 
+class DoesNotFitError(Exception):
+    """A program that needs more memory than a chip has.
+
+    Attributes:
+        needs_gib: by the compiler's account; None: it gives none.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Reads the compiler's message."""
+        super().__init__(message)
+        used = _NEEDED.search(message)
+        self.needs_gib = float(used[1] or used[2]) if used else None
+
+
 @dataclass(frozen=True)
 class Program:
     """A program compiled for a TPU.
@@ -46,11 +60,20 @@ class Program:
 
 
 def compile_for(traced: jax.stages.Traced) -> Program:
-    """Compiles for a TPU and reads the compiler's report on memory."""
+    """Compiles for a TPU and reads the compiler's report on memory.
+
+    Raises:
+        DoesNotFitError: if the compiler finds no way to fit the program into a chip.
+    """
     lowered = traced.lower(lowering_platforms=("tpu",))
     with TemporaryDirectory() as folder:
         options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled = lowered.compile(compiler_options=options)
+        try:
+            compiled = lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) and "HbmOom" not in str(error):
+                raise
+            raise DoesNotFitError(str(error)) from None
         (report,) = Path(folder).glob("*memory-usage-report.txt")
         spaces = memory_spaces(report.read_text())
     text = compiled.as_text()
@@ -84,11 +107,8 @@ def figures(
     began = time.monotonic()
     try:
         compiled = program()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) and "HbmOom" not in str(error):
-            raise
-        used = _NEEDED.search(str(error))
-        return {"fits": False, "needs_gib": float(used[1] or used[2]) if used else None}
+    except DoesNotFitError as error:
+        return {"fits": False, "needs_gib": error.needs_gib}
     module = parse(compiled.text)
     arguments, device = compiled.stats.argument_size_in_bytes, compiled.bytes_of[HBM]
     host = compiled.stats.host_argument_size_in_bytes + compiled.stats.host_temp_size_in_bytes

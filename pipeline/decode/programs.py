@@ -17,7 +17,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
-from pipeline.decode.cache import Caches, PromptAttention, TokenAttention, empty_rings
+from pipeline.decode.cache import (
+    Caches,
+    PromptAttention,
+    RingCache,
+    TokenAttention,
+    empty_recent,
+    empty_rings,
+    settle,
+)
 from pipeline.decode.sampling import sample
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.model.gumbel import keys_at
@@ -169,20 +177,33 @@ class DecodePrograms:
 
     def segment(self, base: Params, adapter: Params, state: DecodeState, heat: Heat) -> DecodeState:
         """Draws up to `plan.segment_steps` further tokens a slot, with the loop on the device."""
+        plan = self.config.plan
+        rings, begun = state.caches, state.length
+        recent = empty_recent(
+            self.policy.architecture,
+            rows=len(begun),
+            steps=plan.segment_steps,
+            eight_bits=self._eight_bits,
+        )
 
-        def step(_: Int[Array, ""], state: DecodeState) -> DecodeState:
+        def step(number: Int[Array, ""], state: DecodeState) -> DecodeState:
             # Bound inside: qwix notes things on the modules, which flax allows only at the trace
             # level at which they were made.
-            hidden, caches = self.policy.bind(base, adapter)(
+            hidden, recent = self.policy.bind(base, adapter)(
                 state.last[:, None],
                 state.length[:, None],
-                attend=TokenAttention(state.length),
-                caches=state.caches,
+                attend=TokenAttention(begun, state.length, number),
+                caches=list(zip(rings, state.caches, strict=True)),
             )
-            kept = DecodeState(**{**vars(state), "caches": caches})
-            return self._draw(base, kept, hidden[:, 0], heat)
+            return self._draw(base, replace(state, caches=tuple(recent)), hidden[:, 0], heat)
 
-        return jax.lax.fori_loop(0, self.config.plan.segment_steps, step, state)
+        drawn = jax.lax.fori_loop(0, plan.segment_steps, step, replace(state, caches=recent))
+        settled: list[RingCache] = []
+        for ring, recent_ring in zip(rings, drawn.caches, strict=True):
+            # One layer after the other: a copy of each is made on the way.
+            new, _ = jax.lax.optimization_barrier((recent_ring, settled[-1:]))
+            settled.append(settle(ring, new, begun=begun, lengths=drawn.length))
+        return replace(drawn, caches=tuple(settled))
 
     def _draw(
         self, base: Params, state: DecodeState, hidden: Float[Array, "slots embed"], heat: Heat
@@ -231,8 +252,8 @@ class DecodePrograms:
         return by_row_and_head(self.policy.mesh, kv_heads=kv_heads)
 
     def _place(self, x: jax.Array) -> NamedSharding:
-        """Where an array by slot is; those of four axes are rings."""
-        return self._rings if x.ndim == 4 else by_row(self.policy.mesh)
+        """Where an array by slot is; those of three axes and more are rings."""
+        return self._rings if x.ndim > 2 else by_row(self.policy.mesh)
 
     def compile(self) -> Compiled:
         """Compiles all programs; allocates nothing."""
@@ -342,7 +363,8 @@ def _copy(
     def one(number: Int[Array, ""], rings: Any) -> Any:
         def put(ring: jax.Array, prompts: jax.Array) -> jax.Array:
             prompt = jax.lax.dynamic_index_in_dim(prompts, rows[number])
-            return jax.lax.dynamic_update_slice(ring, prompt, (slots[number], 0, 0, 0))
+            start: list[Any] = [slots[number]] + [0] * (ring.ndim - 1)
+            return jax.lax.dynamic_update_slice(ring, prompt, start)
 
         return jax.tree.map(put, rings, prompts)
 

@@ -12,14 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.model.flash import FlashAttention
 
 LayerCache = Any
 """What an `Attend` keeps for one layer; the model passes it through without looking inside."""
 
-_UNSEEN = -1e30
+UNSEEN = -1e30
 """Score of a position that is not seen; finite, so that no gradient becomes NaN."""
 
 
@@ -52,38 +52,24 @@ def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*sha
 
 def attend_where(
     query: Float[Array, "batch seq heads head_dim"],
-    key: Shaped[Array, "batch slots kv_heads head_dim"],
-    value: Shaped[Array, "batch slots kv_heads head_dim"],
-    key_scale: Float[Array, "batch slots kv_heads 1"] | None = None,
-    value_scale: Float[Array, "batch slots kv_heads 1"] | None = None,
+    key: Float[Array, "batch slots kv_heads head_dim"],
+    value: Float[Array, "batch slots kv_heads head_dim"],
     *,
     seen: Bool[Array, "#batch #seq slots"],
     softcap: float | None,
 ) -> Float[Array, "batch seq heads head_dim"]:
     """softmax(capped scores of the keys that are seen) x values, the softmax in float32.
 
-    Each kv head serves heads / kv_heads query heads that stand together. Where scales are given,
-    keys and values are integers that they multiply.
+    Each kv head serves heads / kv_heads query heads that stand together.
     """
-    if softcap is None and key_scale is None:
+    if softcap is None:
         mask = jnp.broadcast_to(seen, (query.shape[0], query.shape[1], key.shape[1]))[:, None]
         return jax.nn.dot_product_attention(query, key, value, scale=1.0, mask=mask)
     grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
-    key, value = key.astype(query.dtype), value.astype(query.dtype)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    if key_scale is not None:
-        scores *= _by_key(key_scale)
-    scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), _UNSEEN)
-    weights = jax.nn.softmax(scores, axis=-1)
-    if value_scale is not None:
-        weights *= _by_key(value_scale)
-    return jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value).reshape(query.shape)
-
-
-def _by_key(
-    scale: Float[Array, "batch slots kv_heads 1"],
-) -> Float[Array, "batch kv_heads 1 1 slots"]:
-    return jnp.moveaxis(scale[..., 0], 1, 2)[:, :, None, None]
+    scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), UNSEEN)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
 def attend_causally(

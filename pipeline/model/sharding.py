@@ -71,12 +71,12 @@ def by_row(mesh: Mesh) -> NamedSharding:
 
 
 def by_row_and_head(mesh: Mesh, *, kv_heads: int) -> NamedSharding:
-    """Of `rows slots kv_heads head_dim`: rows as in `by_row`, kv heads over tp if it divides them.
+    """Of `rows kv_heads ...`: rows as in `by_row`, kv heads over tp if it divides them.
 
     So a device keeps the keys and values that it computes.
     """
     heads = TP if kv_heads % mesh.shape[TP] == 0 else None
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, heads))
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, heads))
 
 
 def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:

@@ -17,6 +17,7 @@ from pipeline.decode.cache import (
     capacity,
     held_positions,
     seen,
+    settle,
 )
 from pipeline.model.architecture import architecture
 from pipeline.model.attention import attend_causally
@@ -38,9 +39,16 @@ def test_held_positions_are_those_of_a_ring(lengths: list[int], slots: int):
     found = np.asarray(held_positions(jnp.asarray(lengths), slots))
     expected = np.array([ring(length, slots) for length in lengths])
     np.testing.assert_array_equal(np.maximum(found, -1), expected)
-    following = np.asarray(seen(jnp.asarray(lengths), slots=slots))
-    after = np.array([ring(length + 1, slots) for length in lengths])
-    np.testing.assert_array_equal(following, after >= 0)
+
+
+@given(st.integers(0, 30), st.integers(1, 9))
+def test_a_query_sees_itself_and_what_its_window_reaches(position: int, window: int):
+    held = jnp.arange(-3, 40)[None]
+    found = np.asarray(seen(held, jnp.array([position]), window=window))[0]
+    expected = [max(0, position - window + 1) <= at <= position for at in range(-3, 40)]
+    np.testing.assert_array_equal(found, expected)
+    everything = np.asarray(seen(held, jnp.array([position]), window=None))[0]
+    np.testing.assert_array_equal(everything, [0 <= at <= position for at in range(-3, 40)])
 
 
 def test_held_positions_by_hand():
@@ -89,13 +97,15 @@ def test_eight_bits_hold_a_vector_to_half_a_step():
     )
     keys, values, key_scales, value_scales = map(np.asarray, cache)
     assert keys.dtype == values.dtype == np.int8
-    assert key_scales.shape == (2, 5, KV_HEADS, 1)
-    for steps, scale, exact in ((keys, key_scales, key), (values, value_scales, value)):
+    assert key_scales.shape == (2, KV_HEADS, 5)
+    key, value = (x.swapaxes(1, 2) for x in (key, value))
+    for steps, scales, exact in ((keys, key_scales, key), (values, value_scales, value)):
+        scale = scales[..., None]
         error = np.abs(steps * scale - exact)
         assert (error <= 0.5001 * scale).all()
         assert error.max() > 0.1 * scale.max()
     assert (np.abs(keys).max(axis=-1)[key.any(axis=-1)] == 127).all()
-    assert not keys[0, 1, 0].any()
+    assert not keys[0, 0, 1].any()
 
 
 @pytest.mark.parametrize("eight_bits", [False, True])
@@ -126,27 +136,37 @@ def test_attention_over_rings_is_attention_over_everything(
     _, cache = prefill(query[:, :bucket], *padded, **kind, cache=None)
     assert len(cache) == (4 if eight_bits else 2)
     assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
-    assert cache[0].shape[1] == capacity(window=window, max_tokens=total)
+    assert cache[0].shape[2] == capacity(window=window, max_tokens=total)
     # Rings hold finite numbers only.
     cache = tuple(jnp.nan_to_num(x, nan=1e6) if x.dtype != jnp.int8 else x for x in cache)
 
-    rows = jnp.arange(len(prompts))
-    for step in range(total - max(prompts)):
-        at = lengths + step
-        new = (x[rows, at][:, None] for x in (query, key, value))
-        found, cache = TokenAttention(at)(*new, **kind, cache=cache)
-        np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
+    rows, steps, begun = jnp.arange(len(prompts)), total - max(prompts), lengths
+    # Segments that are shorter than the windows, as long, and longer.
+    for first, length in ((0, 3), (3, 1), (4, steps - 4)):
+        recent = tuple(jnp.full((*x.shape[:2], length, *x.shape[3:]), 7, x.dtype) for x in cache)
+        for step in range(length):
+            at = lengths + first + step
+            new = (x[rows, at][:, None] for x in (query, key, value))
+            attend = TokenAttention(begun, at, jnp.int32(step))
+            found, recent = attend(*new, **kind, cache=(cache, recent))
+            np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
+        cache = settle(cache, recent, begun=begun, lengths=begun + length)
+        begun += length
 
 
-def test_a_row_writes_to_its_own_slot_only():
-    cache = (jnp.zeros((2, 4, KV_HEADS, HEAD_DIM)),) * 2
-    one = jnp.ones((2, 1, KV_HEADS, HEAD_DIM))
-    query = jnp.ones((2, 1, HEADS, HEAD_DIM))
-    attend = TokenAttention(jnp.array([1, 6]))
-    _, (keys, values) = attend(query, one, 2 * one, window=4, softcap=None, cache=cache)
-    written = np.array([[0, 1, 0, 0], [0, 0, 1, 0]])
-    np.testing.assert_array_equal(keys[..., 0, 0], written)
-    np.testing.assert_array_equal(values[..., 0, 0], 2 * written)
+def test_a_row_takes_its_new_positions_to_their_places():
+    ring = (jnp.full((3, KV_HEADS, 4, HEAD_DIM), -1.0), jnp.full((3, KV_HEADS, 4), -1.0))
+    steps = jnp.arange(6.0)[:, None]
+    recent = (
+        jnp.broadcast_to(steps, (3, KV_HEADS, 6, HEAD_DIM)),
+        jnp.broadcast_to(steps[:, 0], (3, KV_HEADS, 6)),
+    )
+    # Two steps, none because the rollout had ended, and more than the ring holds.
+    begun, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
+    keys, scales = settle(ring, recent, begun=begun, lengths=lengths)
+    expected = [[1, -1, -1, 0], [-1, -1, -1, -1], [3, 4, 5, 2]]
+    np.testing.assert_array_equal(keys[:, 1, :, 2], expected)
+    np.testing.assert_array_equal(scales[:, 0], expected)
 
 
 def test_bytes_of_gemma_2_are_counted_by_hand():

@@ -300,7 +300,7 @@ def test_caches_are_made_sharded_and_of_the_rings_size():
     for layer, ring in enumerate(state.caches):
         slots = LONGEST + NEW if layer == 5 else tiny.WINDOW
         for array in ring:
-            assert array.shape == (8, slots, 2, 8)
+            assert array.shape == (8, 2, slots, 8)
             assert array.sharding.is_equivalent_to(rows, array.ndim)
             assert [shard.data.shape[0] for shard in array.addressable_shards] == [1] * 8
 

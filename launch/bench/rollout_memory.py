@@ -1,0 +1,155 @@
+"""What our sampler holds of a v5e chip, by the TPU compiler: all programs, and what is beside them.
+
+While a program runs, more is on the chip than its own arguments: base and adapter, the slots, and
+the caches of prompts that were read and wait for a slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from launch.bench.compiled import (
+    GIB,
+    HBM_GIB,
+    DoesNotFitError,
+    Program,
+    compile_for,
+    v5e_devices,
+)
+from launch.bench.models import MODELS, VOCAB, own_sizes
+from launch.bench.ours import VOCABULARY, bench_config
+from pipeline.decode.cache import bytes_per_row
+from pipeline.decode.programs import DecodePrograms
+from pipeline.model.architecture import architecture
+from pipeline.model.gemma import Architecture
+from pipeline.model.policy import Policy
+from pipeline.model.sharding import make_mesh
+from pipeline.plan.figures import estimated_seconds, whole_logits
+from pipeline.plan.hlo import parse
+from pipeline.plan.memory_report import HBM
+
+
+def sampler(
+    *, model: str, slots: int, length: int, devices: int = 1, **settings: Any
+) -> dict[str, Any]:
+    """Figures of a sampler with `slots` slots on each chip, every moment counted.
+
+    Args:
+        model: which Gemma 3.
+        slots: of each chip.
+        length: positions of a prompt and its completion.
+        devices: chips.
+        settings: further ones, `table__key=value`.
+
+    Returns:
+        `fits`; if it does not, `needs_gib` by the compiler's account. If it does, those of
+        `decoding`, GiB of the fullest moment of all, and what is then left of the chip.
+    """
+    programs = _programs(model, slots=slots, length=length, devices=devices, settings=settings)
+    bucket = max(programs.config.prompt_buckets)
+    try:
+        empty, segment, prefill, fill = (
+            compile_for(traced)
+            for traced in (
+                programs.trace_empty(),
+                programs.trace_segment(slots * devices),
+                programs.trace_prefill(bucket),
+                programs.trace_fill(bucket),
+            )
+        )
+    except DoesNotFitError as error:
+        return {"fits": False, "needs_gib": error.needs_gib}
+    state, waiting = _results(empty), _results(prefill)
+    weights = segment.stats.argument_size_in_bytes - state
+    # A prompt's caches wait while others decode; those of one device while another reads.
+    moments = {
+        "segment": segment.bytes_of[HBM] + waiting,
+        "prefill": prefill.bytes_of[HBM] + state + (waiting if devices > 1 else 0),
+        "fill": fill.bytes_of[HBM] + weights,
+    }
+    fullest = max(moments.values()) / GIB
+    return {
+        "fits": fullest <= HBM_GIB,
+        "needs_gib": fullest,
+        "weights_gib": weights / GIB,
+        "state_gib": state / GIB,
+        **{f"{name}_gib": size / GIB for name, size in moments.items()},
+        "spare_gib": HBM_GIB - fullest,
+        **_decoding(model, programs, segment, slots=slots),
+    }
+
+
+def decoding(
+    *, model: str, slots: int, length: int, devices: int = 1, **settings: Any
+) -> dict[str, Any]:
+    """Figures of the segment alone; arguments as those of `sampler`.
+
+    Returns:
+        `fits`; if it does not, `needs_gib` by the compiler's account. If it does, GiB of the
+        program, milliseconds of a decode step by the compiler's estimate and the tokens a second
+        that this makes on each chip, a sequence's KV bytes as a share of dense caches', and the
+        buffers against invariant 3.
+    """
+    programs = _programs(model, slots=slots, length=length, devices=devices, settings=settings)
+    try:
+        segment = compile_for(programs.trace_segment(slots * devices))
+    except DoesNotFitError as error:
+        return {"fits": False, "needs_gib": error.needs_gib}
+    gib = segment.bytes_of[HBM] / GIB
+    return {"fits": True, "needs_gib": gib} | _decoding(model, programs, segment, slots=slots)
+
+
+def _decoding(
+    model: str, programs: DecodePrograms, segment: Program, *, slots: int
+) -> dict[str, Any]:
+    config, shape = programs.config, programs.policy.architecture
+    module = parse(segment.text)
+    step = estimated_seconds(module) / config.plan.segment_steps
+    vocab = VOCAB // (config.plan.fsdp * config.plan.tp)
+    large = whole_logits(module, vocab=vocab, model=own_sizes(model))
+    length = config.rollout.max_tokens
+    rings = bytes_per_row(shape, max_tokens=length, eight_bits=config.plan.kv_cache == "int8")
+    return {
+        "segment_program_gib": segment.bytes_of[HBM] / GIB,
+        "step_ms": 1e3 * step,
+        "tokens_per_s": slots / step,
+        "kv_share": rings / _dense_bytes(shape, length),
+        "kv_mb": rings / 1e6,
+        "invariant_3": not large,
+        "large_buffers": sorted({f"{b.shape.dtype}{list(b.shape.dims)}" for b in large}),
+    }
+
+
+def _results(program: Program) -> int:
+    size: int = program.stats.output_size_in_bytes
+    return size
+
+
+def _dense_bytes(shape: Architecture, length: int) -> int:
+    """Of a sequence, with keys and values of every layer for every position."""
+    config = shape.config
+    per_position = (
+        2 * config.num_kv_heads * config.head_dim * jnp.dtype(config.param_dtype).itemsize
+    )
+    return config.num_layers * length * per_position
+
+
+def _programs(
+    model: str, *, slots: int, length: int, devices: int, settings: dict[str, Any]
+) -> DecodePrograms:
+    config = bench_config(
+        model,
+        length=length,
+        plan__learner_devices=devices,
+        plan__micro_batch_tokens=length * devices,
+        plan__rollout_rows=slots * devices,
+        plan__slot_buckets=[],
+        **settings,
+    )
+    mesh = make_mesh(v5e_devices(devices), fsdp=config.plan.fsdp, tp=config.plan.tp)
+    policy = Policy.create(
+        architecture(MODELS[model], dtype=jnp.dtype("bfloat16")), lora=config.lora, mesh=mesh
+    )
+    return DecodePrograms(policy, config, VOCABULARY)
