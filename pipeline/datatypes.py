@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-StopReason = Literal["eos", "length"]
+StopReason = Literal["eos", "stop_string", "length"]
+"""By a stop token, by a text of `rollout.stop_strings`, or cut off where no more was allowed."""
+
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
@@ -103,7 +105,8 @@ class Completion:
     Attributes:
         name: which rollout this is.
         prompt_tokens: int32 `prompt`.
-        tokens: int32 `seq`, the stop token included when `stop_reason` is "eos".
+        tokens: int32 `seq`, the stop token included when `stop_reason` is "eos"; the last one
+            completes the text when it is "stop_string".
         logprobs: float32 `seq`, of each token under the full temperature-scaled distribution.
         stop_reason: why it ended.
         version: policy version that drew it.

@@ -47,7 +47,8 @@ class RewardInput:
     Attributes:
         prompt: what the model read, turn tokens included.
         completion: what it wrote, without the stop token.
-        stop_reason: "eos" if it ended by itself, "length" if it was cut.
+        stop_reason: "eos" if it ended with a stop token, "stop_string" if with a text that ends a
+            completion and is part of it, "length" if it was cut.
         answer: the reference answer.
         row: all columns of the dataset's row.
         tags: the configured tags.

@@ -59,7 +59,8 @@ def measure(config: Config, *, prompts: int) -> Ability:
     folder = Path(config.model.path)
     tokenizer, mesh = read_tokenizer(folder), make_mesh(jax.devices()[:1])
     policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
-    engine = Engine(policy, base, config, Vocabulary.of(tokenizer, config.rollout))
+    vocabulary = Vocabulary.of(tokenizer, config.rollout)
+    engine = Engine(policy, base, config, vocabulary, text_of=tokenizer.decode)
     asked = load_data(config, tokenizer).test.prompts[:prompts]
 
     def draws(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:

@@ -111,7 +111,7 @@ class Conversation:
             adapter=adapter,
         )
         text = self._maker.tokenizer.decode(drawn.tokens)
-        return Reply(policy, text, len(drawn.tokens), drawn.stop_reason == "eos")
+        return Reply(policy, text, len(drawn.tokens), drawn.stop_reason != "length")
 
 
 def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:

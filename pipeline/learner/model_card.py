@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from configs.schema import Config, Learner
+from configs.schema import Config, Learner, Rollout
 from pipeline.model_files.model_source import HF
 from pipeline.run_dir import RunFolder
 
@@ -85,12 +85,19 @@ def _facts(config: Config, base: str) -> dict[str, str]:
         **more,
         "GRPO on": ", ".join(f"`{path}`" for path in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
+        **_ends(rollout),
         "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
         "loss": _loss(learner),
         "learning rate": f"{learner.lr:g}, {learner.schedule}",
         "seed": str(config.run.seed),
         "made with": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
     }
+
+
+def _ends(rollout: Rollout) -> dict[str, str]:
+    """What whoever serves the model has to be told, because it stands in no file of the model."""
+    texts = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in rollout.stop_strings)
+    return {"an answer also ends with": texts} if texts else {}
 
 
 def _loss(learner: Learner) -> str:

@@ -173,6 +173,15 @@ more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0
     assert shown[15:] == ["note: something"]
 
 
+def test_the_protocol_tells_what_else_ends_an_answer(tmp_path: Path):
+    found = told(make_config(tmp_path, rollout={"stop_strings": ["</answer>", "\n\n"]}))
+    assert found["protocol"]["stop_strings"] == ["</answer>", "\n\n"]
+    assert list(lines(found))[2] == (
+        "answers: 1 a prompt, greedy, at most 80 tokens, also ended by '</answer>' or '\\n\\n'; "
+        "what counts is the last answer block"
+    )
+
+
 def test_the_table_of_samples_has_votes(tmp_path: Path):
     config = make_config(tmp_path, eval={"samples": 4, "temperature": 0.5}, rollout={"top_k": 9})
     shown = list(lines(told(config, tuned=False)))
