@@ -110,7 +110,7 @@ class Conversation:
             temperature=self._temperature,
             adapter=adapter,
         )
-        text = self._maker.tokenizer.decode(drawn.tokens)
+        text = self._maker.text_of(drawn)
         return Reply(policy, text, len(drawn.tokens), drawn.stop_reason != "length")
 
 

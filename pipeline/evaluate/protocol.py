@@ -53,6 +53,7 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"prompt: {turns[prompt['turn']]}, {shots} shots, template {prompt['template']!r}, "
         + (f"system {prompt['system']!r}" if prompt["system"] else "no system text")
+        + (f", answers begin with {prefix!r}" if (prefix := prompt["answer_prefix"]) else "")
     )
     if found["temperature"]:
         drawn = f"sampled at temperature {found['temperature']:g}"

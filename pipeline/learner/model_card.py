@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from configs.schema import Config, Learner, Rollout
+from configs.schema import Config, Learner
 from pipeline.model_files.model_source import HF
 from pipeline.run_dir import RunFolder
 
@@ -85,7 +85,7 @@ def _facts(config: Config, base: str) -> dict[str, str]:
         **more,
         "GRPO on": ", ".join(f"`{path}`" for path in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
-        **_ends(rollout),
+        **_told(config),
         "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
         "loss": _loss(learner),
         "learning rate": f"{learner.lr:g}, {learner.schedule}",
@@ -94,10 +94,18 @@ def _facts(config: Config, base: str) -> dict[str, str]:
     }
 
 
-def _ends(rollout: Rollout) -> dict[str, str]:
+def _told(config: Config) -> dict[str, str]:
     """What whoever serves the model has to be told, because it stands in no file of the model."""
-    texts = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in rollout.stop_strings)
-    return {"an answer also ends with": texts} if texts else {}
+
+    def quoted(texts: Sequence[str]) -> str:
+        return ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in texts)
+
+    found = {}
+    if config.prompt.answer_prefix:
+        found["the model's turn begins with"] = quoted([config.prompt.answer_prefix])
+    if config.rollout.stop_strings:
+        found["an answer also ends with"] = quoted(config.rollout.stop_strings)
+    return found
 
 
 def _loss(learner: Learner) -> str:
