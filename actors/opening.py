@@ -15,6 +15,7 @@ from pipeline.text.tokenizer import open_tokenizer
 if TYPE_CHECKING:
     from pipeline.model.policy import Params, Policy
     from pipeline.model.vocabulary import Vocabulary
+    from pipeline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class OpenedModel:
         policy: the model on this process's devices.
         base: its frozen parameters, there once.
         vocabulary: token ids with a meaning.
+        tokenizer: for what is decided by text.
         load_s: seconds that loading the base took.
     """
 
     policy: Policy
     base: Params
     vocabulary: Vocabulary
+    tokenizer: Tokenizer
     load_s: float
 
 
@@ -67,4 +70,4 @@ def open_model(config: Config, *, which: Literal["learner", "sampler"]) -> Opene
         mesh=mesh,
         quantization=config.model.quantization,
     )
-    return OpenedModel(policy, base, vocabulary, time.monotonic() - started)
+    return OpenedModel(policy, base, vocabulary, tokenizer, time.monotonic() - started)

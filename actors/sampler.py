@@ -47,7 +47,13 @@ class SamplerActor:
         from pipeline.decode.engine import Engine
 
         self.policy = opened.policy
-        self.engine = Engine(opened.policy, opened.base, self.config, opened.vocabulary)
+        self.engine = Engine(
+            opened.policy,
+            opened.base,
+            self.config,
+            opened.vocabulary,
+            text_of=opened.tokenizer.decode,
+        )
 
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
         """Takes over an adapter; returns the hash of what arrived on the devices."""

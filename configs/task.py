@@ -133,6 +133,11 @@ class Prompt(Table):
         description="worked examples before each question (few-shot), a turn each; in plain text "
         "an empty line ends each",
     )
+    answer_prefix: str = Field(
+        "",
+        description='text that every completion begins with, e.g. "<reasoning>"; it is read behind '
+        "the prompt, not drawn, not learned, and counts in rollout.max_prompt_tokens",
+    )
     reasoning_open: str = Field("<reasoning>", min_length=1, description="opens the reasoning")
     reasoning_close: str = Field("</reasoning>", min_length=1, description="closes it")
     answer_open: str = Field("<answer>", min_length=1, description="opens the answer")

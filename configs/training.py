@@ -54,6 +54,11 @@ class Rollout(Table):
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
     )
+    stop_strings: Strings = Field(
+        (),
+        description="texts that end a completion, too, where they have been drawn; the token that "
+        'completes one is the last, and the text includes it, as in "</answer>"',
+    )
     forbidden_tokens: Strings = Field(
         ("<pad>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"),
         description="tokens that the policy may never draw",
@@ -66,6 +71,11 @@ class Rollout(Table):
         if not self.stop_tokens:
             what = "no completion could ever end; name at least one token"
             problems.append(("stop_tokens", what))
+        if "" in self.stop_strings:
+            problems.append(("stop_strings", "one is empty; every completion would end at once"))
+        if any("\ufffd" in string for string in self.stop_strings):
+            what = "one holds U+FFFD, which stands for what is no text; remove it"
+            problems.append(("stop_strings", what))
         if both:
             what = f"{', '.join(both)}: stop tokens, so they must be drawn"
             problems.append(("forbidden_tokens", what))

@@ -117,6 +117,13 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
                 tokenizer.piece_id(piece)
             except ValueError as error:
                 mistakes.append(f"rollout.{key}: {error}")
+    for text in rollout.stop_strings:
+        read = tokenizer.decode(tokenizer.encode(text))
+        if read != text:
+            mistakes.append(
+                f"rollout.stop_strings: {text!r} is never drawn as text, {tokenizer.path} has it "
+                f"as {read!r}; tokens without text belong to rollout.stop_tokens"
+            )
     if mistakes:
         raise ValueError("\n".join(mistakes))
 

@@ -32,6 +32,7 @@ from pipeline.evaluate.examiner import Examiner
 from pipeline.records import Records, step_metrics
 from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
 from pipeline.team import Interrupted, Team, Workers
+from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
@@ -92,7 +93,7 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.data = data
-        self.tokenizer = tokenizer
+        self.maker = PromptMaker(config.prompt, tokenizer)
         self.team = Team(workers, config=config, stop=stop)
         self.records = records
         self.deadline = deadline
@@ -172,7 +173,7 @@ class Coordinator:
         completions = await self._sample(prompts, step)
         watch.lap("sample")
         inputs = reward_inputs(
-            completions, {p.id: p for p in prompts}, tokenizer=self.tokenizer, tags=self.tags
+            completions, {p.id: p for p in prompts}, maker=self.maker, tags=self.tags
         )
         outcomes = await self.team.unless_stopped(self.team.scorer.score(inputs))
         errors = reward_errors(outcomes)

@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-StopReason = Literal["eos", "length"]
+StopReason = Literal["eos", "stop_string", "length"]
+"""By a stop token, by a text of `rollout.stop_strings`, or cut off where no more was allowed."""
+
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
@@ -30,8 +32,9 @@ class Prompt:
     Attributes:
         id: position of the row in its dataset file or split, and which source of a mixture it is
             from; unique within a split.
-        text: the rendered prompt, turn tokens included, without the leading <bos>.
-        tokens: int32 `seq`, <bos> first.
+        text: the rendered prompt, turn tokens included, without the leading <bos> and
+            `prompt.answer_prefix`.
+        tokens: int32 `seq`, <bos> first, the prefix last.
         answer: the reference answer.
         row: the row's columns, for reward functions that want more.
         source: name of its dataset in a mixture; None: there is no mixture.
@@ -51,8 +54,9 @@ class Example:
 
     Attributes:
         id: position of the row in its dataset file or split; unique.
-        prompt_tokens: int32 `prompt`, <bos> first.
-        completion_tokens: int32 `seq`; the last one is a stop token, which is learned too.
+        prompt_tokens: int32 `prompt`, as those of a `Prompt`.
+        completion_tokens: int32 `seq`, what comes behind `prompt.answer_prefix`; the last one is a
+            stop token, which is learned too.
     """
 
     id: int
@@ -103,7 +107,8 @@ class Completion:
     Attributes:
         name: which rollout this is.
         prompt_tokens: int32 `prompt`.
-        tokens: int32 `seq`, the stop token included when `stop_reason` is "eos".
+        tokens: int32 `seq`, the stop token included when `stop_reason` is "eos"; the last one
+            completes the text when it is "stop_string".
         logprobs: float32 `seq`, of each token under the full temperature-scaled distribution.
         stop_reason: why it ended.
         version: policy version that drew it.
@@ -125,7 +130,7 @@ class Rollout:
 
     Attributes:
         completion: what was drawn.
-        text: the completion's tokens as text, without stop tokens.
+        text: `prompt.answer_prefix` and the completion's tokens as text, without stop tokens.
         rewards: score of each part, None where the reward function failed.
         reward: weighted sum, None if any part failed; such a rollout is excluded from learning.
         advantage: 0 where there is no reward or the group carries no signal.

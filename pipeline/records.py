@@ -21,7 +21,7 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
     In a mixture those of each source are there too: `reward/SOURCE/mean` beside `reward/mean`.
     """
     lengths = [len(rollout.completion.tokens) for rollout in rollouts]
-    ended = [rollout.completion.stop_reason == "eos" for rollout in rollouts]
+    reasons = [rollout.completion.stop_reason for rollout in rollouts]
     metrics = _reward_metrics(rollouts, "reward")
     for source in sorted({rollout.source for rollout in rollouts if rollout.source is not None}):
         own = [rollout for rollout in rollouts if rollout.source == source]
@@ -33,7 +33,8 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
     return metrics | {
         "rollout/tokens_mean": _mean(lengths),
         "rollout/tokens_max": float(max(lengths)),
-        "rollout/ended_share": _mean(ended),
+        "rollout/ended_share": _mean([reason != "length" for reason in reasons]),
+        "rollout/stop_string_share": _mean([reason == "stop_string" for reason in reasons]),
         "groups/mixed": float(stats.mixed),
         "groups/all_equal": float(stats.all_equal),
         "groups/short": float(stats.short),

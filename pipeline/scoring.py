@@ -8,7 +8,7 @@ from configs.schema import Config
 from configs.task import OVERLONG
 from pipeline.advantages import GroupStats, group_advantages
 from pipeline.datatypes import Completion, Prompt, Rollout
-from pipeline.text.tokenizer import Tokenizer
+from pipeline.text.prompts import PromptMaker
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.overlong import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
@@ -18,7 +18,7 @@ def reward_inputs(
     completions: Sequence[Completion],
     prompts: Mapping[int, Prompt],
     *,
-    tokenizer: Tokenizer,
+    maker: PromptMaker,
     tags: Tags,
 ) -> list[RewardInput]:
     """What reward functions see of each completion."""
@@ -28,7 +28,7 @@ def reward_inputs(
         inputs.append(
             RewardInput(
                 prompt=prompt.text,
-                completion=tokenizer.decode(completion.tokens),
+                completion=maker.text_of(completion),
                 stop_reason=completion.stop_reason,
                 answer=prompt.answer,
                 row=prompt.row,

@@ -45,9 +45,10 @@ class RewardInput:
     """A completion to be scored.
 
     Attributes:
-        prompt: what the model read, turn tokens included.
-        completion: what it wrote, without the stop token.
-        stop_reason: "eos" if it ended by itself, "length" if it was cut.
+        prompt: what the model read, turn tokens included, `prompt.answer_prefix` not.
+        completion: that prefix and what it wrote, without the stop token.
+        stop_reason: "eos" if it ended with a stop token, "stop_string" if with a text that ends a
+            completion and is part of it, "length" if it was cut.
         answer: the reference answer.
         row: all columns of the dataset's row.
         tags: the configured tags.

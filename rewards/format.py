@@ -19,9 +19,10 @@ def is_well_formed(completion: str, *, stop_reason: str, tags: Tags) -> bool:
     """Whether the completion is one reasoning part, one answer part and nothing else.
 
     White space may stand around the parts. Each must say something, neither may hold a tag, and
-    the completion must have ended with a stop token. Rewards and evaluation both ask this.
+    the completion must have ended by itself: with a stop token or a stop string. Rewards and
+    evaluation both ask this.
     """
-    if stop_reason != "eos":
+    if stop_reason == "length":
         return False
     any_tag = "|".join(re.escape(tag) for tag in vars(tags).values())
     part = rf"(?:(?!{any_tag}).)*"

@@ -173,7 +173,13 @@ def _engine(layers: int, config: Config) -> Engine:
     plan = config.plan
     mesh = {"devices": plan.devices_per_sampler, "fsdp": plan.fsdp_of_sampler}
     shape = mesh | {"tp": plan.tp_of_sampler, "layers": layers}
-    return Engine(policy(**shape), base(**shape), config, VOCABULARY)
+    return Engine(policy(**shape), base(**shape), config, VOCABULARY, text_of=text_of)
+
+
+def text_of(tokens: np.ndarray) -> str:
+    """A character for each token, but none for what is special."""
+    silent = (VOCABULARY.pad, *VOCABULARY.stops, *VOCABULARY.forbidden)
+    return "".join(chr(32 + token) for token in tokens.tolist() if token not in silent)
 
 
 def learner(*, layers: int = 2, **tables: dict[str, Any]) -> Learner:

@@ -53,13 +53,16 @@ def measure(config: Config, *, prompts: int) -> Ability:
     from pipeline.model.policy import open_policy
     from pipeline.model.sharding import make_mesh
     from pipeline.model.vocabulary import Vocabulary
+    from pipeline.text.prompts import PromptMaker
     from pipeline.text.tokenizer import read_tokenizer
     from rewards.base import Tags
 
     folder = Path(config.model.path)
     tokenizer, mesh = read_tokenizer(folder), make_mesh(jax.devices()[:1])
     policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
-    engine = Engine(policy, base, config, Vocabulary.of(tokenizer, config.rollout))
+    vocabulary = Vocabulary.of(tokenizer, config.rollout)
+    engine = Engine(policy, base, config, vocabulary, text_of=tokenizer.decode)
+    maker = PromptMaker(config.prompt, tokenizer)
     asked = load_data(config, tokenizer).test.prompts[:prompts]
 
     def draws(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +74,7 @@ def measure(config: Config, *, prompts: int) -> Ability:
             adapter_sha256="",
             temperature=temperature,
         )
-        judged = judge(asked, completions, tokenizer=tokenizer, tags=Tags.of(config.prompt))
+        judged = judge(asked, completions, maker=maker, tags=Tags.of(config.prompt))
         return judged.correct, judged.well_formed
 
     greedy, formed = draws(1, 0.0)

@@ -65,7 +65,8 @@ def load_examples(
     """The rows of `sft.train` as examples.
 
     A completion is the completion column's text and the token that ends it: `<end_of_turn>` after
-    turns, `<eos>` after plain prompts.
+    turns, `<eos>` after plain prompts. With `prompt.answer_prefix` the text must begin with it; the
+    prefix is part of the prompt, as in training, and the rest is the completion.
 
     Args:
         config: where they are and how long they may be.
@@ -121,7 +122,7 @@ class _Encoder:
             DataError: if the policy would not stop where a completion ends.
         """
         self._column = config.sft.completion_column
-        self._tokenizer = maker.tokenizer
+        self._tokenizer, self._prefix = maker.tokenizer, maker.prompt.answer_prefix
         end, stops = maker.end_of_completion, config.rollout.stop_tokens
         if end not in stops:
             raise DataError(
@@ -137,7 +138,11 @@ class _Encoder:
 
     def encode(self, row: Row) -> np.ndarray | Malformed:
         """The completion's tokens, int32 `seq`, or why the policy could not write them."""
-        tokens = self._tokenizer.encode(str(row.values[self._column]))
+        text = str(row.values[self._column])
+        if not text.startswith(self._prefix):
+            what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
+            return Malformed(row.number, f"column {self._column!r} {what}")
+        tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
         for token in tokens.tolist():
             if token in self._odd:
                 what = f"column {self._column!r} holds the {self._odd[token]}"

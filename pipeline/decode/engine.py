@@ -4,6 +4,10 @@ Decoding runs in segments on the device; between two of them the host takes what
 its slots to who comes next, and when nobody is left moves the rest into fewer slots. Within a
 compiled shape a rollout does not depend on its slot or its neighbours, so what is drawn is a
 function of names, adapter and shapes.
+
+A rollout ends at the first of: a stop token, the token that completes a stop string, the last token
+that it may have. Where one token does two of these, a stop token counts before a stop string, and a
+stop string before the length.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pipeline.decode.cache import Caches
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
+from pipeline.decode.stopping import StopStrings, TextOf
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
@@ -55,6 +60,15 @@ class Work:
         return self.tokens / max(1, self.slot_steps)
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """What `Completion` says of the drawing itself."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    stop_reason: StopReason
+
+
 class Engine:
     """Compiled programs and the loop around them. Compiles once, when it is made.
 
@@ -63,17 +77,28 @@ class Engine:
         base: its frozen parameters, shared, never copied.
         config: shapes, lengths, temperature and seed.
         vocabulary: token ids with a meaning.
+        text_of: what tokens read as; only `rollout.stop_strings` need it.
 
     Attributes:
         work: of the last `generate`.
     """
 
     def __init__(
-        self, policy: Policy, base: Params, config: Config, vocabulary: Vocabulary
+        self,
+        policy: Policy,
+        base: Params,
+        config: Config,
+        vocabulary: Vocabulary,
+        *,
+        text_of: TextOf | None = None,
     ) -> None:
         self._base = base
         self._config = config
         self._vocabulary = vocabulary
+        self._stop_strings: StopStrings | None = None
+        if config.rollout.stop_strings:
+            assert text_of is not None, "stop strings are text"
+            self._stop_strings = StopStrings(config.rollout.stop_strings, text_of)
         self._place = by_row(policy.mesh)
         self._shards = batch_shards(policy.mesh)
         self._programs = DecodePrograms(policy, config, vocabulary).compile()
@@ -110,22 +135,16 @@ class Engine:
                     f"rollout.max_new_tokens = {most}"
                 )
         drawn = self._draw(requests, adapter, Heat.of(temperature))
-        stops = self._vocabulary.stops
-        completions = []
-        for request, (tokens, logprobs) in zip(requests, drawn, strict=True):
-            reason: StopReason = "eos" if tokens[-1] in stops else "length"
-            completions.append(
-                Completion(
-                    name=request.name,
-                    prompt_tokens=request.prompt_tokens,
-                    tokens=tokens,
-                    logprobs=logprobs,
-                    stop_reason=reason,
-                    version=version,
-                    adapter_sha256=adapter_sha256,
-                )
+        return [
+            Completion(
+                name=request.name,
+                prompt_tokens=request.prompt_tokens,
+                **vars(found),
+                version=version,
+                adapter_sha256=adapter_sha256,
             )
-        return completions
+            for request, found in zip(requests, drawn, strict=True)
+        ]
 
     def abort(self) -> None:
         """Makes `generate` raise `Aborted` at its next look, for good; safe from other threads."""
@@ -133,14 +152,14 @@ class Engine:
 
     def _draw(
         self, requests: Sequence[RolloutRequest], adapter: Params, heat: Heat
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Tokens and log-probs of each request."""
+    ) -> list[_Drawn]:
+        """What was drawn for each request."""
         programs, steps = self._programs, self._config.plan.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
         self.work = Work()
-        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        found: dict[int, _Drawn] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
@@ -163,17 +182,44 @@ class Engine:
 
     def _take_ended(
         self, state: DecodeState, slots: Slots[tuple[int, Caches]]
-    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """What the slots that have ended have drawn, by place of the request."""
-        left = slots.release(np.asarray(state.done))
+    ) -> dict[int, _Drawn]:
+        """What the slots that have ended have drawn, by place of the request.
+
+        What a rollout drew behind a stop string, in the same segment, is thrown away. The device is
+        not told: a slot that nobody is given draws on until its limit, and nobody looks.
+        """
+        ended, kept = np.array(state.done), self._kept(state, slots.busy.ravel())
+        ended[list(kept)] = True
+        left = slots.release(ended)
         if not left:
             return {}
         tokens, logprobs, counts = jax.device_get((state.tokens, state.logprobs, state.count))
-        self.work.tokens += int(sum(counts[slot] for slot, _ in left))
-        return {
-            place: (tokens[slot, : counts[slot]].copy(), logprobs[slot, : counts[slot]].copy())
-            for slot, place in left
-        }
+        found = {}
+        for slot, place in left:
+            count = kept.get(slot, int(counts[slot]))
+            stopped = tokens[slot, count - 1] in self._vocabulary.stops
+            found[place] = _Drawn(
+                tokens[slot, :count].copy(),
+                logprobs[slot, :count].copy(),
+                "stop_string" if slot in kept else "eos" if stopped else "length",
+            )
+            self.work.tokens += count
+        return found
+
+    def _kept(self, state: DecodeState, busy: np.ndarray) -> dict[int, int]:
+        """Tokens of each rollout that a stop string has ended in the last segment, by slot."""
+        if self._stop_strings is None:
+            return {}
+        tokens, counts = jax.device_get((state.tokens, state.count))
+        found = {}
+        for slot in np.flatnonzero(busy).tolist():
+            drawn = tokens[slot, : counts[slot]]
+            if drawn[-1] in self._vocabulary.stops:
+                drawn = drawn[:-1]
+            kept = self._stop_strings.end(drawn, new=self._config.plan.segment_steps)
+            if kept is not None:
+                found[slot] = kept
+        return found
 
     def _let_in(
         self,

@@ -105,7 +105,14 @@ class Slots(Generic[T]):
         return not self.queue and not self.waiting
 
     def release(self, ended: np.ndarray) -> list[tuple[int, int]]:
-        """Frees slots that have ended; returns (slot among those of all devices, request)."""
+        """Frees slots whose rollout has ended.
+
+        Args:
+            ended: bool `slots`, of all devices; who ended them, device or host, does not matter.
+
+        Returns:
+            For each that somebody was in: the slot among those of all devices, the request.
+        """
         left = np.flatnonzero(ended.reshape(self.holders.shape) & self.busy)
         found = [(int(slot), int(self.holders.flat[slot])) for slot in left]
         self.holders.flat[left] = _FREE

@@ -44,6 +44,7 @@ class DecodeState:
         count: tokens drawn so far.
         limit: tokens after which a rollout ends at the latest.
         done: slots whose rollout has ended, or that never had one; what they draw means nothing.
+            The host may know of more.
         keys: each rollout's random key.
         tokens: drawn tokens, the padding token behind a rollout's end.
         logprobs: their log-probs.

@@ -110,8 +110,8 @@ class Conversation:
             temperature=self._temperature,
             adapter=adapter,
         )
-        text = self._maker.tokenizer.decode(drawn.tokens)
-        return Reply(policy, text, len(drawn.tokens), drawn.stop_reason == "eos")
+        text = self._maker.text_of(drawn)
+        return Reply(policy, text, len(drawn.tokens), drawn.stop_reason != "length")
 
 
 def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:

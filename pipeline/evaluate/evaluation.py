@@ -21,7 +21,7 @@ from pipeline.datatypes import (
     StopReason,
 )
 from pipeline.evaluate.significance import Accuracy, compare_paired, measure_accuracy, pass_at
-from pipeline.text.tokenizer import Tokenizer
+from pipeline.text.prompts import PromptMaker
 from rewards.answers import Extraction, answer_key, find_answer, same_answer
 from rewards.base import Tags
 from rewards.format import is_well_formed
@@ -34,7 +34,7 @@ class Answer:
     Attributes:
         prompt_id: which item.
         sample: which of its samples, from 0.
-        text: what the model wrote.
+        text: `prompt.answer_prefix` and what the model wrote.
         answer: the reference answer.
         found: the answer in the text; None: there is none.
         correct: whether the two say the same.
@@ -162,7 +162,7 @@ def judge(
     prompts: Sequence[Prompt],
     completions: Sequence[Completion],
     *,
-    tokenizer: Tokenizer,
+    maker: PromptMaker,
     tags: Tags,
     extraction: Extraction = "tags",
 ) -> Evaluation:
@@ -180,7 +180,7 @@ def judge(
         )
     answers = []
     for (prompt, sample), completion in zip(asked, completions, strict=True):
-        text = tokenizer.decode(completion.tokens)
+        text = maker.text_of(completion)
         found = find_answer(text, tags=tags, extraction=extraction)
         answers.append(
             Answer(

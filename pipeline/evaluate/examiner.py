@@ -18,6 +18,7 @@ from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.records import Records
 from pipeline.team import Team
+from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
@@ -70,7 +71,7 @@ class Examiner:
         self._tests = {"test": data.test.prompts} | {
             name: split.prompts for name, split in data.sets.items()
         }
-        self._tokenizer = tokenizer
+        self._maker = PromptMaker(config.prompt, tokenizer)
         self._team = team
         self._records = records
         self._folder = records.folder
@@ -204,7 +205,7 @@ class Examiner:
         found = evaluation.judge(
             prompts,
             completions,
-            tokenizer=self._tokenizer,
+            maker=self._maker,
             tags=self._tags,
             extraction=self._config.extraction,
         )

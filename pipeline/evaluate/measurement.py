@@ -12,6 +12,7 @@ from pipeline.datatypes import Completion, OpenedAdapter, Prompt, Published, Rol
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.interfaces import Answerer
+from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
@@ -101,6 +102,7 @@ async def measure(
     """
     adapter = await open_adapter(samplers, path)
     protocol, found = config.eval, {}
+    maker = PromptMaker(config.prompt, tokenizer)
     for name, prompts in tests.items():
         completions = await answer(
             samplers,
@@ -113,7 +115,7 @@ async def measure(
         found[name] = evaluation.judge(
             prompts,
             completions,
-            tokenizer=tokenizer,
+            maker=maker,
             tags=Tags.of(config.prompt),
             extraction=protocol.extraction,
         )

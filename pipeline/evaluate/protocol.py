@@ -25,6 +25,7 @@ def protocol(config: Config) -> dict[str, Any]:
         "max_prompt_tokens": config.rollout.max_prompt_tokens,
         "max_new_tokens": config.rollout.max_new_tokens,
         "stop_tokens": list(config.rollout.stop_tokens),
+        "stop_strings": list(config.rollout.stop_strings),
         "forbidden_tokens": list(config.rollout.forbidden_tokens),
         **drawn,
         "samples": config.eval.samples,
@@ -52,6 +53,7 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"prompt: {turns[prompt['turn']]}, {shots} shots, template {prompt['template']!r}, "
         + (f"system {prompt['system']!r}" if prompt["system"] else "no system text")
+        + (f", answers begin with {prefix!r}" if (prefix := prompt["answer_prefix"]) else "")
     )
     if found["temperature"]:
         drawn = f"sampled at temperature {found['temperature']:g}"
@@ -60,7 +62,9 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
         drawn += f", seed {found['seed']}"
     else:
         drawn = "greedy"
+    stops = " or ".join(map(repr, found["stop_strings"]))
     yield (
-        f"answers: {found['samples']} a prompt, {drawn}, at most {found['max_new_tokens']} tokens; "
-        f"what counts is {_EXTRACTIONS[found['extraction']]}"
+        f"answers: {found['samples']} a prompt, {drawn}, at most {found['max_new_tokens']} tokens"
+        + (f", also ended by {stops}" if stops else "")
+        + f"; what counts is {_EXTRACTIONS[found['extraction']]}"
     )

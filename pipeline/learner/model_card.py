@@ -85,12 +85,27 @@ def _facts(config: Config, base: str) -> dict[str, str]:
         **more,
         "GRPO on": ", ".join(f"`{path}`" for path in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
+        **_told(config),
         "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
         "loss": _loss(learner),
         "learning rate": f"{learner.lr:g}, {learner.schedule}",
         "seed": str(config.run.seed),
         "made with": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
     }
+
+
+def _told(config: Config) -> dict[str, str]:
+    """What whoever serves the model has to be told, because it stands in no file of the model."""
+
+    def quoted(texts: Sequence[str]) -> str:
+        return ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in texts)
+
+    found = {}
+    if config.prompt.answer_prefix:
+        found["the model's turn begins with"] = quoted([config.prompt.answer_prefix])
+    if config.rollout.stop_strings:
+        found["an answer also ends with"] = quoted(config.rollout.stop_strings)
+    return found
 
 
 def _loss(learner: Learner) -> str:

@@ -1,4 +1,6 @@
-"""From a dataset's row to the tokens that the model reads; the same for prompts and examples.
+"""From a dataset's row to the tokens that the model reads, and from what it then draws to text.
+
+The same for prompts and examples, rollouts, evaluations and questions.
 
 Knows nothing of splits or files. What cannot be used is named, never mended or cut.
 """
@@ -12,6 +14,7 @@ import numpy as np
 
 from configs.schema import Prompt
 from pipeline.data.rows import Malformed, Row
+from pipeline.datatypes import Completion
 from pipeline.text.chat import END_OF_TURN, START_OF_TURN, render, template_columns
 from pipeline.text.tokenizer import Tokenizer
 
@@ -21,8 +24,8 @@ class Rendered:
     """What the model reads of a row.
 
     Attributes:
-        text: turn tokens included, without the leading <bos>.
-        tokens: int32 `seq`, <bos> first.
+        text: turn tokens included, without the leading <bos> and `prompt.answer_prefix`.
+        tokens: int32 `seq`, <bos> first, the prefix last.
     """
 
     text: str
@@ -31,15 +34,27 @@ class Rendered:
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes prompts in one way.
+    """Makes prompts in one way, and knows how a completion begins and ends behind them.
 
     Attributes:
         prompt: how.
         tokenizer: the model's.
+
+    Raises:
+        ValueError: if `prompt.answer_prefix` is not plain text to the tokenizer.
     """
 
     prompt: Prompt
     tokenizer: Tokenizer
+
+    def __post_init__(self) -> None:
+        prefix = self.prompt.answer_prefix
+        read = self.tokenizer.decode(self.tokenizer.encode(prefix))
+        if read != prefix:
+            raise ValueError(
+                f"prompt.answer_prefix = {prefix!r}: {self.tokenizer.path} reads it back as "
+                f"{read!r}; leave out what is no text, such as turn tokens"
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -66,8 +81,17 @@ class PromptMaker:
                 if named:
                     return Malformed(row.number, named)
         text = render(self.prompt, row.values, template=self.tokenizer.chat_template)
-        tokens = np.concatenate([[self.tokenizer.bos_id], self.tokenizer.encode(text)])
+        # Apart, so that the prompt's own tokens are the same with any prefix.
+        own, prefix = map(self.tokenizer.encode, (text, self.prompt.answer_prefix))
+        tokens = np.concatenate([[self.tokenizer.bos_id], own, prefix])
         return Rendered(text, tokens.astype(np.int32))
+
+    def text_of(self, completion: Completion) -> str:
+        """What people and reward functions see of a completion: the prefix and what was drawn.
+
+        Without special tokens, so without the stop token.
+        """
+        return self.prompt.answer_prefix + self.tokenizer.decode(completion.tokens)
 
 
 def turn_token_in(values: Mapping[str, object], column: str) -> str | None:

@@ -56,6 +56,8 @@ def test_what_is_not_a_duration(text: str) -> None:
         ([("prompt.answer_open", "<reasoning>")], "prompt.answer_open", "is the same tag"),
         ([("rewards.functions.1.name", "correct")], "rewards.functions", "two share a name"),
         ([("rollout.stop_tokens", "[]")], "rollout.stop_tokens", "no completion could ever end"),
+        ([("rollout.stop_strings", '["a", ""]')], "rollout.stop_strings", "one is empty"),
+        ([("rollout.stop_strings", '["\ufffd"]')], "rollout.stop_strings", "one holds U+FFFD"),
         (
             [("rollout.forbidden_tokens", '["<eos>"]')],
             "rollout.forbidden_tokens",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,28 @@ def test_a_mixture_and_worked_examples_are_shown(
         "train: 66.7% of the prompts, on average 2 of 3",
         "more: 33.3% of the prompts, on average 1 of 3",
     ]
+
+
+def test_the_answers_prefix_is_what_the_model_reads_last(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    worked = [
+        {"question": "tom has 9 apples.", "completion": "<answer>9</answer>"},
+        {"question": "tom has 8 apples.", "completion": "8"},
+    ]
+    write_rows(request_file.parent / "sft.jsonl", worked)
+    settings = ["--sft.train.path=sft.jsonl", "--sft.steps=1", '--run.phases=["sft", "grpo"]']
+    settings += ["--prompt.answer_prefix=<answer>", "--data.malformed=skip"]
+    out, err = shown(capsys, str(request_file), *settings)
+    assert err == ""
+    read = out.split("  reads:\n")[1].split("\n\n")[0]
+    assert read.endswith("=<answer>")
+    learned = out.split("  learns to write:\n")[1].split("\n\n")[0]
+    assert learned.count("=") == 3
+    assert re.fullmatch(r" +\d+=9 \d+=</answer> \d+=<end_of_turn>", learned)
+    assert "row 2: column 'completion' does not begin with prompt.answer_prefix = '<answer>'" in out
+    _, err = shown(capsys, str(request_file), "--prompt.answer_prefix=<mask>", status=2)
+    assert err.startswith("prompt.answer_prefix = '<mask>': ")
 
 
 def test_what_a_run_would_refuse_is_shown_first(

@@ -250,6 +250,12 @@ def test_tokens_that_the_model_does_not_have(refused: Refused):
     assert lines[1].endswith("has no piece '<pda>'; nearest: '<pad>'")
 
 
+def test_a_stop_string_that_no_tokens_read_as(refused: Refused):
+    (line,) = refused("--rollout.stop_strings", '["</answer>", "7<end_of_turn>"]')
+    assert line.startswith("rollout.stop_strings: '7<end_of_turn>' is never drawn as text, ")
+    assert line.endswith(" has it as '7'; tokens without text belong to rollout.stop_tokens")
+
+
 def test_reward_functions_that_are_not_there(refused: Refused):
     lines = refused(
         "--rewards.functions.0.function",

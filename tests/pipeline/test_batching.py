@@ -156,6 +156,9 @@ def test_rollouts_cut_by_length_can_go_without_weight():
     np.testing.assert_allclose(learned, [1 / 9] * 3)
     masked = token_weights(rollouts, "token", budget=BUDGET, mask_overlong=True)
     np.testing.assert_allclose(masked, [1 / 4, 1 / 4, 0])
+    ended = [*rollouts, rollout(3, 1, 4, stop_reason="stop_string")]
+    masked = token_weights(ended, "token", budget=BUDGET, mask_overlong=True)
+    np.testing.assert_allclose(masked, [1 / 8, 1 / 8, 0, 1 / 8])
 
 
 def test_what_is_learned_is_weighted_as_the_configuration_says(tmp_path: Path):

@@ -606,3 +606,19 @@ def test_token_records_are_written_on_demand(tmp_path: Path):
         assert row["prompt_tokens"] == rollout.completion.prompt_tokens.tolist()
         assert np.array_equal(np.float32(row["logprobs"]), rollout.completion.logprobs)
     assert json.loads((run.folder.path / "summary.json").read_text())["steps"] == 1
+
+
+def test_what_is_written_begins_with_the_prefix_and_what_is_learned_does_not(tmp_path: Path):
+    config = watched(tmp_path, prompt={"answer_prefix": "so "})
+    run = Process(config, disk=Disk(), data=make_data(validation=2))
+    run.run()
+    for name in ("step_000001", "validation_000002", "test_before", "test_after"):
+        rows = run.folder.read_rollouts(name) or []
+        assert rows
+        for row in rows:
+            assert row["text"].startswith("so <reasoning>")
+            ended = row["stop_reason"] == "eos"
+            assert row["num_tokens"] == len(row["text"].removeprefix("so ")) + ended
+    for rollout in run.learner.seen:
+        assert rollout.text.startswith("so ")
+        assert rollout.completion.tokens[0] == ord("<")

@@ -41,11 +41,23 @@ def test_a_steps_metrics():
         "rollout/tokens_mean": pytest.approx((4 + 2 + 1 + 7 + 6) / 5),
         "rollout/tokens_max": 7.0,
         "rollout/ended_share": 0.8,
+        "rollout/stop_string_share": 0.0,
         "groups/mixed": 1.0,
         "groups/all_equal": 2.0,
         "groups/short": 3.0,
         "groups/excluded_rollouts": 4.0,
     }
+
+
+def test_an_ending_by_text_is_an_ending_and_has_a_share_of_its_own():
+    by_text = [
+        replace(one, completion=replace(one.completion, stop_reason="stop_string"))
+        for one in ROLLOUTS[:2]
+    ]
+    metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], STATS)
+    assert metrics["rollout/ended_share"] == 0.75
+    assert metrics["rollout/stop_string_share"] == 0.5
+    assert rollout_rows(by_text, tokens=False)[0]["stop_reason"] == "stop_string"
 
 
 def test_in_a_mixture_each_source_has_its_own_metrics():

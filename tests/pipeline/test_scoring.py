@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from configs.schema import Prompt
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Completion, RolloutName, RolloutRequest
 from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
+from pipeline.text.prompts import PromptMaker
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import shuffle_rewards
 from tests.fakes import CharTokenizer, completion, make_config, make_prompts
@@ -24,14 +27,20 @@ def drawn(prompt_id: int, sample: int, text: str, *, ended: bool = True) -> Comp
     return completion(RolloutRequest(name, PROMPTS[prompt_id].tokens), text, ended=ended)
 
 
-def inputs_of(completions: list[Completion]) -> list[RewardInput]:
-    return reward_inputs(completions, PROMPTS, tokenizer=CharTokenizer(), tags=TAGS)
+def inputs_of(completions: list[Completion], **prompt: Any) -> list[RewardInput]:
+    maker = PromptMaker(Prompt(**prompt), CharTokenizer())
+    return reward_inputs(completions, PROMPTS, maker=maker, tags=TAGS)
 
 
 def test_a_reward_function_sees_the_text_and_its_own_prompt():
     first, second = inputs_of([drawn(3, 0, "six"), drawn(1, 0, "tw", ended=False)])
     assert first == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
     assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS)
+
+
+def test_a_reward_function_sees_the_prefix_and_what_was_drawn():
+    (one,) = inputs_of([drawn(3, 0, "ix")], answer_prefix="s")
+    assert one == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
 
 
 GROUPS = [drawn(prompt, sample, f"{prompt}.{sample}") for prompt in (2, 1) for sample in range(2)]

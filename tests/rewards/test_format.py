@@ -39,6 +39,7 @@ def test_one_reasoning_and_one_answer_and_nothing_else(completion: str, expected
 
 def test_what_was_cut_is_not_well_formed():
     assert not is_well_formed(GOOD, stop_reason="length", tags=TAGS)
+    assert is_well_formed(GOOD, stop_reason="stop_string", tags=TAGS)
 
 
 def test_tags_are_text_and_no_patterns():

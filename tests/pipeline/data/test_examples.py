@@ -109,6 +109,38 @@ def test_what_cannot_be_used_is_named(tokenizer: Tokenizer, tmp_path: Path):
         _load(tmp_path, tokenizer, rows)
 
 
+def test_with_a_prefix_the_prompt_is_that_of_training_and_the_rest_is_learned(
+    tokenizer: Tokenizer, tmp_path: Path
+):
+    rows = [
+        {"question": "a", "completion": "<reasoning>1</reasoning><answer>1</answer>"},
+        WORKED,
+        {"question": "tom", "completion": "<reasoning>"},
+    ]
+    prefixed = {"prompt": {"answer_prefix": "<reasoning>"}, "data": {"malformed": "skip"}}
+    loaded = load_data(_config(tmp_path, rows, **prefixed), tokenizer)
+    assert loaded.sft is not None
+    first, last = loaded.sft.examples
+    prompt = loaded.train.prompts[0]
+    assert prompt.tokens.tolist() == [
+        2,
+        *tokenizer.encode("<start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\n"),
+        *tokenizer.encode("<reasoning>"),
+    ]
+    assert first.prompt_tokens.tolist() == prompt.tokens.tolist()
+    end = tokenizer.piece_id("<end_of_turn>")
+    rest = tokenizer.encode("1</reasoning><answer>1</answer>")
+    assert first.completion_tokens.tolist() == [*rest, end]
+    assert last.completion_tokens.tolist() == [end]
+    what = "column 'completion' does not begin with prompt.answer_prefix = '<reasoning>'"
+    assert loaded.sft.malformed == (Malformed(2, what),)
+    with pytest.raises(DataError, match=rf"row 2: {what}"):
+        _load(tmp_path, tokenizer, rows, prompt=prefixed["prompt"])
+    longest = {"rollout": {"max_prompt_tokens": len(prompt.tokens) - 1}}
+    with pytest.raises(DataError, match=r"data\.train: no prompt is left: .* 2 are longer than"):
+        load_data(_config(tmp_path, rows, **prefixed, **longest), tokenizer)
+
+
 def test_the_length_is_that_of_prompt_and_completion(tokenizer: Tokenizer, tmp_path: Path):
     (example,) = _load(tmp_path, tokenizer, [WORKED]).examples
     lengths = {"max_prompt_tokens": len(example) - 2, "max_new_tokens": 2}

@@ -68,6 +68,15 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert sampler.asked[2][0].name != first.name
 
 
+def test_the_prefix_is_asked_with_and_shown(tmp_path: Path):
+    sampler = Echo()
+    asked = conversation(tmp_path, sampler, answer_prefix="<>")
+    base, tuned = asyncio.run(asked.ask({"question": "abc"}))
+    assert [one.prompt_tokens.tolist() for one, _ in sampler.asked] == [[2, *map(ord, "abc<>")]] * 2
+    assert base == Reply("base", "<>><cba", 6, ended=True)
+    assert tuned == Reply("tuned", "<>><cba", 5, ended=False)
+
+
 @pytest.mark.parametrize(
     ("question", "message"),
     [

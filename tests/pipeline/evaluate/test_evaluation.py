@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from configs.schema import Prompt
 from pipeline.datatypes import RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import (
     Answer,
@@ -17,12 +18,14 @@ from pipeline.evaluate.evaluation import (
     sample_counts,
 )
 from pipeline.evaluate.significance import compare_paired
+from pipeline.text.prompts import PromptMaker
 from rewards.answers import Extraction
 from rewards.base import Tags
 from tests.fakes import CharTokenizer, completion, make_prompts
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 PROMPTS = make_prompts(4)
+MAKER = PromptMaker(Prompt(), CharTokenizer())
 
 
 def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> Evaluation:
@@ -33,7 +36,7 @@ def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> 
         completion(one, text.removesuffix("..."), ended=not text.endswith("..."))
         for one, text in zip(asked, texts, strict=True)
     ]
-    return judge(prompts, drawn, tokenizer=CharTokenizer(), tags=TAGS, extraction=extraction)
+    return judge(prompts, drawn, maker=MAKER, tags=TAGS, extraction=extraction)
 
 
 def voted(*answers: str) -> Evaluation:
@@ -79,7 +82,7 @@ def test_without_a_well_formed_answer_there_is_no_accuracy_among_them():
 def test_completions_of_other_prompts_are_refused():
     name = RolloutRequest(RolloutName("test", 0, 1, 0), np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="1 completions are not those of 4 prompts"):
-        judge(PROMPTS, [completion(name)], tokenizer=CharTokenizer(), tags=TAGS)
+        judge(PROMPTS, [completion(name)], maker=MAKER, tags=TAGS)
 
 
 def test_samples_are_asked_for_prompt_by_prompt():
@@ -96,7 +99,7 @@ def test_samples_out_of_order_are_refused():
     asked = requests(PROMPTS[:2], phase="test", samples=2)
     drawn = [completion(asked[at]) for at in (0, 2, 1, 3)]
     with pytest.raises(ValueError, match="4 completions are not those of 2 prompts"):
-        judge(PROMPTS[:2], drawn, tokenizer=CharTokenizer(), tags=TAGS)
+        judge(PROMPTS[:2], drawn, maker=MAKER, tags=TAGS)
 
 
 def test_the_answer_is_looked_for_where_the_protocol_says():
@@ -107,6 +110,16 @@ def test_the_answer_is_looked_for_where_the_protocol_says():
     assert [answer.found for answer in numbers.answers] == ["2", "4", None]
     assert [answer.correct for answer in numbers.answers] == [True, True, False]
     assert (tagged.summary()["unanswered"], numbers.summary()["unanswered"]) == (2 / 3, 1 / 3)
+
+
+def test_an_answer_is_judged_with_the_prefix_and_counted_without():
+    maker = PromptMaker(Prompt(answer_prefix="<r>"), CharTokenizer())
+    (asked,) = requests(PROMPTS[:1], phase="test")
+    drawn = completion(asked, "x</r><a>2</a>")
+    (answer,) = judge(PROMPTS[:1], [drawn], maker=maker, tags=TAGS).answers
+    assert answer == Answer(1, 0, "<r>x</r><a>2</a>", "2", "2", True, True, "eos", 14)
+    (answer,) = judge(PROMPTS[:1], [drawn], maker=MAKER, tags=TAGS).answers
+    assert not answer.well_formed
 
 
 def test_several_samples_are_summed_up_by_prompt():

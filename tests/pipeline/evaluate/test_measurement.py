@@ -173,6 +173,28 @@ more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0
     assert shown[15:] == ["note: something"]
 
 
+def test_the_protocol_tells_what_else_ends_an_answer(tmp_path: Path):
+    found = told(make_config(tmp_path, rollout={"stop_strings": ["</answer>", "\n\n"]}))
+    assert found["protocol"]["stop_strings"] == ["</answer>", "\n\n"]
+    assert list(lines(found))[2] == (
+        "answers: 1 a prompt, greedy, at most 80 tokens, also ended by '</answer>' or '\\n\\n'; "
+        "what counts is the last answer block"
+    )
+
+
+def test_a_prefix_is_part_of_the_protocol_and_of_each_answer(tmp_path: Path):
+    config, sampler = make_config(tmp_path, prompt={"answer_prefix": "so "}), FakeAnswerer(Script())
+    base = run(config, [sampler], None, [])
+    assert (
+        list(answer_rows(base, None))[1]["text"] == "so <reasoning>x</reasoning><answer>5</answer>"
+    )
+    assert list(answer_rows(base, None))[1]["num_tokens"] == 43
+    assert list(lines(told(config)))[1] == (
+        "prompt: the model's turns, 0 shots, template '{question}', no system text, "
+        "answers begin with 'so '"
+    )
+
+
 def test_the_table_of_samples_has_votes(tmp_path: Path):
     config = make_config(tmp_path, eval={"samples": 4, "temperature": 0.5}, rollout={"top_k": 9})
     shown = list(lines(told(config, tuned=False)))

@@ -206,15 +206,23 @@ def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner
     assert "| validation |" not in card
     assert "rank 3, alpha 6, standard" in card
     assert "| loss | grpo |" in card
+    assert "ends with" not in card
+    assert "begins with" not in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
 def test_a_model_of_the_hub_is_named_as_it_is_there():
-    config = tiny.make_config(model={"path": "hf://google/gemma-3-1b-it@main"})
+    config = tiny.make_config(
+        model={"path": "hf://google/gemma-3-1b-it@main"},
+        rollout={"stop_strings": ("</answer>", "\n\n")},
+        prompt={"answer_prefix": "<reasoning>\n"},
+    )
     card = model_card(config, step=1, formats=("hf",), dtype="bfloat16", multimodal=True)
     assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
     assert "`google/gemma-3-1b-it`, trained with GRPO" in card
     assert "the merged model is its text model alone" in card
+    assert '| the model\'s turn begins with | `"<reasoning>\\n"` |' in card
+    assert '| an answer also ends with | `"</answer>"`, `"\\n\\n"` |' in card
     assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
     assert base_name("/models/gemma") == ("/models/gemma", None)
 
