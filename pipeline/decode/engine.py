@@ -29,6 +29,10 @@ _FEW = 0.5
 """Share of the slots below which prompts are read without a bound between two segments."""
 
 
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Tokens, log-probs, and log-probs over what could be drawn; None: nothing was cut away."""
+
+
 class Aborted(Exception):  # noqa: N818  # not an error: somebody asked for it
     """Generation was told to stop; what was in flight is lost."""
 
@@ -112,7 +116,7 @@ class Engine:
         drawn = self._draw(requests, adapter, Heat.of(temperature))
         stops = self._vocabulary.stops
         completions = []
-        for request, (tokens, logprobs) in zip(requests, drawn, strict=True):
+        for request, (tokens, logprobs, kept) in zip(requests, drawn, strict=True):
             reason: StopReason = "eos" if tokens[-1] in stops else "length"
             completions.append(
                 Completion(
@@ -123,6 +127,7 @@ class Engine:
                     stop_reason=reason,
                     version=version,
                     adapter_sha256=adapter_sha256,
+                    kept_logprobs=kept,
                 )
             )
         return completions
@@ -131,16 +136,14 @@ class Engine:
         """Makes `generate` raise `Aborted` at its next look, for good; safe from other threads."""
         self._abort.set()
 
-    def _draw(
-        self, requests: Sequence[RolloutRequest], adapter: Params, heat: Heat
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Tokens and log-probs of each request."""
+    def _draw(self, requests: Sequence[RolloutRequest], adapter: Params, heat: Heat) -> list[Drawn]:
+        """What was drawn for each request."""
         programs, steps = self._programs, self._config.plan.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
         self.work = Work()
-        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        found: dict[int, Drawn] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
@@ -161,19 +164,23 @@ class Engine:
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         return [found[place] for place in range(len(requests))]
 
-    def _take_ended(
-        self, state: DecodeState, slots: Slots[tuple[int, Caches]]
-    ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    def _take_ended(self, state: DecodeState, slots: Slots[tuple[int, Caches]]) -> dict[int, Drawn]:
         """What the slots that have ended have drawn, by place of the request."""
         left = slots.release(np.asarray(state.done))
         if not left:
             return {}
-        tokens, logprobs, counts = jax.device_get((state.tokens, state.logprobs, state.count))
+        numbers = state.tokens, state.logprobs, state.kept_logprobs, state.count
+        tokens, logprobs, kept, counts = jax.device_get(numbers)
         self.work.tokens += int(sum(counts[slot] for slot, _ in left))
-        return {
-            place: (tokens[slot, : counts[slot]].copy(), logprobs[slot, : counts[slot]].copy())
-            for slot, place in left
-        }
+        found = {}
+        for slot, place in left:
+            drawn = slot, slice(counts[slot])
+            found[place] = (
+                tokens[drawn].copy(),
+                logprobs[drawn].copy(),
+                None if kept is None else kept[drawn].copy(),
+            )
+        return found
 
     def _let_in(
         self,

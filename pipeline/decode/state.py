@@ -46,7 +46,8 @@ class DecodeState:
         done: slots whose rollout has ended, or that never had one; what they draw means nothing.
         keys: each rollout's random key.
         tokens: drawn tokens, the padding token behind a rollout's end.
-        logprobs: their log-probs.
+        logprobs: their log-probs under the full distribution.
+        kept_logprobs: renormalised over what could be drawn; None: nothing is cut away.
     """
 
     caches: Caches
@@ -58,6 +59,7 @@ class DecodeState:
     keys: UInt32[Array, "slots 2"]
     tokens: Int[Array, "slots new"]
     logprobs: Float[Array, "slots new"]
+    kept_logprobs: Float[Array, "slots new"] | None
 
 
 @jax.tree_util.register_dataclass
