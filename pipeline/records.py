@@ -186,7 +186,7 @@ class Records:
         cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
         shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
         corrects = (
-            f"importance weights up to {cap:g} correct for it"
+            f"importance weights up to {cap:g} correct for it, but for tokens that are never drawn"
             if cap
             else "nothing corrects for it (learner.importance_cap is 0)"
         )
