@@ -94,7 +94,8 @@ class Learner(Table):
         0.0,
         ge=0,
         description="truncated importance sampling: the policy's loss is weighted by the "
-        "probability ratio of learner to sampler, up to this; 0: off",
+        "probability ratio of learner to sampler, up to this, also where top_k, top_p or min_p "
+        "truncate what it draws from; 0: off",
     )
     overlong: Literal["learn", "mask"] = Field(
         "learn", description="rollouts cut by length: learned like others, or without loss weight"

@@ -107,10 +107,6 @@ class Plan(Table):
             parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
             what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
             problems.append(("rollout_rows", what))
-        elif rows > _HEAD_TOKENS * shards:
-            # With top_k or top_p each has a position whose logits exist beside the others'.
-            what = f"may be at most {_HEAD_TOKENS} a device; nearest valid: {_HEAD_TOKENS * shards}"
-            problems.append(("rollout_rows", what))
         problems += self._slot_problems()
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'

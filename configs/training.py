@@ -45,6 +45,12 @@ class Rollout(Table):
     temperature: float = Field(1.0, gt=0, description="of the sampled and of the learned policy")
     top_k: int = Field(0, ge=0, description="draw among the k likeliest tokens; 0: off")
     top_p: float = Field(1.0, gt=0, le=1, description="draw among the nucleus of mass p; 1: off")
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="draw among tokens at least p times as likely as the likeliest; 0: off",
+    )
     overlong_tokens: int = Field(
         0,
         ge=0,
@@ -84,6 +90,11 @@ class Rollout(Table):
             problems.append(("overlong_tokens", what))
         refuse(problems)
         return self
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the unlikeliest tokens are never drawn, though they are not forbidden."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
 
     @property
     def size(self) -> int:

@@ -25,12 +25,14 @@ class TokenBatch(PackedBatch):
 
     Attributes:
         advantages: of the rollout that each target belongs to; 0 where nothing is learned.
-        sampled_logprobs: what the sampler recorded for each target; likewise.
+        sampled_logprobs: the sampler's for each target, under the full distribution; likewise.
+        kept_logprobs: under the distribution that it drew from; likewise.
         places: where each rollout's completion is predicted, by name.
     """
 
     advantages: Float32[np.ndarray, "rows seq"]
     sampled_logprobs: Float32[np.ndarray, "rows seq"]
+    kept_logprobs: Float32[np.ndarray, "rows seq"]
     places: dict[RolloutName, Place]
 
 
@@ -126,18 +128,20 @@ def micro_batches(
 
 def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -> TokenBatch:
     batch, places = lay_out(packed, rows=rows, shape=shape)
-    advantages, sampled = np.zeros_like(batch.weights), np.zeros_like(batch.weights)
+    advantages, sampled, kept = (np.zeros_like(batch.weights) for _ in range(3))
     pieces = [piece for row in packed for piece in row]
     for piece, place in zip(pieces, places, strict=True):
-        at = (place.row, place.drawn)
+        at, drawn = (place.row, place.drawn), piece.rollout.completion
         batch.weights[at] = piece.weight
         advantages[at] = piece.rollout.advantage
-        sampled[at] = piece.rollout.completion.logprobs
+        sampled[at] = drawn.logprobs
+        kept[at] = drawn.logprobs if drawn.kept_logprobs is None else drawn.kept_logprobs
     names = [piece.rollout.completion.name for piece in pieces]
     return TokenBatch(
         **vars(batch),
         advantages=advantages,
         sampled_logprobs=sampled,
+        kept_logprobs=kept,
         places=dict(zip(names, places, strict=True)),
     )
 

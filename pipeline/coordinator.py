@@ -116,6 +116,7 @@ class Coordinator:
             ParityError: if sampler and learner are not the same policy.
         """
         try:
+            self.records.truncation(self.config)
             await self._check_parity()
             before = await self.examiner.before(self.progress.step)
             await self._validate()  # a signal may have come between a step and its validation

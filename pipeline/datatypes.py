@@ -113,6 +113,8 @@ class Completion:
         stop_reason: why it ended.
         version: policy version that drew it.
         adapter_sha256: hash of that version's adapter.
+        kept_logprobs: float32 `seq`, under the distribution that it was drawn from: renormalised
+            over what could be drawn; None: nothing was cut, `logprobs` is it.
     """
 
     name: RolloutName
@@ -122,6 +124,7 @@ class Completion:
     stop_reason: StopReason
     version: int
     adapter_sha256: str
+    kept_logprobs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

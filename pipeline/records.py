@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from configs.schema import Config
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Rollout
 from pipeline.run_dir import RunFolder
@@ -75,6 +76,8 @@ def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str,
             row["prompt_tokens"] = drawn.prompt_tokens.tolist()
             row["tokens"] = drawn.tokens.tolist()
             row["logprobs"] = drawn.logprobs.tolist()
+            if drawn.kept_logprobs is not None:
+                row["kept_logprobs"] = drawn.kept_logprobs.tolist()
         rows.append(row)
     return rows
 
@@ -174,6 +177,27 @@ class Records:
             step,
             f"sft loss {metrics['sft/loss']:.4f}  tokens {metrics['sft/tokens_trained']:.0f}  "
             f"{metrics['time/step_s']:.1f} s",
+        )
+
+    def truncation(self, config: Config) -> None:
+        """Journals and says, where unlikely tokens are never drawn, what that means."""
+        rollout, cap = config.rollout, config.learner.importance_cap
+        if not rollout.truncates:
+            return
+        cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
+        shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
+        corrects = (
+            f"importance weights up to {cap:g} correct for it, but for tokens that are never drawn"
+            if cap
+            else "nothing corrects for it (learner.importance_cap is 0)"
+        )
+        self.event(
+            "truncated_rollouts",
+            f"rollouts are drawn from a truncated distribution ({shown}): the sampler is not the "
+            "policy that is learned; the loss uses log-probs of the full distribution, and "
+            f"{corrects}",
+            **cut,
+            importance_cap=cap,
         )
 
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[str]]) -> None:

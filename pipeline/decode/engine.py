@@ -66,6 +66,7 @@ class _Drawn:
 
     tokens: np.ndarray
     logprobs: np.ndarray
+    kept_logprobs: np.ndarray | None
     stop_reason: StopReason
 
 
@@ -188,25 +189,27 @@ class Engine:
         What a rollout drew behind a stop string, in the same segment, is thrown away. The device is
         not told: a slot that nobody is given draws on until its limit, and nobody looks.
         """
-        ended, kept = np.array(state.done), self._kept(state, slots.busy.ravel())
-        ended[list(kept)] = True
+        ended, cut = np.array(state.done), self._cut(state, slots.busy.ravel())
+        ended[list(cut)] = True
         left = slots.release(ended)
         if not left:
             return {}
-        tokens, logprobs, counts = jax.device_get((state.tokens, state.logprobs, state.count))
+        numbers = state.tokens, state.logprobs, state.kept_logprobs, state.count
+        tokens, logprobs, kept, counts = jax.device_get(numbers)
         found = {}
         for slot, place in left:
-            count = kept.get(slot, int(counts[slot]))
+            count = cut.get(slot, int(counts[slot]))
             stopped = tokens[slot, count - 1] in self._vocabulary.stops
             found[place] = _Drawn(
                 tokens[slot, :count].copy(),
                 logprobs[slot, :count].copy(),
-                "stop_string" if slot in kept else "eos" if stopped else "length",
+                None if kept is None else kept[slot, :count].copy(),
+                "stop_string" if slot in cut else "eos" if stopped else "length",
             )
             self.work.tokens += count
         return found
 
-    def _kept(self, state: DecodeState, busy: np.ndarray) -> dict[int, int]:
+    def _cut(self, state: DecodeState, busy: np.ndarray) -> dict[int, int]:
         """Tokens of each rollout that a stop string has ended in the last segment, by slot."""
         if self._stop_strings is None:
             return {}
@@ -216,9 +219,9 @@ class Engine:
             drawn = tokens[slot, : counts[slot]]
             if drawn[-1] in self._vocabulary.stops:
                 drawn = drawn[:-1]
-            kept = self._stop_strings.end(drawn, new=self._config.plan.segment_steps)
-            if kept is not None:
-                found[slot] = kept
+            count = self._stop_strings.end(drawn, new=self._config.plan.segment_steps)
+            if count is not None:
+                found[slot] = count
         return found
 
     def _let_in(

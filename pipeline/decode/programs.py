@@ -26,10 +26,9 @@ from pipeline.decode.cache import (
     empty_rings,
     settle,
 )
-from pipeline.decode.sampling import sample
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.model.gumbel import keys_at
-from pipeline.model.head import Head, draw, scaled_logits
+from pipeline.model.head import Head, draw
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import (
     BATCH_AXES,
@@ -39,6 +38,7 @@ from pipeline.model.sharding import (
     by_row_and_head,
     replicated,
 )
+from pipeline.model.truncation import Truncation
 from pipeline.model.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -109,6 +109,7 @@ class DecodePrograms:
             keys=jnp.zeros((slots, 2), jnp.uint32),
             tokens=jnp.full((slots, new), self.vocabulary.pad, jnp.int32),
             logprobs=jnp.zeros((slots, new), jnp.float32),
+            kept_logprobs=jnp.zeros((slots, new), jnp.float32) if self._truncation else None,
         )
 
     def prefill(
@@ -157,6 +158,7 @@ class DecodePrograms:
             keys=where(new.keys, state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
             logprobs=where(0, state.logprobs),
+            kept_logprobs=None if state.kept_logprobs is None else where(0, state.kept_logprobs),
         )
 
     def compact(self, arrays: T, kept: Int[Array, " slots"]) -> T:
@@ -212,21 +214,24 @@ class DecodePrograms:
         rollout, plan = self.config.rollout, self.config.plan
         embedding, softcap = self.policy.embedding(base), self.policy.architecture.final_softcap
         keys = keys_at(state.keys, state.count)
-        shared = {"forbidden": self.vocabulary.forbidden_mask(self.policy.vocab_size)}
-        if rollout.top_k or rollout.top_p < 1.0:
-            logits = scaled_logits(
-                hidden, embedding, softcap=softcap, temperature=heat.temperature, **shared
-            )
-            drawn, logprobs = sample(
-                logits, keys, noise=heat.noise, top_k=rollout.top_k, top_p=rollout.top_p
-            )
-        else:
-            head = Head(softcap, 1.0, plan.head_tokens, plan.head_vocab, self.policy.mesh)
-            drawn, logprobs = draw(hidden, embedding, head=head, keys=keys, **vars(heat), **shared)
+        head = Head(softcap, 1.0, plan.head_tokens, plan.head_vocab, self.policy.mesh)
+        drawn, logprobs, kept = draw(
+            hidden,
+            embedding,
+            head=head,
+            forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
+            keys=keys,
+            truncation=self._truncation,
+            **vars(heat),
+        )
         live = ~state.done
         token = jnp.where(live, drawn, self.vocabulary.pad)
-        # Not a scatter: for that devices would exchange what is written.
         here = live[:, None] & (jnp.arange(rollout.max_new_tokens) == state.count[:, None])
+
+        def put(new: jax.Array, old: jax.Array) -> jax.Array:
+            # Not a scatter: for that devices would exchange what is written.
+            return jnp.where(here, new[:, None], old)
+
         count = state.count + live
         ended = jnp.isin(token, jnp.asarray(self.vocabulary.stops))
         return DecodeState(
@@ -237,13 +242,22 @@ class DecodePrograms:
             limit=state.limit,
             done=state.done | ended | (count >= state.limit),
             keys=state.keys,
-            tokens=jnp.where(here, token[:, None], state.tokens),
-            logprobs=jnp.where(here, logprobs[:, None], state.logprobs),
+            tokens=put(token, state.tokens),
+            logprobs=put(logprobs, state.logprobs),
+            kept_logprobs=None if state.kept_logprobs is None else put(kept, state.kept_logprobs),
         )
 
     @property
     def _eight_bits(self) -> bool:
         return self.config.plan.kv_cache == "int8"
+
+    @property
+    def _truncation(self) -> Truncation | None:
+        """What is cut away of the distribution; None: nothing."""
+        rollout = self.config.rollout
+        if not rollout.truncates:
+            return None
+        return Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
 
     @property
     def _rings(self) -> NamedSharding:

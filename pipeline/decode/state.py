@@ -47,7 +47,8 @@ class DecodeState:
             The host may know of more.
         keys: each rollout's random key.
         tokens: drawn tokens, the padding token behind a rollout's end.
-        logprobs: their log-probs.
+        logprobs: their log-probs under the full distribution.
+        kept_logprobs: renormalised over what could be drawn; None: nothing is cut away.
     """
 
     caches: Caches
@@ -59,6 +60,7 @@ class DecodeState:
     keys: UInt32[Array, "slots 2"]
     tokens: Int[Array, "slots new"]
     logprobs: Float[Array, "slots new"]
+    kept_logprobs: Float[Array, "slots new"] | None
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,8 @@ def protocol(config: Config) -> dict[str, Any]:
     drawn: dict[str, Any] = {"temperature": config.eval.temperature}
     if config.eval.temperature:
         rollout = config.rollout
-        drawn |= {"top_k": rollout.top_k, "top_p": rollout.top_p, "seed": config.run.seed}
+        drawn |= {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
+        drawn |= {"seed": config.run.seed}
     return {
         "model": config.model.path,
         "dtype": config.model.dtype,
@@ -59,6 +60,7 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
         drawn = f"sampled at temperature {found['temperature']:g}"
         drawn += f", top_k {found['top_k']}" if found["top_k"] else ""
         drawn += f", top_p {found['top_p']:g}" if found["top_p"] < 1 else ""
+        drawn += f", min_p {found['min_p']:g}" if found["min_p"] else ""
         drawn += f", seed {found['seed']}"
     else:
         drawn = "greedy"

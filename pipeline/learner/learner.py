@@ -210,12 +210,12 @@ class Learner:
         """The batch on the devices, with what other policies say of its tokens."""
         programs = self._programs
         weights, advantages, sampled = jax.device_put(
-            (batch.weights, batch.advantages, batch.sampled_logprobs), by_row(self.policy.mesh)
+            (batch.weights, batch.advantages, batch.kept_logprobs), by_row(self.policy.mesh)
         )
         inputs = place_inputs(batch, self.policy.mesh)
         placed = DeviceBatch(inputs, weights, advantages)
         if self._config.learner.importance_cap:
-            placed = replace(placed, sampled_logprobs=sampled)
+            placed = replace(placed, kept_logprobs=sampled)
         if programs.keeps_old:
             unknown = np.full(batch.weights.shape, np.nan, np.float32)
             old = jax.device_put(unknown, by_row(self.policy.mesh))

@@ -76,8 +76,8 @@ def _policy_loss(
     else:
         loss, clipped = clipped_surrogate(log_ratio, batch.advantages, **clip)
     about = {"clip_fraction": clipped}
-    if batch.sampled_logprobs is not None:
-        difference = scale(drawn - _learned(batch.sampled_logprobs, batch), batch)
+    if batch.kept_logprobs is not None:
+        difference = scale(drawn - _learned(batch.kept_logprobs, batch), batch)
         weight = importance_weight(difference, cap=settings.importance_cap)
         capped = (weight >= settings.importance_cap).astype(jnp.float32)
         about |= {"importance_weight": weight, "importance_capped": capped}

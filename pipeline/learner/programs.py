@@ -275,7 +275,7 @@ class LearnerPrograms:
             inputs=self.abstract_inputs(rows),
             weights=floats,
             advantages=floats,
-            sampled_logprobs=floats if settings.importance_cap else None,
+            kept_logprobs=floats if settings.importance_cap else None,
             old_logprobs=floats if self.keeps_old else None,
             reference_logprobs=floats if self.keeps_reference and not over_top else None,
             reference=kept if self.keeps_reference and over_top else None,

@@ -26,6 +26,7 @@ from pipeline.model.attention import soft_cap
 from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
 from pipeline.model.head_draw import draw as _draw
 from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
+from pipeline.model.truncation import Truncation
 
 _TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768), "gpu": (256, 32_768)}
 """Blocks of positions and vocabulary where the likeliest tokens are wanted, by kind of device.
@@ -165,8 +166,11 @@ def draw(
     keys: UInt32[Array, "rows 2"],
     temperature: Float[Array, ""],
     noise: Float[Array, ""],
-) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """One token a row from the whole distribution, and its log-prob, in one pass.
+    truncation: Truncation | None = None,
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
+    """One token a row, its log-prob, and its log-prob renormalised over what could be drawn.
+
+    Without truncation that is the whole distribution, in one pass, and the log-probs are the same.
 
     Args:
         hidden: after the final norm.
@@ -176,6 +180,7 @@ def draw(
         keys: each row's random key at this position, see `gumbel.keys_at`.
         temperature: divides the logits.
         noise: 1.0 draws (Gumbel-max), 0.0 takes the likeliest token.
+        truncation: what cannot be drawn though it is not forbidden; None: nothing.
     """
     blocks = Blocks(
         softcap=head.softcap,
@@ -187,7 +192,7 @@ def draw(
     )
     rows = jnp.ones(len(hidden), jnp.float32)
     given = hidden, keys, temperature * rows, noise * rows
-    return _on_devices(partial(_draw, blocks), head.mesh, embedding, forbidden, *given)
+    return _on_devices(partial(_draw, blocks, truncation), head.mesh, embedding, forbidden, *given)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

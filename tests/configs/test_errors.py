@@ -28,6 +28,11 @@ def told(path: Path, key: str, text: str) -> str:
             "= 1.5: must be a number, at least 0 and below 1; nearest valid: just below 1",
         ),
         ("rollout.top_p", "7", "= 7: must be a number, above 0 and at most 1; nearest valid: 1.0"),
+        (
+            "rollout.min_p",
+            "1",
+            "= 1: must be a number, at least 0 and below 1; nearest valid: just below 1",
+        ),
         ("run.seed", "-4", ("= -4: must be an integer, at least 0 and below 4294967296; "
                            "nearest valid: 0")),
         ("run.seed", "4294967296", ("= 4294967296: must be an integer, at least 0 and below "

@@ -126,11 +126,6 @@ def test_what_is_not_a_duration(text: str) -> None:
             "means nothing in colocated placement",
         ),
         (
-            [("plan.rollout_rows", "2049")],
-            "plan.rollout_rows",
-            "may be at most 2048 a device; nearest valid: 2048",
-        ),
-        (
             [("plan.placement", "colocated"), ("plan.samplers", "2")],
             "plan.samplers",
             "means nothing in colocated placement",

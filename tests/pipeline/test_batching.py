@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,26 @@ def test_by_hand():
             [0, 0, 0, 0, -405, -406, 0, -301, -302, 0],
         ],
     )
+    np.testing.assert_array_equal(first.kept_logprobs, first.sampled_logprobs)
     np.testing.assert_array_equal(second.tokens, [[500, 501, 502] + [PAD] * 7])
     np.testing.assert_array_equal(second.segments, [[1] * 3 + [0] * 7])
     assert (first.num_tokens, first.num_padded) == (9, 0)
     assert (second.num_tokens, second.num_padded) == (1, 7)
     assert [array.dtype for array in (first.tokens, first.targets)] == [np.int32] * 2
     assert first.weights.dtype == first.advantages.dtype == np.float32
+
+
+def test_what_a_truncating_sampler_drew_from_stands_beside_the_full_distribution():
+    whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
+    kept = np.array([-0.5, -0.25], np.float32)
+    cut = replace(other, completion=replace(other.completion, kept_logprobs=kept))
+    (batch,) = pack([whole, cut])
+    np.testing.assert_array_equal(
+        batch.sampled_logprobs, [[0, -202, -203, 0, 0, -102, 0, 0, 0, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        batch.kept_logprobs, [[0, -0.5, -0.25, 0, 0, -102, 0, 0, 0, 0, 0, 0]]
+    )
 
 
 def test_invariant_5_the_stop_token_has_a_weight():

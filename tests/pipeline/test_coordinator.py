@@ -191,6 +191,41 @@ def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: 
     assert (run.folder.summary, run.learner.disk) == (None, {})
 
 
+@pytest.mark.parametrize(
+    ("cap", "corrects"),
+    [
+        (0.0, "nothing corrects for it (learner.importance_cap is 0)"),
+        (2.0, "importance weights up to 2 correct for it, but for tokens that are never drawn"),
+    ],
+)
+def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cap: float, corrects: str
+):
+    config = make_config(
+        tmp_path,
+        rollout={"top_k": 40, "min_p": 0.05},
+        learner={"importance_cap": cap},
+        budget={"steps": 2},
+    )
+    run = Process(config, disk=Disk())
+    run.run()
+    cut = {"top_k": 40, "top_p": 1.0, "min_p": 0.05}
+    assert run.events("truncated_rollouts") == [{**cut, "importance_cap": cap}]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == (
+        "rollouts are drawn from a truncated distribution (top_k 40, top_p 1, min_p 0.05): the "
+        "sampler is not the policy that is learned; the loss uses log-probs of the full "
+        f"distribution, and {corrects}"
+    )
+    assert sum("truncated distribution" in line for line in shown) == 1
+
+
+def test_a_run_without_truncation_says_nothing_of_it(tmp_path: Path):
+    run = Process(make_config(tmp_path, budget={"steps": 1}), disk=Disk())
+    run.run()
+    assert run.events("truncated_rollouts") == []
+
+
 def test_invariant_1_the_probe_is_journaled_and_then_discarded(tmp_path: Path):
     run = Process(make_config(tmp_path, parity={"probe": 0.5}, budget={"steps": 1}), disk=Disk())
     run.learner.score_error = 0.25

@@ -126,6 +126,10 @@ def test_a_rollouts_row_with_tokens():
         "logprobs": drawn.logprobs.tolist(),
     }
     assert np.array_equal(np.float32(row["logprobs"]), drawn.logprobs)
+    kept = replace(drawn, kept_logprobs=drawn.logprobs / 2)
+    (cut,) = rollout_rows([replace(ROLLOUTS[0], completion=kept)], tokens=True)
+    assert cut == {**row, "kept_logprobs": (drawn.logprobs / 2).tolist()}
+    assert rollout_rows([replace(ROLLOUTS[0], completion=kept)], tokens=False) == [ROW]
 
 
 METRICS = {

@@ -8,39 +8,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pipeline.datatypes import Completion, RolloutName, RolloutRequest
 from pipeline.decode.engine import Aborted, Engine
-from pipeline.decode.state import Heat
-from pipeline.model.gumbel import gumbel_noise, keys_at
-from pipeline.model.head import scaled_logits
-from pipeline.model.policy import Params
 from pipeline.model.sharding import by_row
 from tests import tiny
 from tests.compilations import compilations
+from tests.pipeline.decode.written_out import (
+    CONFIG,
+    LONGEST,
+    NEW,
+    REQUESTS,
+    generate,
+    recompute,
+)
 
-CONFIG = tiny.make_config()
-LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
-LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
-REQUESTS = tiny.make_requests(LENGTHS)
 STOPS = tiny.VOCABULARY.stops
 EIGHT = {"learner_devices": 8, "rollout_rows": 8}
-
-
-def generate(
-    engine: Engine,
-    requests: Sequence[RolloutRequest] = REQUESTS,
-    *,
-    temperature: float = CONFIG.rollout.temperature,
-    adapter: Params | None = None,
-) -> list[Completion]:
-    adapter = tiny.probe() if adapter is None else adapter
-    return engine.generate(
-        requests, adapter=adapter, version=3, adapter_sha256="abc", temperature=temperature
-    )
 
 
 @pytest.fixture(scope="module")
@@ -49,57 +35,11 @@ def drawn() -> list[Completion]:
     return generate(tiny.engine())
 
 
-@pytest.fixture(scope="module")
-def naive() -> Any:
-    """Scores of every position of whole sequences, without any cache."""
-
-    @jax.jit
-    def scores(
-        base: Params, adapter: Params, tokens: jax.Array, keys: jax.Array, at: jax.Array, heat: Heat
-    ) -> tuple[jax.Array, jax.Array]:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = tiny.policy().bind(base, adapter)(tokens, positions)
-        embedding = tiny.policy().embedding(base)
-        forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
-        logits = scaled_logits(
-            hidden, embedding, softcap=None, temperature=heat.temperature, forbidden=forbidden
-        )
-        noise = jax.vmap(lambda at: gumbel_noise(keys_at(keys, at), 0, tiny.VOCAB), 1, 1)(at)
-        return jax.nn.log_softmax(logits), logits + heat.noise * noise
-
-    return scores
-
-
-def recompute(
-    naive: Any, completions: Sequence[Completion], temperature: float
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each completion the log-probs and the noisy scores, `new vocab`, of each of its places.
-
-    Fed with the completion's own tokens: if every token is the best at its place, then drawing one
-    token after the other with a forward over everything before would have given the same.
-    """
-    rows, total = len(completions), LONGEST + NEW
-    tokens = np.zeros((rows, total), np.int32)
-    at = np.zeros((rows, total), np.int32)
-    keys = np.stack([c.name.key(CONFIG.run.seed) for c in completions])
-    for row, c in enumerate(completions):
-        whole = np.concatenate([c.prompt_tokens, c.tokens])
-        tokens[row, : len(whole)] = whole
-        at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
-    found = naive(tiny.base(), tiny.probe(), tokens, keys, at, Heat.of(temperature))
-    logprobs, scores = map(np.asarray, found)
-    places = [
-        slice(len(c.prompt_tokens) - 1, len(c.prompt_tokens) - 1 + len(c.tokens))
-        for c in completions
-    ]
-    return [(logprobs[row, at], scores[row, at]) for row, at in enumerate(places)]
-
-
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
-def test_the_cache_changes_nothing(naive: Any, drawn: list[Completion], temperature: float):
+def test_the_cache_changes_nothing(drawn: list[Completion], temperature: float):
     completions = drawn if temperature else generate(tiny.engine(), temperature=0.0)
     assert max(len(c.tokens) for c in completions) > 3 * tiny.WINDOW
-    expected = recompute(naive, completions, temperature)
+    expected = recompute(completions, temperature)
     for completion, (logprobs, scores) in zip(completions, expected, strict=True):
         np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
         picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
@@ -113,6 +53,7 @@ def test_completions_answer_their_requests(drawn: list[Completion]):
         assert (completion.version, completion.adapter_sha256) == (3, "abc")
         assert completion.tokens.dtype == np.int32
         assert completion.logprobs.dtype == np.float32
+        assert completion.kept_logprobs is None
         assert completion.tokens.shape == completion.logprobs.shape
     assert len({c.tokens.tobytes() for c in drawn}) == len(drawn)
 
@@ -191,14 +132,14 @@ def test_invariant_2_another_name_is_another_noise(drawn: list[Completion]):
 
 
 def count_ties(
-    naive: Any, first: Sequence[Completion], second: Sequence[Completion], *, bound: float = 1e-5
+    first: Sequence[Completion], second: Sequence[Completion], *, bound: float = 1e-5
 ) -> int:
     """Rollouts that go apart, each at a place where the two best scores lie within `bound`.
 
     Before that, and in all others, tokens are equal and log-probs agree to `bound`.
     """
     ties = 0
-    scored = recompute(naive, first, CONFIG.rollout.temperature)
+    scored = recompute(first, CONFIG.rollout.temperature)
     for one, two, (_, scores) in zip(first, second, scored, strict=True):
         shorter = min(len(one.tokens), len(two.tokens))
         differs = np.flatnonzero(one.tokens[:shorter] != two.tokens[:shorter])
@@ -213,19 +154,17 @@ def count_ties(
     return ties
 
 
-def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(
-    naive: Any, drawn: list[Completion]
-):
+def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(drawn: list[Completion]):
     # Other rows, other prompt buckets, other lengths between two looks.
     other = tiny.engine(plan={"rollout_rows": 8, "prompt_buckets": (6,), "segment_steps": 7})
     found = generate(other)
-    assert count_ties(naive, drawn, found) == 0
+    assert count_ties(drawn, found) == 0
     assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
 
 
-def test_invariant_2_the_last_ones_move_into_fewer_slots(naive: Any, drawn: list[Completion]):
+def test_invariant_2_the_last_ones_move_into_fewer_slots(drawn: list[Completion]):
     engine = tiny.engine(plan={"slot_buckets": (2, 1), "segment_steps": 3})
-    assert count_ties(naive, drawn, generate(engine)) == 0
+    assert count_ties(drawn, generate(engine)) == 0
     assert set(engine.work.segments) >= {4, 2}
     assert engine.work.tokens == sum(len(c.tokens) for c in drawn)
     assert engine.work.slot_steps == 3 * sum(
@@ -234,7 +173,7 @@ def test_invariant_2_the_last_ones_move_into_fewer_slots(naive: Any, drawn: list
     # So few as there are never decode in four.
     for first, size in ((3, 2), (1, 1)):
         few = slice(first, first + size)
-        assert count_ties(naive, drawn[few], generate(engine, REQUESTS[few])) == 0
+        assert count_ties(drawn[few], generate(engine, REQUESTS[few])) == 0
         assert max(engine.work.segments) == size
 
 
@@ -248,7 +187,7 @@ def test_slots_are_given_on_at_once(drawn: list[Completion]):
     assert engine.work.slot_steps < 0.95 * static
 
 
-def test_a_group_reads_its_prompt_once(naive: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_group_reads_its_prompt_once(monkeypatch: pytest.MonkeyPatch):
     prompts = [request.prompt_tokens for request in REQUESTS[:5]]
     # More members than slots: some wait while others are drawn.
     requests = [
@@ -270,7 +209,7 @@ def test_a_group_reads_its_prompt_once(naive: Any, monkeypatch: pytest.MonkeyPat
     assert sorted(np.concatenate(read)) == sorted(len(prompt) - 1 for prompt in prompts)
     assert len({c.tokens.tobytes() for c in found}) == len(found)
     for completion, (logprobs, scores) in zip(
-        found, recompute(naive, found, CONFIG.rollout.temperature), strict=True
+        found, recompute(found, CONFIG.rollout.temperature), strict=True
     ):
         np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
         picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
@@ -287,10 +226,10 @@ def test_a_group_reads_its_prompt_once(naive: Any, monkeypatch: pytest.MonkeyPat
         pytest.param(1, 2, marks=pytest.mark.slow),
     ],
 )
-def test_eight_devices_draw_what_one_draws(naive: Any, drawn: list[Completion], fsdp: int, tp: int):
+def test_eight_devices_draw_what_one_draws(drawn: list[Completion], fsdp: int, tp: int):
     engine = tiny.engine(plan=EIGHT | {"fsdp": fsdp, "tp": tp})
     found = generate(engine, adapter=tiny.probe(devices=8, fsdp=fsdp, tp=tp))
-    assert count_ties(naive, drawn, found) == 0
+    assert count_ties(drawn, found) == 0
 
 
 def test_caches_are_made_sharded_and_of_the_rings_size():
@@ -351,18 +290,6 @@ def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest
 
 def test_no_requests_no_completions():
     assert generate(tiny.engine(), []) == []
-
-
-def test_top_k_and_top_p_are_used():
-    # The likeliest one is the greedy choice, whatever the noise.
-    for limits in ({"top_k": 1}, {"top_p": 1e-6}):
-        engine, adapter = tiny.engine(layers=2, rollout=limits), tiny.probe(layers=2)
-        sampled = generate(engine, REQUESTS[:4], adapter=adapter)
-        greedy = generate(engine, REQUESTS[:4], adapter=adapter, temperature=0.0)
-        for one, two in zip(sampled, greedy, strict=True):
-            np.testing.assert_array_equal(one.tokens, two.tokens)
-            # Log-probs are at the rollout temperature here and at 1 there.
-            assert (one.logprobs != two.logprobs).all()
 
 
 def test_invariant_4_nothing_is_compiled_after_construction():

@@ -196,9 +196,10 @@ def test_a_prefix_is_part_of_the_protocol_and_of_each_answer(tmp_path: Path):
 
 
 def test_the_table_of_samples_has_votes(tmp_path: Path):
-    config = make_config(tmp_path, eval={"samples": 4, "temperature": 0.5}, rollout={"top_k": 9})
+    cut = {"top_k": 9, "min_p": 0.02}
+    config = make_config(tmp_path, eval={"samples": 4, "temperature": 0.5}, rollout=cut)
     shown = list(lines(told(config, tuned=False)))
-    assert "4 a prompt, sampled at temperature 0.5, top_k 9, seed 3" in shown[2]
+    assert "4 a prompt, sampled at temperature 0.5, top_k 9, min_p 0.02, seed 3" in shown[2]
     assert shown[5].split()[-4:] == ["pass@2", "pass@4", "majority@2", "majority@4"]
     # Three of five prompts have one right answer among four, the first.
     assert shown[6].split()[-4:] == ["30.0%", "60.0%", "30.0%", "0.0%"]

@@ -258,7 +258,8 @@ def test_parity_by_hand():
     sampled = np.array([[9.0, -1.0, -2.0], [9.0, -3.0, 9.0]], np.float32)
     learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
     ints = np.zeros((2, 3), np.int32)
-    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, {})
+    # What the sampler drew from, where that was truncated, has no part in it.
+    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, {})
     found = parity([batch], [learned])
     assert found["parity_mean"] == 0.25
     assert found["parity_max"] == 0.5

@@ -114,6 +114,26 @@ def test_the_gradient_is_that_of_the_divergences_written_out(teacher: str):
     assert 0 < metrics["importance_capped"] < 1
 
 
+def test_importance_weights_are_against_what_was_drawn_from_and_parity_is_not(teacher: str):
+    learner = start(taught(teacher))
+    completions = [rollout.completion for rollout in STILL]
+    scored = learner.score(completions, adapter=learner.state.adapter)
+    drawn = [
+        dataclasses.replace(
+            rollout,
+            completion=dataclasses.replace(
+                rollout.completion, logprobs=own - np.float32(0.25), kept_logprobs=own + 5
+            ),
+        )
+        for rollout, own in zip(STILL, scored, strict=True)
+    ]
+    metrics = learner.update(drawn)
+    assert metrics["importance_weight"] == pytest.approx(np.exp(-5), rel=1e-4)
+    assert metrics["importance_capped"] == 0
+    assert metrics["parity_mean"] == pytest.approx(0.25, abs=1e-5)
+    assert metrics["parity_max"] == pytest.approx(0.25, abs=1e-4)
+
+
 def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher: str):
     learner = start(taught(teacher))
     compiled = learner._compiled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.model.head import Head, Scores, TopK, scaled_logits, score
 from pipeline.model.head import draw as draw_tokens
 from pipeline.model.head_blocks import FORBIDDEN
 from pipeline.model.sharding import make_mesh
+from pipeline.model.truncation import Truncation
 from pipeline.model.vocabulary import Vocabulary
 from tests import tiny
 
@@ -180,6 +182,7 @@ def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
         np.testing.assert_array_equal(found[0], expected)
         logprobs = jax.nn.log_softmax(scores)[jnp.arange(len(hidden)), expected]
         np.testing.assert_allclose(found[1], logprobs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(found[1], found[2])
 
 
 def test_where_scores_tie_the_lower_id_is_first():
@@ -295,3 +298,25 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     for program in (sampler.prefill[160], sampler.segment[8 * devices]):
         elements, shape = largest_shape(program)
         assert elements < 8 * REAL_VOCABULARY, shape
+
+
+def test_invariant_3_a_truncated_draw_holds_no_more_scores_than_a_block_of_a_plain_one():
+    hidden, vocab = jnp.zeros((300, 64)), 8192
+    drawn = jax.jit(
+        partial(
+            draw_tokens,
+            head=Head(None, 1.0, LIMIT, vocab, mesh(1, 1, 1)),
+            truncation=Truncation(50, 0.9, 0.01),
+        )
+    )
+    program = drawn.lower(
+        hidden,
+        jnp.zeros((REAL_VOCABULARY, 64)),
+        forbidden=jnp.zeros(REAL_VOCABULARY, bool),
+        keys=jnp.zeros((300, 2), jnp.uint32),
+        temperature=jnp.float32(1),
+        noise=jnp.float32(1),
+    ).compile()
+    elements, shape = largest_shape(program)
+    assert elements == LIMIT * vocab, shape
+    assert " sort(" not in (program.as_text() or "")
