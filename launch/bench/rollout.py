@@ -69,6 +69,7 @@ BENCHMARK = Benchmark(
             "a tie: the two best scores lie within 1e-5",
             (
                 Column("prompts", "prompts"),
+                Column("distinct", "distinct tokens of a row, median", "{:.0f}"),
                 Column("tokens", "the same tokens", "{:,}"),
                 Column("other", "other tokens"),
                 Column("ties", "ties"),

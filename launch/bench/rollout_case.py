@@ -36,6 +36,8 @@ SPREAD, MEDIAN = 0.8, 0.272
 """Of a completion's length: deviation of the logarithm, and the median as a share of `NEW`. Cut
 there, the mean is 0.35 of it."""
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=(0, 1))
+_SCALES = {"embedder.input_embedding": 0.03}
+"""Of random weights other than 0.1; a larger tied embedding makes each token its own successor."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,11 @@ class Case:
         policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
         rng = np.random.default_rng(0)
         base = {
-            name: jnp.asarray(0.1 * rng.standard_normal(kept.shape, np.float32))
+            name: jnp.asarray(_SCALES.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32))
             for name, kept in sorted(policy.base_shapes.items())
         }
+        # Scores of a deviation of about 1.
+        base["final_norm.scale"] += 2.0
         adapter = policy.place_adapter(
             {
                 name: 0.1 * rng.standard_normal(kept.shape, np.float32)

@@ -145,7 +145,8 @@ def greedy(*, prompts: int) -> dict[str, Any]:
         found["tokens"] += int(same)
         differ = np.abs(completion.logprobs - logprobs[row])[:same]
         apart = max(apart, float(differ.max(initial=0.0)))
-    return {"prompts": prompts, **found, "apart": apart}
+    distinct = statistics.median(len(np.unique(completion.tokens)) for completion in mine)
+    return {"prompts": prompts, "distinct": distinct, **found, "apart": apart}
 
 
 def _ours(
