@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.gemma3.model import Gemma3
 
@@ -52,10 +54,36 @@ class TunixSampler(Sampler):
             temperature: 0 is greedy, with the log-probs of temperature 1.
             seed: of its noise.
         """
+        state = self._begin(prompts, temperature=temperature, seed=seed)
+        state = replace(state, total_sampling_steps=self._prompt + new)
+        weights = self._flattened_transformer_state
+        state = self._compiled_decode_fn(
+            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
+        )
+        drawn = slice(self._prompt, self._prompt + new)
+        found = jax.device_get((state.token_buffer, state.logprobs_buffer))
+        return found[0][:, drawn], found[1][:, drawn]
+
+    def trace_decode(self, rows: int, place: Sharding) -> jax.stages.Traced:
+        """Its program that decodes so many rows; of the model only shapes are needed."""
+        one = self._begin([np.ones(1, np.int32)], temperature=1.0, seed=0)
+
+        def widened(x: Any) -> Any:
+            if not isinstance(x, jax.Array):
+                return x
+            shape = (rows, *x.shape[1:]) if x.shape[:1] == (1,) else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=place)
+
+        return self._compiled_decode_fn.trace(
+            self._flattened_transformer_state, jax.tree.map(widened, one)
+        )
+
+    def _begin(self, prompts: Sequence[np.ndarray], *, temperature: float, seed: int) -> Any:
+        """Its state before the prompts are read."""
         rows = np.full((len(prompts), self._prompt), self._vocabulary.pad, np.int32)
         for row, tokens in zip(rows, prompts, strict=True):
             row[-len(tokens) :] = tokens
-        state = self.init_sample_state(
+        return self.init_sample_state(
             jnp.array(rows),
             total_sampling_steps=self._prompt + self._new,
             include_logits=False,
@@ -67,14 +95,6 @@ class TunixSampler(Sampler):
             beam_size=None,
             include_logprobs=True,
         )
-        state = replace(state, total_sampling_steps=self._prompt + new)
-        weights = self._flattened_transformer_state
-        state = self._compiled_decode_fn(
-            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
-        )
-        drawn = slice(self._prompt, self._prompt + new)
-        found = jax.device_get((state.token_buffer, state.logprobs_buffer))
-        return found[0][:, drawn], found[1][:, drawn]
 
 
 class _Ids:
