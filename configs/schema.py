@@ -22,7 +22,7 @@ from configs.base import (
 )
 from configs.learner import Learner
 from configs.model import Export, Lora, Model
-from configs.plan import Plan
+from configs.plan import Plan, rollout_weights_problems
 from configs.task import (
     OVERLONG,
     Data,
@@ -265,6 +265,12 @@ class Config(Table):
         return max(1, min(slots, self.plan.prefill_tokens // bucket))
 
     @property
+    def sampler_quantization(self) -> str:
+        """How the matrices that samplers multiply with are kept: a `model.quantization`."""
+        kind = self.plan.rollout_weights
+        return kind if kind in {"int8", "int8_matmul"} else self.model.quantization
+
+    @property
     def row_tokens(self) -> int:
         """Positions of a packed row."""
         return self.plan.row_tokens or self.rollout.max_tokens
@@ -369,6 +375,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("learner", "budget", "run", "sft"), _schedule_problems),
     (("plan", "rollout"), _bucket_problems),
     (("plan", "rollout"), _row_problems),
+    (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),

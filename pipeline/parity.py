@@ -45,6 +45,7 @@ class Bounds:
         """
         model = config.model
         rounded = model.quantization == "int8_matmul" or config.plan.kv_cache == "int8"
+        rounded = rounded or config.plan.rollout_weights in {"int8", "int8_matmul"}
         exact = model.dtype == "float32" and not rounded
         parity = config.parity
         return Bounds(
