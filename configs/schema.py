@@ -168,7 +168,8 @@ class Parity(Table):
     """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
 
     The defaults of bf16 also hold for a float32 base under `model.quantization = "int8_matmul"` or
-    `plan.kv_cache = "int8"`.
+    `plan.kv_cache = "int8"`. Those of `plan.rollout_weights` are, in the order below, 0.5, 0.05,
+    0.5 for merged with bf16; 0.75, 0.05, 0.5 for int8; and 1.0, 0.1, 1.25 for int8_matmul.
     """
 
     probe: float | None = Field(

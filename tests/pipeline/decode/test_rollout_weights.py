@@ -20,7 +20,7 @@ from tests import tiny
 from tests.compilations import compilations
 
 REQUESTS = tiny.make_requests([3, 14, 6, 9])
-MANY = {"devices": 8, "fsdp": 2, "tp": 2}
+MANY: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
 INTEGERS = ("int8", "int8_matmul")
 
 
