@@ -51,8 +51,8 @@ class Plan(Table):
         description="what samplers multiply with, in a run's evaluations too: base and adapter as "
         "the learner; merged: a copy of the adapted matrices with the adapter added, made at each "
         "sync, in model.dtype, as an export is; int8, int8_matmul: a copy of the layers' matrices "
-        "kept as model.quantization says, the adapter beside it. All but shared, and merged with "
-        "float32, round otherwise than the learner and need learner.importance_cap. "
+        "kept as model.quantization says, the adapter beside it. int8, int8_matmul and merged with "
+        "bfloat16 round otherwise than the learner and need learner.importance_cap. "
         "launch.evaluate and launch.chat use shared unless the command line says otherwise",
     )
     segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
