@@ -30,6 +30,8 @@ from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
 
+Weights = tuple[Params, Params]
+"""Base and adapter."""
 _FEW = 0.5
 """Share of the slots below which prompts are read without a bound between two segments."""
 
@@ -75,7 +77,7 @@ class Engine:
 
     Args:
         policy: the model.
-        base: its frozen parameters, shared, never copied.
+        base: its frozen parameters, shared, never copied; `generate` may be given others.
         config: shapes, lengths, temperature and seed.
         vocabulary: token ids with a meaning.
         text_of: what tokens read as; only `rollout.stop_strings` need it.
@@ -114,6 +116,7 @@ class Engine:
         version: int,
         adapter_sha256: str,
         temperature: float,
+        base: Params | None = None,
     ) -> list[Completion]:
         """Draws one completion for each request, in their order.
 
@@ -123,6 +126,7 @@ class Engine:
             version: written on every completion.
             adapter_sha256: likewise.
             temperature: 0 is greedy.
+            base: used in place of the engine's own, in the same shapes and places.
 
         Raises:
             Aborted: if `abort` was called, also before; noticed between two segments.
@@ -135,7 +139,8 @@ class Engine:
                     f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from 1 to "
                     f"rollout.max_new_tokens = {most}"
                 )
-        drawn = self._draw(requests, adapter, Heat.of(temperature))
+        weights = (self._base if base is None else base, adapter)
+        drawn = self._draw(requests, weights, Heat.of(temperature))
         return [
             Completion(
                 name=request.name,
@@ -152,7 +157,7 @@ class Engine:
         self._abort.set()
 
     def _draw(
-        self, requests: Sequence[RolloutRequest], adapter: Params, heat: Heat
+        self, requests: Sequence[RolloutRequest], weights: Weights, heat: Heat
     ) -> list[_Drawn]:
         """What was drawn for each request."""
         programs, steps = self._programs, self._config.plan.segment_steps
@@ -166,7 +171,7 @@ class Engine:
             if self._abort.is_set():
                 raise Aborted
             found |= self._take_ended(state, slots)
-            state = self._let_in(requests, state, slots, adapter)
+            state = self._let_in(requests, state, slots, weights)
             if not slots.busy.any():
                 break
             while slots.drained and sizes:
@@ -176,7 +181,7 @@ class Engine:
                 size = sizes.pop(0)
                 at = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
                 state = programs.compact[size](state, at)
-            state = programs.segment[size](self._base, adapter, state, heat)
+            state = programs.segment[size](*weights, state, heat)
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         return [found[place] for place in range(len(requests))]
@@ -229,7 +234,7 @@ class Engine:
         requests: Sequence[RolloutRequest],
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
-        adapter: Params,
+        weights: Weights,
     ) -> DecodeState:
         """Fills free slots, and reads as many prompts as that takes and the plan allows.
 
@@ -249,9 +254,9 @@ class Engine:
                 return state
             spent += cost
             _, dealt = slots.next_prompts(config.prompt_bucket, config.prefill_rows)
-            slots.wait((bucket, self._read(bucket, dealt, adapter)), dealt)
+            slots.wait((bucket, self._read(bucket, dealt, weights)), dealt)
 
-    def _read(self, bucket: int, dealt: Sequence[Sequence[Group]], adapter: Params) -> Caches:
+    def _read(self, bucket: int, dealt: Sequence[Sequence[Group]], weights: Weights) -> Caches:
         rows = self._config.prefill_rows(bucket)
         prompts = np.full((self._shards, rows, bucket), self._vocabulary.pad, np.int32)
         lengths = np.zeros((self._shards, rows), np.int32)
@@ -262,7 +267,7 @@ class Engine:
                 lengths[shard, row] = size - 1
         self.work.prompt_tokens += prompts.size
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
-        return self._programs.prefill[bucket](self._base, adapter, *inputs)
+        return self._programs.prefill[bucket](*weights, *inputs)
 
     def _limit(self, request: RolloutRequest) -> int:
         """Tokens after which it ends at the latest."""
