@@ -155,7 +155,7 @@ BENCHMARK = Benchmark(
         ),
         _v5e_section(
             "v5e top-k",
-            "rollout.top_k = 64; the estimate is of a step that needs no second look",
+            "rollout.top_k = 64",
             [_v5e(_TOP_K, slots=count, rollout__top_k=64) for count in (64, 72, 128, 136, 256)],
         ),
         _v5e_section(
