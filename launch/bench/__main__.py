@@ -1,6 +1,6 @@
 """Measures what this project claims, its peers in the same run.
 
-    python -m launch.bench NAME [--only PATTERN] [--json FILE]
+    python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE]
 
 This process imports nothing heavy: each row is measured in a process of its own.
 """
@@ -13,14 +13,15 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.bench.child import in_child
 from launch.bench.machine import machine
-from launch.bench.table import Benchmark, Figures, Section
+from launch.bench.table import Benchmark, Figures, Row, Section
 from launch.exits import exit_status
 
 BENCHMARKS = {
@@ -29,6 +30,8 @@ BENCHMARKS = {
     "learner": "vocabulary, top k and packing on this machine's CPU; some minutes",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory of "
     "a v5e chip by the TPU compiler; half an hour",
+    "sweep": "rollouts against slots, a v5e chip by the TPU compiler, this machine measured; also "
+    "drawn; an hour or more",
 }
 DESCRIPTION = """\
 Measure what README claims, peers in the same run, each row in a process of its own. Progress goes
@@ -36,7 +39,7 @@ to standard error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and shows what it is to show, 1 something failed or does not,
 2 a mistake in the request, 130 after Ctrl-C."""
 
-Plan = tuple[argparse.Namespace, Sequence[Section]]
+Plan = tuple[argparse.Namespace, Benchmark]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(argv: Sequence[str]) -> Plan:
-    """The request, and the rows that it asks for.
+    """The request, and the rows that it asks for, with the file of their picture.
 
     Raises:
         ValueError: what is wrong with the request, one line.
@@ -72,23 +75,42 @@ def _prepare(argv: Sequence[str]) -> Plan:
     )
     parser.add_argument("--list", action="store_true", help="show the rows, measure nothing")
     parser.add_argument("--json", metavar="FILE", help="write there what the tables show")
+    parser.add_argument("--plot", metavar="FILE", help="draw there, as PNG, where NAME draws")
     request, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise ValueError(f"command line: {unknown[0]}: unknown; there are --only, --list, --json")
+        there = "--only, --list, --json, --plot"
+        raise ValueError(f"command line: {unknown[0]}: unknown; there are {there}")
     names = ", ".join(BENCHMARKS)
     if request.name is None:
         raise ValueError(f"command line: NAME is missing; there are {names}")
     if request.name not in BENCHMARKS:
         raise ValueError(f"command line: {request.name}: no such benchmark; there are {names}")
-    if request.json and not Path(request.json).absolute().parent.is_dir():
-        raise ValueError(
-            f"command line: --json {request.json}: its folder does not exist; nearest valid: "
-            f"{Path(request.json).name}"
-        )
-    if request.json and Path(request.json).is_dir():
-        raise ValueError(f"command line: --json {request.json}: is a folder; a file is wanted")
+    _refuse_file("--json", request.json)
+    _refuse_file("--plot", request.plot)
     benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
-    return request, _chosen(benchmark.sections, request.only)
+    if request.plot and benchmark.draw is None:
+        raise ValueError(
+            f"command line: --plot {request.plot}: {request.name} draws nothing; sweep does"
+        )
+    chosen = replace(
+        benchmark,
+        sections=_chosen(benchmark.sections, request.only),
+        picture=request.plot or benchmark.picture,
+    )
+    return request, chosen
+
+
+def _refuse_file(option: str, file: str | None) -> None:
+    """Raises `ValueError` where nothing can be written."""
+    if file is None:
+        return
+    if not Path(file).absolute().parent.is_dir():
+        raise ValueError(
+            f"command line: {option} {file}: its folder does not exist; nearest valid: "
+            f"{Path(file).name}"
+        )
+    if Path(file).is_dir():
+        raise ValueError(f"command line: {option} {file}: is a folder; a file is wanted")
 
 
 def _chosen(sections: Sequence[Section], pattern: str | None) -> list[Section]:
@@ -98,9 +120,7 @@ def _chosen(sections: Sequence[Section], pattern: str | None) -> list[Section]:
     for section in sections:
         rows = [r for r in section.rows if fnmatchcase(f"{section.name}/{r.name}", f"*{pattern}*")]
         if rows:
-            chosen.append(
-                Section(section.name, section.title, section.columns, rows, section.claims)
-            )
+            chosen.append(replace(section, rows=rows))
     if not chosen:
         known = [f"{section.name}/{row.name}" for section in sections for row in section.rows]
         nearest = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)[0]
@@ -108,7 +128,8 @@ def _chosen(sections: Sequence[Section], pattern: str | None) -> list[Section]:
     return chosen
 
 
-def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
+def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
+    sections = benchmark.sections
     if request.list:
         print(
             "\n".join(f"{section.name}/{row.name}" for section in sections for row in section.rows)
@@ -116,19 +137,29 @@ def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
         return 0
     found: dict[str, dict[str, Figures]] = {section.name: {} for section in sections}
     what = machine()
-    good = True
-    interrupted = False
+    content = {"benchmark": request.name, **what, "sections": found}
+    absent: dict[str, Figures] = {}
+    good, interrupted, count = True, False, 0
     try:
-        for place, row, figures in _measured(sections):
-            found[place][row] = figures
-            good &= "failed" not in figures
-            if request.json:
-                _write(Path(request.json), {"benchmark": request.name, **what, "sections": found})
+        for section in sections:
+            absent[section.name] = _absent(section)
+            good &= "failed" not in absent[section.name]
+            for row in () if absent[section.name] else section.rows:
+                count += 1
+                progress = f"[{count}/{sum(len(one.rows) for one in sections)}]"
+                figures = _measured(f"{section.name}/{row.name}", row, progress=progress)
+                found[section.name][row.name] = figures
+                good &= "failed" not in figures
+                if request.json:
+                    _write(Path(request.json), content)
+            good &= _drawn(benchmark, content)
     except KeyboardInterrupt:
         interrupted = True
     print("\n".join(f"{key}: {value}" for key, value in what.items()))
     for section in sections:
         print(f"\n{section.title}\n\n{section.table(found[section.name])}\n")
+        for why in absent.get(section.name, {}).values():
+            print(f"not measured: {why}\n")
         for claim in () if interrupted else section.claims(found[section.name]):
             print(f"{'shown' if claim.holds else 'NOT SHOWN'}: {claim.text}")
             good &= claim.holds
@@ -138,25 +169,41 @@ def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
     return 0 if good else 1
 
 
-def _measured(sections: Sequence[Section]) -> Iterator[tuple[str, str, Figures]]:
-    """Section, row and figures, one after another."""
-    total = sum(len(section.rows) for section in sections)
-    count = 0
-    for section in sections:
-        for row in section.rows:
-            count += 1
-            began = time.monotonic()
-            print(f"[{count}/{total}] {section.name}/{row.name} ...", file=sys.stderr, flush=True)
-            try:
-                figures: Figures = in_child(
-                    row.function, row.arguments, environment=row.environment
-                )
-            except RuntimeError as error:
-                print(error, file=sys.stderr)
-                figures = {"failed": str(error).splitlines()[-1]}
-            seconds = time.monotonic() - began
-            print(f"[{count}/{total}] {seconds:.0f} s", file=sys.stderr, flush=True)
-            yield section.name, row.name, figures
+def _absent(section: Section) -> Figures:
+    """Why no row can be measured, as `absent` or, where that cannot be told, `failed`."""
+    if section.needs is None:
+        return {}
+    try:
+        return in_child(section.needs, {}, environment=section.rows[0].environment)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return {"failed": str(error).splitlines()[-1]}
+
+
+def _measured(name: str, row: Row, *, progress: str) -> Figures:
+    began = time.monotonic()
+    print(f"{progress} {name} ...", file=sys.stderr, flush=True)
+    try:
+        figures = in_child(row.function, row.arguments, environment=row.environment)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        figures = {"failed": str(error).splitlines()[-1]}
+    print(f"{progress} {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return {**row.known, **figures}
+
+
+def _drawn(benchmark: Benchmark, content: Mapping[str, Any]) -> bool:
+    """Draws what was found so far, if this benchmark does; whether nothing failed."""
+    if benchmark.draw is None:
+        return True
+    arguments = {"file": benchmark.picture, "content": content}
+    try:
+        if in_child(benchmark.draw, arguments, environment={})["written"]:
+            print(f"drawn: {benchmark.picture}", file=sys.stderr, flush=True)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
 
 
 def _write(path: Path, content: Any) -> None:

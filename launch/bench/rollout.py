@@ -12,6 +12,7 @@ from launch.bench.child import CPU_ONLY, TPU_COMPILER
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 
 _MANY, _LENGTH = "ours, 512 slots", 1312
+_4B = {"model": "gemma3_4b", "devices": 8}
 _EQUAL = "all lengths equal"
 _RATIO = {"N/S = 16": 4.5, _EQUAL: 1.8}
 _USEFUL = {"N/S = 16": 0.9, "N/S = 4": 0.75, "N/S = 1": 0.6}
@@ -132,11 +133,12 @@ BENCHMARK = Benchmark(
                 _ours(_MANY, slots=512),
                 _ours("ours, 768 slots", slots=768),
                 _ours("ours, 768 slots, caches in 8 bits", slots=768, plan__kv_cache="int8"),
+                _ours("ours, gemma3-4b on 8 chips, 32 slots each", **_4B, slots=32),
                 _ours(
-                    "ours, gemma3-4b on 8 chips, 64 slots each",
-                    model="gemma3_4b",
+                    "ours, gemma3-4b on 8 chips, 64 slots each, caches in 8 bits",
+                    **_4B,
                     slots=64,
-                    devices=8,
+                    plan__kv_cache="int8",
                 ),
                 _theirs(384),
                 _theirs(416),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,24 +62,10 @@ class Case:
     @staticmethod
     def make() -> Case:
         """Random weights; the same at each call."""
-        config = _config()
-        shape = architecture(MODELS["small_policy"], dtype=jnp.dtype("float32"))
-        policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
-        rng = np.random.default_rng(0)
-        base = {
-            name: jnp.asarray(_SCALES.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32))
-            for name, kept in sorted(policy.base_shapes.items())
-        }
-        # Scores of a deviation of about 1.
-        base["final_norm.scale"] += 2.0
-        adapter = policy.place_adapter(
-            {
-                name: 0.1 * rng.standard_normal(kept.shape, np.float32)
-                for name, kept in sorted(policy.adapter_shapes.items())
-            }
-        )
-        lora = config.lora
-        peer = Peer.create(shape.config, rank=lora.rank, alpha=lora.scale * lora.rank)
+        config = case_config()
+        policy, base, adapter = make_policy(config)
+        lora, shape = config.lora, policy.architecture.config
+        peer = Peer.create(shape, rank=lora.rank, alpha=lora.scale * lora.rank)
         model = nnx.merge(peer.graphdef, *peer.with_values({**base, **adapter}))
         return Case(
             policy,
@@ -87,6 +74,26 @@ class Case:
             Engine(policy, base, config, VOCABULARY),
             TunixSampler(model, VOCABULARY, prompt=PROMPT, new=NEW),
         )
+
+
+def make_policy(config: Config) -> tuple[Policy, Params, Params]:
+    """The policy, random weights and a LoRA that is not zero; the same at each call."""
+    shape = architecture(MODELS["small_policy"], dtype=jnp.dtype("float32"))
+    policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+    rng = np.random.default_rng(0)
+    base = {
+        name: jnp.asarray(_SCALES.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32))
+        for name, kept in sorted(policy.base_shapes.items())
+    }
+    # Scores of a deviation of about 1.
+    base["final_norm.scale"] += 2.0
+    adapter = policy.place_adapter(
+        {
+            name: 0.1 * rng.standard_normal(kept.shape, np.float32)
+            for name, kept in sorted(policy.adapter_shapes.items())
+        }
+    )
+    return policy, base, adapter
 
 
 def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:
@@ -109,7 +116,8 @@ def make_lengths(count: int) -> np.ndarray:
     return np.clip(drawn.round(), 1, NEW).astype(int)
 
 
-def _config() -> Config:
+def case_config(**changes: Any) -> Config:
+    """The configuration of the policy and its sampler, with changes as `table__key=value`."""
     settings = {
         "rollout.group_size": GROUP,
         "rollout.max_prompt_tokens": PROMPT,
@@ -122,6 +130,7 @@ def _config() -> Config:
         "plan.prefill_tokens": SLOTS // GROUP * PROMPT,
         "plan.row_tokens": PROMPT + NEW,
         "plan.micro_batch_tokens": PROMPT + NEW,
+        **{key.replace("__", "."): value for key, value in changes.items()},
     }
     overrides = [(key, str(value)) for key, value in settings.items()]
     return load_config(Path(configs.__file__).parent / "demo.toml", overrides)

@@ -6,6 +6,7 @@ the caches of prompts that were read and wait for a slot.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,10 +23,11 @@ from launch.bench.models import MODELS, VOCAB, own_sizes
 from launch.bench.ours import VOCABULARY, bench_config
 from pipeline.decode.cache import bytes_per_row
 from pipeline.decode.programs import DecodePrograms
+from pipeline.decode.rollout_weights import rollout_policy
 from pipeline.model.architecture import architecture
 from pipeline.model.gemma import Architecture
 from pipeline.model.policy import Policy
-from pipeline.model.sharding import make_mesh
+from pipeline.model.sharding import make_mesh, placed
 from pipeline.plan.figures import estimated_seconds, whole_logits
 from pipeline.plan.hlo import parse
 from pipeline.plan.memory_report import HBM
@@ -61,19 +63,19 @@ def sampler(
         )
     except DoesNotFitError as error:
         return {"fits": False, "needs_gib": error.needs_gib}
-    state, waiting = _results(empty), _results(prefill)
+    state, waiting, copied = _results(empty), _results(prefill), _copied(programs)
     weights = segment.stats.argument_size_in_bytes - state
     # A prompt's caches wait while others decode; those of one device while another reads.
     moments = {
-        "segment": segment.bytes_of[HBM] + waiting,
-        "prefill": prefill.bytes_of[HBM] + state + (waiting if devices > 1 else 0),
-        "fill": fill.bytes_of[HBM] + weights,
+        "segment": segment.bytes_of[HBM] + copied + waiting,
+        "prefill": prefill.bytes_of[HBM] + copied + state + (waiting if devices > 1 else 0),
+        "fill": fill.bytes_of[HBM] + copied + weights,
     }
     fullest = max(moments.values()) / GIB
     return {
         "fits": fullest <= HBM_GIB,
         "needs_gib": fullest,
-        "weights_gib": weights / GIB,
+        "weights_gib": (weights + copied) / GIB,
         "state_gib": state / GIB,
         **{f"{name}_gib": size / GIB for name, size in moments.items()},
         "spare_gib": HBM_GIB - fullest,
@@ -88,17 +90,19 @@ def decoding(
 
     Returns:
         `fits`; if it does not, `needs_gib` by the compiler's account. If it does, GiB of the
-        program, milliseconds of a decode step by the compiler's estimate and the tokens a second
-        that this makes on each chip, a sequence's KV bytes as a share of dense caches', and the
-        buffers against invariant 3.
+        program, of the learner's matrices where the sampler runs a copy, and of both; milliseconds
+        of a decode step by the compiler's estimate and the tokens a second that this makes on each
+        chip, a sequence's KV bytes as a share of dense caches', and the buffers against
+        invariant 3.
     """
     programs = _programs(model, slots=slots, length=length, devices=devices, settings=settings)
     try:
         segment = compile_for(programs.trace_segment(slots * devices))
     except DoesNotFitError as error:
         return {"fits": False, "needs_gib": error.needs_gib}
-    gib = segment.bytes_of[HBM] / GIB
-    return {"fits": True, "needs_gib": gib} | _decoding(model, programs, segment, slots=slots)
+    gib = (segment.bytes_of[HBM] + _copied(programs)) / GIB
+    found = {"fits": gib <= HBM_GIB, "needs_gib": gib}
+    return found | _decoding(model, programs, segment, slots=slots)
 
 
 def _decoding(
@@ -111,8 +115,11 @@ def _decoding(
     large = whole_logits(module, vocab=vocab, model=own_sizes(model))
     length = config.rollout.max_tokens
     rings = bytes_per_row(shape, max_tokens=length, eight_bits=config.plan.kv_cache == "int8")
+    program, copied = segment.bytes_of[HBM] / GIB, _copied(programs) / GIB
     return {
-        "segment_program_gib": segment.bytes_of[HBM] / GIB,
+        "segment_program_gib": program,
+        "copied_gib": copied,
+        "total_gib": program + copied,
         "step_ms": 1e3 * step,
         "tokens_per_s": slots / step,
         "kv_share": rings / _dense_bytes(shape, length),
@@ -125,6 +132,18 @@ def _decoding(
 def _results(program: Program) -> int:
     size: int = program.stats.output_size_in_bytes
     return size
+
+
+def _copied(programs: DecodePrograms) -> int:
+    """Bytes a chip of the learner's matrices, where the sampler runs a copy beside them."""
+    if programs.config.plan.rollout_weights == "shared":
+        return 0
+    policy = programs.policy
+    return sum(
+        math.prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize
+        for name, shape in placed(policy.plain_shapes, policy.mesh).items()
+        if name.startswith("layers.") and shape.ndim > 1
+    )
 
 
 def _dense_bytes(shape: Architecture, length: int) -> int:
@@ -152,4 +171,4 @@ def _programs(
     policy = Policy.create(
         architecture(MODELS[model], dtype=jnp.dtype("bfloat16")), lora=config.lora, mesh=mesh
     )
-    return DecodePrograms(policy, config, VOCABULARY)
+    return DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)

@@ -19,12 +19,14 @@ class Row:
         function: `module:function` that measures in a child process, see `launch.bench.child`.
         arguments: its keyword arguments.
         environment: of the child, over this process's own.
+        known: figures that are not measured.
     """
 
     name: str
     function: str
     arguments: Mapping[str, Any]
     environment: Mapping[str, str]
+    known: Figures = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Section:
         columns: what is shown of each row.
         rows: what is measured.
         claims: what the figures of the rows that were measured, by their names, are to show.
+        needs: `module:function` that is asked before the rows, in a child with the first one's
+            environment; where it returns `absent`, no row is measured, and this is said.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Section:
     columns: Sequence[Column]
     rows: Sequence[Row]
     claims: Callable[[Mapping[str, Figures]], Iterable[Claim]] = field(default=_nothing)
+    needs: str | None = None
 
     def table(self, found: Mapping[str, Figures]) -> str:
         """The rows that were measured as a Markdown table."""
@@ -103,6 +108,14 @@ def _instead(figures: Figures) -> str:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Sections that are measured by one command."""
+    """Sections that are measured by one command.
+
+    Attributes:
+        sections: one after another.
+        draw: `module:function` that draws a picture of what `--json` writes, in a child.
+        picture: the picture's file, unless the request names one.
+    """
 
     sections: Sequence[Section]
+    draw: str | None = None
+    picture: str = ""

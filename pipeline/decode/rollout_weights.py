@@ -16,6 +16,13 @@ from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import build
 
 
+def rollout_policy(policy: Policy, config: Config) -> Policy:
+    """The model that the engine runs by `plan.rollout_weights`; allocates nothing."""
+    if config.plan.rollout_weights == "merged":
+        return policy.without_adapter()
+    return policy.quantized(config.sampler_quantization)
+
+
 class RolloutWeights:
     """Base and adapter in the form that the engine runs, by `plan.rollout_weights`.
 
@@ -36,13 +43,12 @@ class RolloutWeights:
     def __init__(self, policy: Policy, base: Params, config: Config) -> None:
         self._plain = base
         self._merge: Mapping[str, jax.stages.Compiled] = {}
-        self.policy, self.base = policy.quantized(config.sampler_quantization), dict(base)
+        self.policy, self.base = rollout_policy(policy, config), dict(base)
         self.adapter: Params = {}
-        if self.policy is not policy:
-            self.base = self.policy.as_kept(policy.parameters(base))
         if config.plan.rollout_weights == "merged":
             self._merge = _compile_merge(policy)
-            self.policy = policy.without_adapter()
+        elif self.policy is not policy:
+            self.base = self.policy.as_kept(policy.parameters(base))
 
     def load(self, adapter: Params) -> None:
         """Takes over an adapter that is on the devices; compiles nothing.

@@ -138,8 +138,10 @@ def backward(
 def by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
     """Runs over blocks of positions; devices along the fsdp axis work on each block together."""
     tokens = arrays[0].shape[0]
-    size = min(max(1, blocks.tokens // blocks.shards), tokens)
-    count = -(-tokens // size)
+    most = min(max(1, blocks.tokens // blocks.shards), tokens)
+    count = -(-tokens // most)
+    # As long as one another: else the last one could be nearly all padding.
+    size = -(-tokens // count)
 
     def together(block: Any) -> Any:
         found = run(*jax.tree.map(lambda x: jax.lax.all_gather(x, FSDP, tiled=True), block))

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,19 @@ import numpy as np
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import hbm, learner, models, packing, recipe, rollout, small_body, tunix_peer
+from launch.bench import (
+    hbm,
+    learner,
+    models,
+    packing,
+    recipe,
+    rollout,
+    small_body,
+    sweep,
+    tunix_peer,
+)
 from launch.bench.child import in_child
-from launch.bench.compiled import Program, figures
+from launch.bench.compiled import compile_for, figures
 from launch.bench.table import Benchmark, Claim, Column, Row, Section
 from pipeline.model.head import Head
 from pipeline.model.sharding import make_mesh
@@ -108,9 +120,12 @@ def test_what_is_not_shown_is_an_error(made_up, capsys):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "command line: NAME is missing; there are hbm, learner, rollout"),
-        (["hmb"], "command line: hmb: no such benchmark; there are hbm, learner, rollout"),
-        (["hbm", "--jsn", "x"], "command line: --jsn: unknown; there are --only, --list, --json"),
+        ([], "command line: NAME is missing; there are hbm, learner, rollout, sweep"),
+        (["hmb"], "command line: hmb: no such benchmark; there are hbm, learner, rollout, sweep"),
+        (
+            ["hbm", "--jsn", "x"],
+            "command line: --jsn: unknown; there are --only, --list, --json, --plot",
+        ),
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (
             ["hbm", "--json", "no/x"],
@@ -148,8 +163,8 @@ def test_help_and_lists_load_nothing_heavy():
     code = (
         "import sys\n"
         "from launch.bench.__main__ import main\n"
-        "for name in ('hbm', 'learner', 'rollout'): assert main([name, '--list']) == 0\n"
-        "heavy = {'jax', 'numpy', 'flax', 'tunix', 'pydantic'} & set(sys.modules)\n"
+        "for name in ('hbm', 'learner', 'rollout', 'sweep'): assert main([name, '--list']) == 0\n"
+        "heavy = {'jax', 'numpy', 'flax', 'matplotlib', 'tunix', 'pydantic'} & set(sys.modules)\n"
         "print(sorted(heavy), file=sys.stderr)\n"
         "main(['--help'])\n"
     )
@@ -167,7 +182,7 @@ def test_a_child_has_its_own_environment():
 
 
 def test_every_row_names_what_exists():
-    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK, rollout.BENCHMARK):
+    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK, rollout.BENCHMARK, sweep.BENCHMARK):
         rows = [(s.name, r) for s in benchmark.sections for r in s.rows]
         assert len({(name, r.name) for name, r in rows}) == len(rows)
         for _, each in rows:
@@ -195,6 +210,15 @@ def test_claims_of_the_ladder():
     assert [claim.holds for claim in hbm.BENCHMARK.sections[0].claims(found)][-1] is False
 
 
+def refused(message: str) -> Any:
+    """What was traced, of a program that the compiler refuses with these words."""
+
+    def compile(**_: Any) -> None:
+        raise jax.errors.JaxRuntimeError(message)
+
+    return SimpleNamespace(lower=lambda **_: SimpleNamespace(compile=compile))
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -203,19 +227,13 @@ def test_claims_of_the_ladder():
     ],
 )
 def test_what_does_not_fit_says_so(message):
-    def fails() -> Program:
-        raise jax.errors.JaxRuntimeError(message)
-
-    found = figures(fails, tokens=1, vocab=2, model=(3,))
+    found = figures(lambda: compile_for(refused(message)), tokens=1, vocab=2, model=(3,))
     assert found == {"fits": False, "needs_gib": 18.23}
 
 
 def test_another_error_of_the_compiler_is_raised():
-    def fails() -> Program:
-        raise jax.errors.JaxRuntimeError("INTERNAL: odd")
-
     with pytest.raises(jax.errors.JaxRuntimeError, match="odd"):
-        figures(fails, tokens=1, vocab=2, model=(3,))
+        compile_for(refused("INTERNAL: odd"))
 
 
 def test_operations_of_packing_by_hand():
