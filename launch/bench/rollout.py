@@ -12,7 +12,7 @@ from launch.bench.child import CPU_ONLY, TPU_COMPILER
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 
 _MANY, _LENGTH = "ours, 512 slots", 1312
-_4B = {"model": "gemma3_4b", "devices": 8}
+_4B: dict[str, Any] = {"model": "gemma3_4b", "devices": 8}
 _EQUAL = "all lengths equal"
 _RATIO = {"N/S = 16": 4.5, _EQUAL: 1.8}
 _USEFUL = {"N/S = 16": 0.9, "N/S = 4": 0.75, "N/S = 1": 0.6}

@@ -213,10 +213,10 @@ def test_claims_of_the_ladder():
 def refused(message: str) -> Any:
     """What was traced, of a program that the compiler refuses with these words."""
 
-    def compile(**_: Any) -> None:
+    def refuse(**_: Any) -> None:
         raise jax.errors.JaxRuntimeError(message)
 
-    return SimpleNamespace(lower=lambda **_: SimpleNamespace(compile=compile))
+    return SimpleNamespace(lower=lambda **_: SimpleNamespace(compile=refuse))
 
 
 @pytest.mark.parametrize(
