@@ -57,8 +57,9 @@ class Waiting:
         raise NotImplementedError
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
+        assert enough is None
         self.asked, self.temperature = names(requests), temperature
         if self.first is not None:
             await self.first.wait()
