@@ -40,6 +40,6 @@ class ColocatedActor(LearnerActor, SamplerActor):
         del sha256, payload
         current = self.learner.state.version
         named: dict[int, Which] = {PROBE_VERSION: "probe", current: "current"}
-        self.adapter, _ = self._adapter(named.get(version, "best"))
-        self.version, self.sha256 = version, lora.sha256(self.adapter)
+        adapter, _ = self._adapter(named.get(version, "best"))
+        self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
         return self.sha256

@@ -68,6 +68,8 @@ def open_model(config: Config, *, which: Literal["learner", "sampler"]) -> Opene
         dtype=config.model.dtype,
         lora=config.lora,
         mesh=mesh,
-        quantization=config.model.quantization,
+        quantization=(
+            config.sampler_quantization if which == "sampler" else config.model.quantization
+        ),
     )
     return OpenedModel(policy, base, vocabulary, tokenizer, time.monotonic() - started)

@@ -13,6 +13,7 @@ from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest
 
 if TYPE_CHECKING:
     from pipeline.decode.engine import Engine
+    from pipeline.decode.rollout_weights import RolloutWeights
     from pipeline.model.policy import Params, Policy
 
 
@@ -26,6 +27,7 @@ class SamplerActor:
         self.config = config
         self.policy: Policy
         self.engine: Engine
+        self.weights: RolloutWeights
         self.adapter: Params
         self.version = -1
         self.sha256 = ""
@@ -45,11 +47,13 @@ class SamplerActor:
     def serve(self, opened: OpenedModel) -> None:
         """Makes the engine on a model that is open already."""
         from pipeline.decode.engine import Engine
+        from pipeline.decode.rollout_weights import RolloutWeights
 
         self.policy = opened.policy
+        self.weights = RolloutWeights(opened.policy, opened.base, self.config)
         self.engine = Engine(
-            opened.policy,
-            opened.base,
+            self.weights.policy,
+            self.weights.base,
             self.config,
             opened.vocabulary,
             text_of=opened.tokenizer.decode,
@@ -60,9 +64,14 @@ class SamplerActor:
         from pipeline.model import lora
 
         del sha256  # the sender's claim; the answer is what is found here
-        self.adapter = self.policy.place_adapter(payload)
-        self.version, self.sha256 = version, lora.sha256(self.adapter)
+        adapter = self.policy.place_adapter(payload)
+        self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
         return self.sha256
+
+    def take_over(self, adapter: Params, *, version: int, sha256: str) -> None:
+        """Draws under `adapter`, which is on the devices, from now on."""
+        self.weights.load(adapter)
+        self.adapter, self.version, self.sha256 = adapter, version, sha256
 
     def open_adapter(self, path: str | None) -> OpenedAdapter:
         """Takes over the adapter at `path`, or none: the base alone. Opens each only once.
@@ -73,8 +82,8 @@ class SamplerActor:
         """
         if path not in self._opened:
             self._opened[path] = self._open(path)
-        self.adapter, opened = self._opened[path]
-        self.version, self.sha256 = opened.version, opened.sha256
+        adapter, opened = self._opened[path]
+        self.take_over(adapter, version=opened.version, sha256=opened.sha256)
         return opened
 
     def _open(self, path: str | None) -> tuple[Params, OpenedAdapter]:
@@ -94,7 +103,8 @@ class SamplerActor:
         """See `pipeline.decode.engine.Engine.generate`."""
         return self.engine.generate(
             requests,
-            adapter=self.adapter,
+            base=self.weights.base,
+            adapter=self.weights.adapter,
             version=self.version,
             adapter_sha256=self.sha256,
             temperature=temperature,

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.base import Problem, Sizes, Table, nearest_multiples, refuse
+from configs.learner import Learner
+from configs.model import Model
 
 _HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist on a device
 
@@ -43,6 +45,15 @@ class Plan(Table):
         "model",
         description="type of the sampler's KV caches: the model's; or 8 bits with a scale for each "
         "token and head, half of bfloat16's bytes, log-probs a little off the learner's",
+    )
+    rollout_weights: Literal["shared", "merged", "int8", "int8_matmul"] = Field(
+        "shared",
+        description="what samplers multiply with, in a run's evaluations too: base and adapter as "
+        "the learner; merged: a copy of the adapted matrices with the adapter added, made at each "
+        "sync, in model.dtype, as an export is; int8, int8_matmul: a copy of the layers' matrices "
+        "kept as model.quantization says, the adapter beside it. int8, int8_matmul and merged with "
+        "bfloat16 round otherwise than the learner and need learner.importance_cap. "
+        "launch.evaluate and launch.chat use shared unless the command line says otherwise",
     )
     segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
     prefill_tokens: int = Field(
@@ -180,3 +191,23 @@ class Plan(Table):
     def learner_shards(self) -> int:
         """Parts into which the rows of a batch are split in the learner."""
         return max(1, self.learner_devices // self.tp)
+
+
+def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> list[Problem]:
+    """What `plan.rollout_weights` needs of the other tables."""
+    kind, problems = plan.rollout_weights, list[Problem]()
+    if kind == "shared":
+        return problems
+    if model.quantization != "none":
+        what = f'needs model.quantization = "none", not "{model.quantization}"'
+        problems.append(("plan.rollout_weights", f'{what}; nearest valid: "shared"'))
+    rounds = kind != "merged" or model.dtype != "float32"
+    if rounds and learner.importance_cap == 0:
+        base = f" with a {model.dtype} base" if kind == "merged" else ""
+        what = (
+            f'plan.rollout_weights = "{kind}"{base} makes the policy that is sampled another one '
+            "than the learner's, by rounding; its loss must be weighted by their ratio; nearest "
+            'valid: 2.0, or plan.rollout_weights = "shared"'
+        )
+        problems.append(("learner.importance_cap", what))
+    return problems

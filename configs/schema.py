@@ -22,7 +22,7 @@ from configs.base import (
 )
 from configs.learner import Learner
 from configs.model import Export, Lora, Model
-from configs.plan import Plan
+from configs.plan import Plan, rollout_weights_problems
 from configs.task import (
     OVERLONG,
     Data,
@@ -168,7 +168,8 @@ class Parity(Table):
     """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
 
     The defaults of bf16 also hold for a float32 base under `model.quantization = "int8_matmul"` or
-    `plan.kv_cache = "int8"`.
+    `plan.kv_cache = "int8"`. Those of `plan.rollout_weights` are, in the order below, 0.5, 0.05,
+    0.5 for merged with bf16; 0.75, 0.05, 0.5 for int8; and 1.0, 0.1, 1.25 for int8_matmul.
     """
 
     probe: float | None = Field(
@@ -263,6 +264,12 @@ class Config(Table):
         """Prompts of this bucket that each device of a sampler reads at a time."""
         slots = self.plan.rollout_rows // self.plan.sampler_shards
         return max(1, min(slots, self.plan.prefill_tokens // bucket))
+
+    @property
+    def sampler_quantization(self) -> str:
+        """How the matrices that samplers multiply with are kept: a `model.quantization`."""
+        kind = self.plan.rollout_weights
+        return kind if kind in {"int8", "int8_matmul"} else self.model.quantization
 
     @property
     def row_tokens(self) -> int:
@@ -379,6 +386,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("learner", "budget", "run", "sft"), _schedule_problems),
     (("plan", "rollout"), _bucket_problems),
     (("plan", "rollout"), _row_problems),
+    (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
     (("rollout", "learner"), _partial_problems),
     (("eval", "data"), _validation_problems),

@@ -226,7 +226,7 @@ class Coordinator:
             step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
         )
 
-    def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, int]:
+    def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
         """Counters of `Progress` after an update with these metrics."""
         names = ("tokens_trained", "tokens_padded")
         return {name: getattr(self.progress, name) + int(learned[name]) for name in names}
@@ -299,9 +299,11 @@ class Coordinator:
             "tokens_generated": progress.tokens_generated,
             "tokens_trained": progress.tokens_trained,
             "tokens_padded": progress.tokens_padded,
-            "cut": progress.cut,
-            "continued": progress.continued,
-            "dropped": progress.dropped + lost,
+            "rollouts": {
+                "cut": progress.cut,
+                "continued": progress.continued,
+                "dropped": progress.dropped + lost,
+            },
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
             **more,

@@ -38,19 +38,12 @@ class Bounds:
 
     @staticmethod
     def of(config: Config) -> Bounds:
-        """Configured bounds, else the measured defaults of the base's type.
-
-        Where activations, or keys and values, are rounded to integers, differences of float32's
-        size choose other ones.
-        """
-        model = config.model
-        rounded = model.quantization == "int8_matmul" or config.plan.kv_cache == "int8"
-        exact = model.dtype == "float32" and not rounded
-        parity = config.parity
+        """Configured bounds, else those that were measured for this base and these rollouts."""
+        parity, measured = config.parity, _measured(config)
         return Bounds(
-            probe=parity.probe or (1e-4 if exact else 0.25),
-            mean_stop=parity.mean_stop or (1e-4 if exact else 0.05),
-            p999_alarm=parity.p999_alarm or (1e-3 if exact else 0.5),
+            probe=parity.probe or measured.probe,
+            mean_stop=parity.mean_stop or measured.mean_stop,
+            p999_alarm=parity.p999_alarm or measured.p999_alarm,
         )
 
     def alarm(self, metrics: Mapping[str, float]) -> str | None:
@@ -69,6 +62,29 @@ class Bounds:
         if not p999 <= self.p999_alarm:
             return f"99.9th percentile of log-prob difference {p999:.3g} > {self.p999_alarm:.3g}"
         return None
+
+
+_EXACT = Bounds(probe=1e-4, mean_stop=1e-4, p999_alarm=1e-3)
+_ROUNDED = Bounds(probe=0.25, mean_stop=0.05, p999_alarm=0.5)
+# More than twice what the demo showed, but for the mean, which is never below bf16's.
+_MERGED = Bounds(probe=0.5, mean_stop=0.05, p999_alarm=0.5)
+_INTEGERS = {
+    "int8": Bounds(probe=0.75, mean_stop=0.05, p999_alarm=0.5),
+    "int8_matmul": Bounds(probe=1.0, mean_stop=0.1, p999_alarm=1.25),
+}
+"""By `plan.rollout_weights`, where it is not the learner's base that is rounded."""
+
+
+def _measured(config: Config) -> Bounds:
+    model, plan = config.model, config.plan
+    if plan.rollout_weights in _INTEGERS:
+        return _INTEGERS[plan.rollout_weights]
+    if model.dtype == "bfloat16":
+        return _MERGED if plan.rollout_weights == "merged" else _ROUNDED
+    # Where activations, or keys and values, are rounded to integers, differences of float32's size
+    # choose other ones.
+    rounded = model.quantization == "int8_matmul" or plan.kv_cache == "int8"
+    return _ROUNDED if rounded else _EXACT
 
 
 async def check_probe(

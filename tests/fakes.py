@@ -333,7 +333,8 @@ class FakeLearner:
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
-            digest.update(f"{drawn.logprobs.tolist()} {drawn.stretches}".encode())
+            if drawn.begun:
+                digest.update(f"{drawn.logprobs.tolist()} {drawn.stretches}".encode())
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
         metrics = {"loss": int(self.adapter[:4], 16) / 2**16, **_tokens(learned)}

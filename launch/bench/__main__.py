@@ -27,6 +27,8 @@ BENCHMARKS = {
     "hbm": "memory and estimated time on a v5e chip, by the TPU compiler; no TPU needed; an hour "
     "or more, each row some minutes",
     "learner": "vocabulary, top k and packing on this machine's CPU; some minutes",
+    "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory of "
+    "a v5e chip by the TPU compiler; half an hour",
 }
 DESCRIPTION = """\
 Measure what README claims, peers in the same run, each row in a process of its own. Progress goes

@@ -10,13 +10,13 @@ import numpy as np
 
 import configs
 from configs.load import load_config
+from launch.bench.counting import counted_compilations
 from pipeline.datatypes import Completion, Rollout, RolloutName
 from pipeline.learner.learner import Learner
 from pipeline.model.policy import open_policy
 from pipeline.model.sharding import make_mesh
 from pipeline.model.vocabulary import Vocabulary
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
 _ROOT = Path(configs.__file__).parents[1]
 _FIRST_ID = 8
 """Ids below are special in the demo's tokenizer."""
@@ -55,16 +55,9 @@ def compilations(*, steps: int) -> dict[str, Any]:
         return learner.update(rollouts)["tokens_trained"]
 
     update(0, 96)
-    compiled: list[str] = []
-
-    def listen(event: str, duration_secs: float, **_: Any) -> None:
-        del duration_secs
-        if event == _COMPILED:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
     counts = rng.integers(1, 97, size=steps)
-    tokens = sum(update(step, int(count)) for step, count in enumerate(counts, start=1))
+    with counted_compilations() as compiled:
+        tokens = sum(update(step, int(count)) for step, count in enumerate(counts, start=1))
     return {
         "steps": steps,
         "rollouts": int(counts.sum()),

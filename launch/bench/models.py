@@ -49,11 +49,24 @@ MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32,
         "sliding_window": 128,
     },
+    # All of a Gemma 3 but its size: what a sampler's loop costs.
+    "small_policy": _GEMMA3
+    | {
+        "vocab_size": 512,
+        "num_hidden_layers": 7,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 64,
+    },
 }
 """By name."""
 
 VOCAB = 262_144
-"""Entries of the vocabulary of all of them."""
+"""Entries of the vocabulary of Gemma 3, and of all of them but the small policy."""
 
 
 def own_sizes(model: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tunix's gradient program, compiled for a v5e chip."""
+"""Tunix's gradient program and its decoding, compiled for a v5e chip."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from tunix.models.gemma3 import model as gemma3
 
 from launch.bench import tunix_peer
-from launch.bench.compiled import compile_for, figures, v5e_devices
+from launch.bench.compiled import (
+    GIB,
+    HBM_GIB,
+    DoesNotFitError,
+    compile_for,
+    figures,
+    v5e_devices,
+)
 from launch.bench.models import VOCAB, own_sizes
-from launch.bench.ours import PROMPT
+from launch.bench.ours import PROMPT, VOCABULARY
+from launch.bench.tunix_sampler import TunixSampler
+from pipeline.plan.memory_report import HBM
 
 BETA = 0.08
 """Weight of the KL term in Tunix's own recipes; its reference is one log-prob a token."""
@@ -53,3 +64,23 @@ def gradient(
         optimizer_bytes=2 * size,
     )
     return {"tokens": sequences * length, **found}
+
+
+def sampler(*, model: str, sequences: int, length: int) -> dict[str, Any]:
+    """GiB of Tunix's decode program for a static batch of `sequences` rows of `length` positions.
+
+    Args:
+        model: which Gemma 3.
+        sequences: rows.
+        length: positions of a prompt and its completion.
+    """
+    mesh = tunix_peer.make_mesh(v5e_devices(1))
+    peer = tunix_peer.Peer.create(_CONFIGS[model](), rank=32, alpha=64.0, mesh=mesh)
+    gemma = nnx.merge(peer.graphdef, *peer.placed())
+    theirs = TunixSampler(gemma, VOCABULARY, prompt=PROMPT, new=length - PROMPT)
+    try:
+        program = compile_for(theirs.trace_decode(sequences, NamedSharding(mesh, PartitionSpec())))
+    except DoesNotFitError as error:
+        return {"fits": False, "needs_gib": error.needs_gib}
+    gib = program.bytes_of[HBM] / GIB
+    return {"fits": gib <= HBM_GIB, "needs_gib": gib, "spare_gib": HBM_GIB - gib}

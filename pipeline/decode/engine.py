@@ -8,7 +8,7 @@ function of names, adapter and shapes.
 A rollout ends at the first of: a stop token, the token that completes a stop string, the last token
 that it may have. Where one token does two of these, a stop token counts before a stop string, and a
 stop string before the length. Where only so many have to end, the rest is cut between two segments
-and can be asked for again, under any adapter: what it has drawn is read like a prompt, and its noise
+and can be asked for again, under any adapter: what it has drawn is read like a prompt, its noise
 goes on where it was.
 """
 
@@ -32,6 +32,8 @@ from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
 
+Weights = tuple[Params, Params]
+"""Base and adapter."""
 _FEW = 0.5
 """Share of the slots below which prompts are read without a bound between two segments."""
 
@@ -86,7 +88,7 @@ class Engine:
 
     Args:
         policy: the model.
-        base: its frozen parameters, shared, never copied.
+        base: its frozen parameters, shared, never copied; `generate` may be given others.
         config: shapes, lengths, temperature and seed.
         vocabulary: token ids with a meaning.
         text_of: what tokens read as; only `rollout.stop_strings` need it.
@@ -125,6 +127,7 @@ class Engine:
         version: int,
         adapter_sha256: str,
         temperature: float,
+        base: Params | None = None,
         enough: int | None = None,
     ) -> list[Completion]:
         """Draws one completion for each request, in their order.
@@ -136,6 +139,7 @@ class Engine:
             version: written on every completion.
             adapter_sha256: likewise.
             temperature: 0 is greedy.
+            base: used in place of the engine's own, in the same shapes and places.
             enough: once so many have ended, noticed between two segments, the others come back as
                 they are then, "cut"; who was not begun, without any token. None: all of them.
 
@@ -151,7 +155,8 @@ class Engine:
                     f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
                     f"{request.num_begun + 1} to rollout.max_new_tokens = {most}"
                 )
-        drawn = self._draw(requests, adapter, Heat.of(temperature), enough=enough)
+        weights = (self._base if base is None else base, adapter)
+        drawn = self._draw(requests, weights, Heat.of(temperature), enough=enough)
         return [
             Completion(
                 name=request.name,
@@ -171,7 +176,7 @@ class Engine:
     def _draw(
         self,
         requests: Sequence[RolloutRequest],
-        adapter: Params,
+        weights: Weights,
         heat: Heat,
         *,
         enough: int | None,
@@ -191,7 +196,7 @@ class Engine:
             if enough is not None and len(found) >= enough:
                 found |= self._take_rest(requests, state, slots)
                 break
-            state = self._let_in(requests, state, slots, adapter)
+            state = self._let_in(requests, state, slots, weights)
             if not slots.busy.any():
                 break
             while slots.drained and sizes:
@@ -201,7 +206,7 @@ class Engine:
                 size = sizes.pop(0)
                 at = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
                 state = programs.compact[size](state, at)
-            state = programs.segment[size](self._base, adapter, state, heat)
+            state = programs.segment[size](*weights, state, heat)
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         truncated = self._config.rollout.truncates
@@ -297,7 +302,7 @@ class Engine:
         requests: Sequence[RolloutRequest],
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
-        adapter: Params,
+        weights: Weights,
     ) -> DecodeState:
         """Fills free slots, and reads as many prompts as that takes and the plan allows.
 
@@ -317,9 +322,9 @@ class Engine:
                 return state
             spent += cost
             _, dealt = slots.next_prompts(config.prompt_bucket, config.prefill_rows)
-            slots.wait((bucket, self._read(bucket, dealt, adapter)), dealt)
+            slots.wait((bucket, self._read(bucket, dealt, weights)), dealt)
 
-    def _read(self, bucket: int, dealt: Sequence[Sequence[Group]], adapter: Params) -> Caches:
+    def _read(self, bucket: int, dealt: Sequence[Sequence[Group]], weights: Weights) -> Caches:
         rows = self._config.prefill_rows(bucket)
         prompts = np.full((self._shards, rows, bucket), self._vocabulary.pad, np.int32)
         lengths = np.zeros((self._shards, rows), np.int32)
@@ -330,7 +335,7 @@ class Engine:
                 lengths[shard, row] = size - 1
         self.work.prompt_tokens += prompts.size
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
-        return self._programs.prefill[bucket](self._base, adapter, *inputs)
+        return self._programs.prefill[bucket](*weights, *inputs)
 
     def _limit(self, request: RolloutRequest) -> int:
         """Tokens after which it ends at the latest."""

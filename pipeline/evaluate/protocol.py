@@ -22,6 +22,7 @@ def protocol(config: Config) -> dict[str, Any]:
         "model": config.model.path,
         "dtype": config.model.dtype,
         "quantization": config.model.quantization,
+        "rollout_weights": config.plan.rollout_weights,
         "prompt": config.prompt.model_dump(mode="json"),
         "max_prompt_tokens": config.rollout.max_prompt_tokens,
         "max_new_tokens": config.rollout.max_new_tokens,
@@ -49,7 +50,9 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What `protocol` returned, for people."""
     prompt = found["prompt"]
     turns = {"auto": "the model's turns", "gemma": "Gemma's turns", "plain": "plain text"}
-    yield f"model: {found['model']}, {found['dtype']}, quantization {found['quantization']}"
+    model = f"model: {found['model']}, {found['dtype']}, quantization {found['quantization']}"
+    weights = found["rollout_weights"]
+    yield model if weights == "shared" else f"{model}, rollout weights {weights}"
     shots = len(prompt["shots"])
     yield (
         f"prompt: {turns[prompt['turn']]}, {shots} shots, template {prompt['template']!r}, "

@@ -59,8 +59,7 @@ def merged(
         ValueError: if a number is too large for `dtype`.
     """
     for name, value in policy.parameters(base):
-        change = lora.delta(name, adapter, lora=policy.lora)
-        whole = value if change is None else value.astype(jnp.float32) + change
+        whole = lora.merge(name, value, adapter, lora=policy.lora)
         kept = whole.astype(dtype)
         if dtype == "float16" and bool(jnp.any(jnp.isinf(kept) & jnp.isfinite(whole))):
             largest = float(jnp.abs(whole).max())

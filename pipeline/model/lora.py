@@ -159,3 +159,11 @@ def delta(name: str, adapter: Mapping[str, jax.Array], *, lora: Lora) -> jax.Arr
     equation = _MERGE[".".join(name.split(".")[-2:])]
     a, b = adapter[f"{name}_lora_a"], adapter[f"{name}_lora_b"]
     return jnp.einsum(equation, a, b, precision="highest") * lora.scale
+
+
+def merge(
+    name: str, value: jax.Array, adapter: Mapping[str, jax.Array], *, lora: Lora
+) -> jax.Array:
+    """Base parameter `name` plus what the adapter adds, float32; `value` if it is not adapted."""
+    change = delta(name, adapter, lora=lora)
+    return value if change is None else value.astype(jnp.float32) + change

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Policy:
         lora: shape of the adapter.
         mesh: devices it runs on.
         base_shapes: shape and type of each base parameter, by path, as it is kept.
-        adapter_shapes: shape of each adapter parameter, by path.
+        adapter_shapes: shape of each adapter parameter, by path; none without an adapter.
         plain_shapes: shape and type of each base parameter as it is before quantization.
         separate: whether projections that share a matrix have a lora_a each.
         quantization: how the layers' matrices are kept and multiplied.
@@ -63,6 +64,7 @@ class Policy:
         mesh: Mesh,
         quantization: str = "none",
         separate: bool = False,
+        adapted: bool = True,
     ) -> Policy:
         """Describes the model; allocates nothing.
 
@@ -72,21 +74,26 @@ class Policy:
             mesh: devices it will run on.
             quantization: how the layers' matrices are kept and multiplied.
             separate: see `pipeline.model.lora.attach`.
+            adapted: whether there is an adapter; else the base must be unquantized, and `bind`
+                takes an empty one.
 
         Raises:
             ValueError: if `lora.targets` matches no matrix, or the mesh does not divide the
                 vocabulary.
         """
+        assert adapted or quantization == "none", quantization
         bare = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), activations=by_row(mesh)))
         plain = {
             _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             for path, variable in nnx.to_flat_state(nnx.state(bare))
         }
         placed(plain, mesh)  # refuses a vocabulary that the mesh does not divide
-        model = nnx.eval_shape(
-            lambda bare: lora_lib.attach(bare, lora, quantization=quantization, separate=separate),
-            bare,
-        )
+        model = bare
+        if adapted:
+            attach = partial(
+                lora_lib.attach, lora=lora, quantization=quantization, separate=separate
+            )
+            model = nnx.eval_shape(attach, bare)
         graphdef, abstract = nnx.split(model)
         base, adapter = {}, {}
         for path, variable in nnx.to_flat_state(abstract):
@@ -158,7 +165,7 @@ class Policy:
         return self.as_kept(weights.stream(folder, placed(self.plain_shapes, self.mesh)))
 
     def as_kept(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
-        """The base made of plain parameters, which are freed one by one where they change."""
+        """The base made of plain parameters, of which those that change may be freed one by one."""
         base: Params = {}
         shapes, _ = self.abstract_params()
         for name, value in parameters:
@@ -179,25 +186,29 @@ class Policy:
         """Whether the base is kept in another form than it is computed with."""
         return bool(self._recipes)
 
-    def plain(self) -> Policy:
-        """The same model with an unquantized base."""
-        if not self.is_quantized:
-            return self
-        return Policy.create(
-            self.architecture, lora=self.lora, mesh=self.mesh, separate=self.separate
-        )
-
-    def unrounded(self) -> Policy:
-        """The same model and base without rounded activations, as an export is computed."""
-        if self.quantization != "int8_matmul":
+    def quantized(self, quantization: str) -> Policy:
+        """The same model and adapter on a base that is kept and multiplied so."""
+        if quantization == self.quantization:
             return self
         return Policy.create(
             self.architecture,
             lora=self.lora,
             mesh=self.mesh,
-            quantization="int8_outputs",
+            quantization=quantization,
             separate=self.separate,
         )
+
+    def plain(self) -> Policy:
+        """The same model with an unquantized base."""
+        return self.quantized("none")
+
+    def unrounded(self) -> Policy:
+        """The same model and base without rounded activations, as an export is computed."""
+        return self.quantized("int8_outputs") if self.quantization == "int8_matmul" else self
+
+    def without_adapter(self) -> Policy:
+        """The same model on an unquantized base, with no adapter: it is in the base, or none."""
+        return Policy.create(self.architecture, lora=self.lora, mesh=self.mesh, adapted=False)
 
     def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:
         """An adapter on the mesh, replicated, float32.

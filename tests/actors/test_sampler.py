@@ -1,23 +1,40 @@
-"""A sampler that opens its adapters itself: the base, a run's adapter, and back."""
+"""The sampler's process: adapters that it opens or is sent, and what it multiplies with."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from actors.colocated import ColocatedActor
+from actors.opening import OpenedModel, open_model
 from actors.sampler import SamplerActor
+from configs.schema import Config
+from pipeline.datatypes import Completion
+from pipeline.decode.rollout_weights import RolloutWeights
 from pipeline.model import lora
 from pipeline.model.adapter_file import write_adapter_file
+from pipeline.model.sharding import make_mesh
+from pipeline.parity import Bounds
+from pipeline.text.tokenizer import read_tokenizer
 from tests import tiny
+from tests.compilations import compilations
+from tests.demo_texts import write_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
+DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 
 
 @pytest.fixture
 def sampler() -> SamplerActor:
     actor = SamplerActor(tiny.make_config())
     actor.policy = tiny.policy(layers=2)
+    actor.weights = RolloutWeights(actor.policy, tiny.base(layers=2), actor.config)
     return actor
 
 
@@ -53,3 +70,94 @@ def test_what_is_no_adapter_leaves_the_old_one_in_force(sampler: SamplerActor, t
     with pytest.raises(FileNotFoundError, match="is no PEFT folder"):
         sampler.open_adapter(str(tmp_path))
     assert sampler.sha256 == base.sha256
+
+
+def config(kind: str, **tables: dict[str, Any]) -> Config:
+    return tiny.make_config(
+        learner={"importance_cap": 2.0, "lr": 0.5},
+        plan={"rollout_weights": kind} | tables.pop("plan", {}),
+        **tables,
+    )
+
+
+def opened() -> OpenedModel:
+    tokenizer = read_tokenizer(DEMO)
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+    return OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)
+
+
+def draw(actor: SamplerActor) -> Sequence[Completion]:
+    return actor.generate(tiny.make_requests([3, 14, 6]), temperature=0.8)
+
+
+def tokens(drawn: Sequence[Completion]) -> list[list[int]]:
+    return [completion.tokens.tolist() for completion in drawn]
+
+
+@pytest.mark.parametrize("kind", ["shared", "merged", "int8"])
+def test_a_sampler_draws_under_what_it_is_sent_and_compiles_nothing(kind: str):
+    actor = SamplerActor(config(kind))
+    actor.serve(opened())
+    sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
+    first = actor.load(0, "", sent[0])
+    before = draw(actor)
+    with compilations() as seen:
+        second = actor.load(1, "", sent[1])
+        other = draw(actor)
+        again = actor.load(2, "", sent[0])
+        after = draw(actor)
+    assert seen == []
+    # The hash is the adapter's, whatever it is made into.
+    assert [first, second, again] == [lora.sha256(sent[number]) for number in (0, 1, 0)]
+    assert {(drawn.version, drawn.adapter_sha256) for drawn in after} == {(2, first)}
+    assert tokens(before) == tokens(after) != tokens(other)
+    for one, two in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+
+
+@pytest.mark.parametrize("kind", ["merged", "int8"])
+def test_a_colocated_sampler_follows_the_learner(kind: str):
+    actor = ColocatedActor(config(kind))
+    actor.learner = tiny.learner(learner={"importance_cap": 2.0, "lr": 0.5})
+    model = opened()
+    actor.serve(model)
+    pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
+    bounds, drawn = Bounds.of(actor.config), []
+    learned = tiny.make_rollouts([(3, 20), (3, 17)], advantages=[1.0, -1.0])
+    for which in ("probe", "current"):
+        if which == "current":
+            actor.learner.update(learned)
+        (version, sha256), payload = actor.publish(which=which)
+        assert payload == {}
+        assert actor.load(version, sha256, payload) == sha256
+        drawn.append(draw(actor))
+        assert {(d.version, d.adapter_sha256) for d in drawn[-1]} == {(version, sha256)}
+        scored = np.concatenate(actor.learner.score(drawn[-1], adapter=actor.adapter))
+        sampled = np.concatenate([completion.logprobs for completion in drawn[-1]])
+        apart = np.abs(scored - sampled)
+        assert apart.max() <= bounds.probe
+        assert kind == "merged" or apart.max() > 1e-4
+    assert tokens(drawn[0]) != tokens(drawn[1])
+    # The learner's base is what it was, where it was.
+    assert pointers == {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
+
+
+def test_a_sampler_of_its_own_keeps_no_unquantized_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = write_tokenizer(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name, model)
+    mesh = make_mesh(jax.devices()[:1])
+    monkeypatch.setattr("actors.opening.open_mesh", lambda **_: mesh)
+    monkeypatch.setattr("actors.opening.check_tokenizer", lambda *_, **__: None)
+    split = config("int8", model={"path": str(model)}, plan={"placement": "split"})
+    learner, sampler = open_model(split, which="learner"), open_model(split, which="sampler")
+    assert (learner.policy.quantization, sampler.policy.quantization) == ("none", "int8")
+    assert sampler.policy.adapter_shapes == learner.policy.adapter_shapes
+    assert any(name.endswith((".w", ".kernel")) for name in learner.base)
+    assert not any(name.endswith((".w", ".kernel")) for name in sampler.base)
+    # Nor is there another copy.
+    weights = RolloutWeights(sampler.policy, sampler.base, split)
+    assert weights.policy is sampler.policy
+    assert all(weights.base[name] is value for name, value in sampler.base.items())

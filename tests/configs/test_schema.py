@@ -130,6 +130,25 @@ def test_what_is_not_a_duration(text: str) -> None:
             "plan.samplers",
             "means nothing in colocated placement",
         ),
+        (
+            [("plan.rollout_weights", "merged"), ("model.quantization", "nf4")],
+            "plan.rollout_weights",
+            'needs model.quantization = "none", not "nf4"; nearest valid: "shared"',
+        ),
+        (
+            [("plan.rollout_weights", "int8_matmul"), ("model.dtype", "float32")],
+            "learner.importance_cap",
+            (
+                'plan.rollout_weights = "int8_matmul" makes the policy that is sampled another one '
+                "than the learner's, by rounding; its loss must be weighted by their ratio; "
+                'nearest valid: 2.0, or plan.rollout_weights = "shared"'
+            ),
+        ),
+        (
+            [("plan.rollout_weights", "merged"), ("model.dtype", "bfloat16")],
+            "learner.importance_cap",
+            'plan.rollout_weights = "merged" with a bfloat16 base makes the policy',
+        ),
         ([("learner.decay_steps", "5")], "learner.decay_steps", "means nothing with a constant"),
         (
             [("learner.schedule", "linear"), ("learner.warmup_steps", "10")],

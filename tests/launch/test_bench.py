@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import hbm, learner, models, packing, recipe, small_body, tunix_peer
+from launch.bench import hbm, learner, models, packing, recipe, rollout, small_body, tunix_peer
 from launch.bench.child import in_child
 from launch.bench.compiled import Program, figures
 from launch.bench.table import Benchmark, Claim, Column, Row, Section
@@ -108,8 +108,8 @@ def test_what_is_not_shown_is_an_error(made_up, capsys):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "command line: NAME is missing; there are hbm, learner"),
-        (["hmb"], "command line: hmb: no such benchmark; there are hbm, learner"),
+        ([], "command line: NAME is missing; there are hbm, learner, rollout"),
+        (["hmb"], "command line: hmb: no such benchmark; there are hbm, learner, rollout"),
         (["hbm", "--jsn", "x"], "command line: --jsn: unknown; there are --only, --list, --json"),
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (
@@ -148,7 +148,7 @@ def test_help_and_lists_load_nothing_heavy():
     code = (
         "import sys\n"
         "from launch.bench.__main__ import main\n"
-        "for name in ('hbm', 'learner'): assert main([name, '--list']) == 0\n"
+        "for name in ('hbm', 'learner', 'rollout'): assert main([name, '--list']) == 0\n"
         "heavy = {'jax', 'numpy', 'flax', 'tunix', 'pydantic'} & set(sys.modules)\n"
         "print(sorted(heavy), file=sys.stderr)\n"
         "main(['--help'])\n"
@@ -167,7 +167,7 @@ def test_a_child_has_its_own_environment():
 
 
 def test_every_row_names_what_exists():
-    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK):
+    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK, rollout.BENCHMARK):
         rows = [(s.name, r) for s in benchmark.sections for r in s.rows]
         assert len({(name, r.name) for name, r in rows}) == len(rows)
         for _, each in rows:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import config_to_json, load_config
+from configs.schema import Config
 from launch import chat, evaluate
 from launch.evaluation import Prepared, Progress, prepare
 from tests.demo_texts import write_tokenizer
@@ -38,9 +39,9 @@ def opened(tokenizer: Path) -> Callable[..., object]:
     return lambda _: read_tokenizer(tokenizer)
 
 
-def a_run(request_file: Path) -> Path:
+def a_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
     """A run folder of the request, without anything learned."""
-    config = load_config(request_file)
+    config = load_config(request_file, overrides)
     folder = Path(config.run.dir) / config.run.name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
@@ -122,6 +123,26 @@ def test_what_the_run_was_trained_with_is_compared(request_file: Path):
     a_run(request_file)
     found = prepared(request_file, ("prompt.system", "Think."), ("eval.temperature", "1.0"))
     assert found.notes == ("prompt.system is 'Think.'; the run was trained with ''",)
+
+
+def test_a_policy_is_looked_at_as_it_was_learned(
+    request_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rounded = [("plan.rollout_weights", "int8"), ("learner.importance_cap", "2.0")]
+    run = str(a_run(request_file, *rounded))
+    given = ["--plan.rollout_weights", "int8_matmul"]
+    chatted: list[str] = []
+
+    def converse(config: Config, *_: object, **__: object) -> int:
+        chatted.append(config.plan.rollout_weights)
+        return 0
+
+    monkeypatch.setattr(chat, "_chat", converse)
+    for extra, kind in (([], "shared"), (given, "int8_matmul")):
+        found = evaluate._prepare([run, *extra]).config
+        assert (found.plan.rollout_weights, found.learner.importance_cap) == (kind, 2.0)
+        assert chat.main([run, *extra]) == 0
+        assert chatted[-1] == kind
 
 
 def test_sets_are_read_and_rows_left_out_are_told(

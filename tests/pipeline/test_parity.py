@@ -44,6 +44,19 @@ def test_defaults_belong_to_the_type_of_the_base(tmp_path: Path):
     assert Bounds.of(rounded) == Bounds(probe=0.25, mean_stop=0.05, p999_alarm=0.5)
     integers = make_config(tmp_path, model={"quantization": "int8_matmul"})
     assert Bounds.of(integers) == Bounds.of(rounded)
+    for kind, dtype, bounds in (
+        ("merged", "float32", Bounds.of(exact)),
+        ("merged", "bfloat16", Bounds(probe=0.5, mean_stop=0.05, p999_alarm=0.5)),
+        ("int8", "float32", Bounds(probe=0.75, mean_stop=0.05, p999_alarm=0.5)),
+        ("int8_matmul", "bfloat16", Bounds(probe=1.0, mean_stop=0.1, p999_alarm=1.25)),
+    ):
+        own = make_config(
+            tmp_path,
+            model={"dtype": dtype},
+            plan={"rollout_weights": kind},
+            learner={"importance_cap": 2.0},
+        )
+        assert Bounds.of(own) == bounds, (kind, dtype)
     given = {"probe": 0.1, "mean_stop": 0.2, "p999_alarm": 0.3}
     assert Bounds.of(make_config(tmp_path, parity=given)) == Bounds(**given)
 

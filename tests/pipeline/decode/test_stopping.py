@@ -16,7 +16,8 @@ from pipeline.decode.stopping import StopStrings
 from pipeline.text.tokenizer import Tokenizer, read_tokenizer
 from tests import tiny
 from tests.demo_texts import write_tokenizer
-from tests.pipeline.decode.written_out import NEW, REQUESTS, generate, same_bits
+from tests.pipeline.decode.test_engine import same_bits
+from tests.pipeline.decode.written_out import NEW, REQUESTS, generate
 
 
 def letters(tokens: np.ndarray) -> str:

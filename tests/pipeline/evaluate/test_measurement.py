@@ -153,6 +153,12 @@ def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
 def test_the_table(tmp_path: Path):
     shown = list(lines(told(make_config(tmp_path, prompt={"turn": "plain", "system": "Hm."}))))
     assert shown[0] == "model: nowhere, float32, quantization none"
+    rounded: dict[str, Any] = {
+        "plan": {"rollout_weights": "int8"},
+        "learner": {"importance_cap": 2.0},
+    }
+    first = next(iter(lines(told(make_config(tmp_path, **rounded)))))
+    assert first == "model: nowhere, float32, quantization none, rollout weights int8"
     assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
     assert shown[2] == (
         "answers: 1 a prompt, greedy, at most 80 tokens; what counts is the last answer block"

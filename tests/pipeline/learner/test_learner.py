@@ -259,11 +259,17 @@ def test_parity_by_hand():
     learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
     ints = np.zeros((2, 3), np.int32)
     # What the sampler drew from, where that was truncated, has no part in it.
-    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, {})
-    found = parity([batch], [learned])
+    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, ints, {})
+    found = parity([batch], [learned], version=0)
     assert found["parity_mean"] == 0.25
     assert found["parity_max"] == 0.5
     assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
+    # What older versions drew has none either; where nothing else was learned there is no parity.
+    older = np.array([[0, 3, 2], [0, 3, 0]], np.int32)
+    batch = dataclasses.replace(batch, versions=older)
+    found = parity([batch], [learned], version=3)
+    assert (found["parity_mean"], found["parity_max"]) == (0.125, 0.25)
+    assert parity([batch], [learned], version=4) == {}
 
 
 def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():

@@ -1,0 +1,127 @@
+"""A small policy with random weights, our engine and Tunix's sampler on it, and what both draw.
+
+A rollout's length is given: neither side may draw a token that would end it before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import configs
+from configs.load import load_config
+from configs.schema import Config
+from launch.bench.models import MODELS
+from launch.bench.tunix_peer import Peer
+from launch.bench.tunix_sampler import TunixSampler
+from pipeline.datatypes import RolloutName, RolloutRequest
+from pipeline.decode.engine import Engine
+from pipeline.model.architecture import architecture
+from pipeline.model.policy import Params, Policy
+from pipeline.model.sharding import make_mesh
+from pipeline.model.vocabulary import Vocabulary
+
+GROUP = 8
+SLOTS, SEGMENT = 16, 8
+PROMPT, NEW = 64, 256
+"""Most tokens of a prompt, of which each has at least half, and of a completion."""
+SPREAD, MEDIAN = 0.8, 0.272
+"""Of a completion's length: deviation of the logarithm, and the median as a share of `NEW`. Cut
+there, the mean is 0.35 of it."""
+VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=(0, 1))
+_SCALES = {"embedder.input_embedding": 0.03}
+"""Of random weights other than 0.1; a larger tied embedding makes each token its own successor."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Both samplers, with the same weights.
+
+    Attributes:
+        policy: the model.
+        base: its frozen parameters.
+        adapter: a LoRA that is not zero.
+        engine: ours.
+        peer: Tunix's.
+    """
+
+    policy: Policy
+    base: Params
+    adapter: Params
+    engine: Engine
+    peer: TunixSampler
+
+    @staticmethod
+    def make() -> Case:
+        """Random weights; the same at each call."""
+        config = _config()
+        shape = architecture(MODELS["small_policy"], dtype=jnp.dtype("float32"))
+        policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+        rng = np.random.default_rng(0)
+        base = {
+            name: jnp.asarray(_SCALES.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32))
+            for name, kept in sorted(policy.base_shapes.items())
+        }
+        # Scores of a deviation of about 1.
+        base["final_norm.scale"] += 2.0
+        adapter = policy.place_adapter(
+            {
+                name: 0.1 * rng.standard_normal(kept.shape, np.float32)
+                for name, kept in sorted(policy.adapter_shapes.items())
+            }
+        )
+        lora = config.lora
+        peer = Peer.create(shape.config, rank=lora.rank, alpha=lora.scale * lora.rank)
+        model = nnx.merge(peer.graphdef, *peer.with_values({**base, **adapter}))
+        return Case(
+            policy,
+            base,
+            adapter,
+            Engine(policy, base, config, VOCABULARY),
+            TunixSampler(model, VOCABULARY, prompt=PROMPT, new=NEW),
+        )
+
+
+def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:
+    """Rollouts of these lengths; `GROUP` of them after the other have the same prompt."""
+    rng = np.random.default_rng(1)
+    requests = []
+    for first in range(0, len(lengths), GROUP):
+        size = rng.integers(PROMPT // 2, PROMPT + 1)
+        tokens = rng.integers(2, MODELS["small_policy"]["vocab_size"], size).astype(np.int32)
+        requests += [
+            RolloutRequest(RolloutName("train", 0, first // GROUP, sample), tokens, int(length))
+            for sample, length in enumerate(lengths[first : first + GROUP])
+        ]
+    return requests
+
+
+def make_lengths(count: int) -> np.ndarray:
+    """So many lengths, lognormal, cut at `NEW`; the same at each call."""
+    drawn = np.random.default_rng(2).lognormal(math.log(MEDIAN * NEW), SPREAD, count)
+    return np.clip(drawn.round(), 1, NEW).astype(int)
+
+
+def _config() -> Config:
+    settings = {
+        "rollout.group_size": GROUP,
+        "rollout.max_prompt_tokens": PROMPT,
+        "rollout.max_new_tokens": NEW,
+        "plan.sampler_devices": 1,
+        "plan.learner_devices": 1,
+        "plan.rollout_rows": SLOTS,
+        "plan.segment_steps": SEGMENT,
+        # The prompts of as many rollouts as there are slots.
+        "plan.prefill_tokens": SLOTS // GROUP * PROMPT,
+        "plan.row_tokens": PROMPT + NEW,
+        "plan.micro_batch_tokens": PROMPT + NEW,
+    }
+    overrides = [(key, str(value)) for key, value in settings.items()]
+    return load_config(Path(configs.__file__).parent / "demo.toml", overrides)

@@ -1,0 +1,134 @@
+"""`launch.bench rollout` in a small setting: what is counted, what is the same, what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from launch.bench import models, rollout, rollout_case, rollout_speed
+from launch.bench.rollout_case import Case, make_lengths, make_requests
+from launch.bench.table import Section
+
+TINY = {
+    "vocab_size": 96,
+    "num_hidden_layers": 2,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 4,
+}
+SIZES = {"SLOTS": 4, "GROUP": 2, "PROMPT": 6, "NEW": 12, "SEGMENT": 3}
+LENGTHS, GREEDY = rollout.BENCHMARK.sections
+
+
+@pytest.fixture(scope="module")
+def case() -> Iterator[Case]:
+    """The benchmark's case of few and short rollouts; made once, also where rows make one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.MODELS, "small_policy", models.MODELS["small_policy"] | TINY)
+        for name, size in SIZES.items():
+            for module in (rollout_case, rollout_speed):
+                if hasattr(module, name):
+                    patch.setattr(module, name, size)
+        case = Case.make()
+        patch.setattr(Case, "make", lambda: case)
+        yield case
+
+
+def claims(section: Section, name: str, **figures) -> dict[str, bool]:
+    return {claim.text: claim.holds for claim in section.claims({name: figures})}
+
+
+def test_lengths_are_cut_and_have_the_mean_that_is_said():
+    lengths = make_lengths(20_000)
+    assert lengths.min() >= 1
+    assert lengths.max() == rollout_case.NEW
+    assert lengths.mean() / rollout_case.NEW == pytest.approx(0.35, abs=0.005)
+
+
+def test_groups_have_a_prompt_and_everybody_a_name(case):
+    requests = make_requests([5, 6, 7, 8, 9, 10])
+    assert len({request.name for request in requests}) == 6
+    assert [request.max_new_tokens for request in requests] == [5, 6, 7, 8, 9, 10]
+    prompts = [request.prompt_tokens for request in requests]
+    assert all(3 <= len(prompt) <= 6 for prompt in prompts)
+    assert prompts[0] is prompts[1]
+    assert not np.array_equal(prompts[1], prompts[2])
+
+
+def test_both_draw_what_was_asked_for_and_count_it(case):
+    steps = [make_requests([1, 2, 3, 12]), make_requests([4, 4, 5, 5])]
+    mine = rollout_speed.ours(case, steps)
+    peer = rollout_speed.theirs(case, steps, batch=2)
+    assert mine.tokens == peer.tokens == 18 + 18
+    # Two rows to each of 2, 12, 4 and 5 steps; every row reads its prompt.
+    assert peer.computed == 2 * (2 + 12 + 4 + 5)
+    assert peer.prompt_tokens == 8 * 6
+    # Two prompts a step. Four slots for three steps; then nine further ones in one slot.
+    assert mine.prompt_tokens == 4 * 6
+    assert mine.computed == (4 * 3 + 9) + (4 * 3 + 4 * 3)
+
+
+def test_a_row_says_how_fast_both_are_and_that_nothing_was_compiled(case):
+    found = rollout_speed.speed(share=2, equal=False, repeats=1)
+    assert found["rollouts"] == 16
+    assert found["steps"] == 2
+    assert found["batch"] in {2, 4, 8}
+    assert found["compiled"] == 0
+    assert found["ratio"] == pytest.approx(found["ours"] / found["theirs"])
+    assert 0 < found["theirs_useful"] < 1
+    equal = rollout_speed.speed(share=1, equal=True, repeats=1)
+    assert equal["tokens"] == 16 * 12
+    assert equal["ours_useful"] == equal["theirs_useful"] == 1.0
+
+
+def test_greedy_text_is_tunix_s(case):
+    found = rollout_speed.greedy(prompts=4)
+    assert found["other"] == 0
+    assert found["tokens"] + found["ties"] * 12 >= 4 * 12
+    assert found["apart"] < 1e-5
+
+
+def test_other_text_is_seen(case, monkeypatch):
+    draw = case.peer.draw
+
+    def wrong(*given, **how):
+        tokens, logprobs = map(np.copy, draw(*given, **how))
+        tokens[1, 7] = (tokens[1, 7] + 1) % 96
+        logprobs[0, 2] += 0.5
+        return tokens, logprobs
+
+    monkeypatch.setattr(type(case.peer), "draw", lambda _, *given, **how: wrong(*given, **how))
+    found = rollout_speed.greedy(prompts=4)
+    assert (found["other"], found["ties"], found["tokens"]) == (1, 0, 4 * 12 - 5)
+    assert found["apart"] == pytest.approx(0.5, abs=1e-4)
+    monkeypatch.setattr(rollout_speed, "TIE", 1e9)
+    assert rollout_speed.greedy(prompts=4)["ties"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("N/S = 16", {"ratio": 4.5, "ours_useful": 0.9}, {"ratio": 4.49, "ours_useful": 0.89}),
+        ("N/S = 4", {"ours_useful": 0.75}, {"ours_useful": 0.74}),
+        ("N/S = 1", {"ours_useful": 0.6}, {"ours_useful": 0.59}),
+        ("all lengths equal", {"ratio": 1.8}, {"ratio": 1.79}),
+    ],
+)
+def test_claims_of_the_lengths(name, good, bad):
+    assert name in {row.name for row in LENGTHS.rows}
+    shown = claims(LENGTHS, name, **good, compiled=0)
+    assert len(shown) == len(good) + 1
+    assert all(shown.values())
+    assert not any(claims(LENGTHS, name, **bad, compiled=1).values())
+    assert not any(claims(LENGTHS, name, failed="so").values())
+
+
+def test_claims_of_the_text():
+    (row,) = GREEDY.rows
+    assert all(claims(GREEDY, row.name, other=0, apart=1e-4).values())
+    assert not any(claims(GREEDY, row.name, other=1, apart=1.1e-4).values())
+    assert not any(claims(GREEDY, row.name, failed="so").values())
