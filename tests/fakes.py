@@ -208,9 +208,11 @@ class FakeSampler:
         drawn = [self.draw(request, temperature) for request in requests]
         if enough is None:
             return drawn
-        # All are drawn side by side: the shortest end first.
-        steps = sorted(completion.num_new for completion in drawn)[enough - 1]
-        return [cut(completion, steps) for completion in drawn]
+        # All are drawn side by side: those that need least end.
+        order = sorted(drawn, key=lambda completion: (completion.num_new, completion.name))
+        ended = {completion.name for completion in order[:enough]}
+        steps = order[enough - 1].num_new
+        return [one if one.name in ended else cut(one, steps) for one in drawn]
 
     def draw(self, request: RolloutRequest, temperature: float) -> Completion:
         key = request.name.key(self.seed)
@@ -253,10 +255,8 @@ def behind(begun: Completion, drawn: Completion) -> Completion:
 
 
 def cut(drawn: Completion, new: int) -> Completion:
-    """The first `new` tokens of what was drawn now; as it is, if it has no more."""
-    if drawn.num_new <= new:
-        return drawn
-    size = len(drawn.tokens) - drawn.num_new + new
+    """The first `new` tokens of what was drawn now, but not the last one."""
+    size = len(drawn.tokens) - max(drawn.num_new - new, 1)
     tokens, logprobs = drawn.tokens[:size], drawn.logprobs[:size]
     return replace(drawn, tokens=tokens, logprobs=logprobs, stop_reason="cut")
 
