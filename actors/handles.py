@@ -87,11 +87,11 @@ class RaySampler:
         return opened
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
         """See `pipeline.interfaces.Sampler`."""
         drawn: list[Completion] = await _call(
-            self.actor.generate.remote(list(requests), temperature=temperature)
+            self.actor.generate.remote(list(requests), temperature=temperature, enough=enough)
         )
         return drawn
 

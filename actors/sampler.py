@@ -98,7 +98,7 @@ class SamplerActor:
         return adapter, OpenedAdapter(loaded.version, lora.sha256(adapter), loaded.what)
 
     def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
         """See `pipeline.decode.engine.Engine.generate`."""
         return self.engine.generate(
@@ -108,6 +108,7 @@ class SamplerActor:
             version=self.version,
             adapter_sha256=self.sha256,
             temperature=temperature,
+            enough=enough,
         )
 
     def abort(self) -> None:

@@ -253,8 +253,8 @@ class Config(Table):
 
     @property
     def prompt_buckets(self) -> tuple[int, ...]:
-        """Prompt lengths that have a compiled prefill, ascending."""
-        return (*self.plan.prompt_buckets, self.rollout.max_prompt_tokens)
+        """Lengths that have a compiled prefill, ascending."""
+        return (*self.plan.prompt_buckets, *self.rollout.read_tokens)
 
     def prompt_bucket(self, tokens: int) -> int:
         """The smallest bucket that holds a prompt of so many tokens."""
@@ -346,6 +346,16 @@ def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
     return []
 
 
+def _partial_problems(rollout: Rollout, learner: Learner) -> list[Problem]:
+    if rollout.partial == "keep" and not learner.importance_cap:
+        what = (
+            '"keep" lets older versions draw part of what is learned from, and only importance '
+            "weights correct for that; needs learner.importance_cap above 0, e.g. 2"
+        )
+        return [("rollout.partial", what)]
+    return []
+
+
 def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
@@ -378,6 +388,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("plan", "rollout"), _row_problems),
     (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
+    (("rollout", "learner"), _partial_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

@@ -57,6 +57,19 @@ class Rollout(Table):
         description="soft overlong punishment (DAPO): over so many last tokens of max_new_tokens "
         'the reward falls linearly by 1; a part of its own, "overlong"; 0: off',
     )
+    partial: Literal["off", "keep", "drop"] = Field(
+        "off",
+        description="rollouts that have not ended when enough of a step's have, see cut_off: off: "
+        "all are waited for; keep: the next step goes on with them under its version; drop: their "
+        "groups are learned from without them, which favours what is short",
+    )
+    cut_off: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="a sampler's part of a step is over when this share of the rollouts that it "
+        "was asked for has ended; needed with partial",
+    )
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
     )
@@ -85,6 +98,11 @@ class Rollout(Table):
         if both:
             what = f"{', '.join(both)}: stop tokens, so they must be drawn"
             problems.append(("forbidden_tokens", what))
+        if self.partial == "off" and self.cut_off is not None:
+            what = 'means nothing with rollout.partial = "off"; remove it, or set that to "keep"'
+            problems.append(("cut_off", what))
+        if self.partial != "off" and self.cut_off is None:
+            problems.append(("partial", "needs rollout.cut_off, e.g. 0.9; set that"))
         if self.overlong_tokens > self.max_new_tokens:
             what = f"may be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
             problems.append(("overlong_tokens", what))
@@ -100,6 +118,18 @@ class Rollout(Table):
     def size(self) -> int:
         """Rollouts in a step."""
         return self.group_size * self.prompts_per_step
+
+    @property
+    def read_tokens(self) -> tuple[int, ...]:
+        """Lengths of what may be read before anything is drawn, the longest of each kind.
+
+        A prompt; where rollouts that were cut are kept, also a prompt with half of a completion or
+        with all of it but a token.
+        """
+        if self.partial != "keep":
+            return (self.max_prompt_tokens,)
+        whole, half = self.max_tokens, self.max_prompt_tokens + self.max_new_tokens // 2
+        return tuple(sorted({self.max_prompt_tokens, half, whole}))
 
     @property
     def max_tokens(self) -> int:

@@ -108,7 +108,7 @@ async def _resume(crew: Crew, folder: RunFolder) -> tuple[Progress, int | None]:
     if restored.meta is None:
         folder.rewind(0)
         return Progress(), None
-    progress = Progress(**restored.meta)
+    progress = Progress.of_meta(restored.meta)
     folder.rewind(progress.step)
     folder.journal("resumed", step=progress.step)
     print(f"resuming after step {progress.step}", flush=True)

@@ -35,7 +35,7 @@ class GroupStats:
 
 def group_advantages(
     rewards: Sequence[Sequence[float | None]], *, kind: Advantage
-) -> tuple[np.ndarray, GroupStats]:
+) -> tuple[list[np.ndarray], GroupStats]:
     """Advantages of rollouts in groups.
 
     With mean m and sample standard deviation s (n - 1 in the denominator) over a group's rewards:
@@ -47,19 +47,18 @@ def group_advantages(
     They are 0 where the reward is None and in groups that are all equal or have fewer than two.
 
     Args:
-        rewards: `groups group`, None for a rollout without a reward; all groups equally large.
+        rewards: those of each group, None for a rollout without a reward.
         kind: which formula.
 
     Returns:
-        float32 `groups group` and what the groups were like.
+        float32 `group` for each group, and what the groups were like.
     """
-    values = np.array([[np.nan if r is None else r for r in group] for group in rewards])
-    values = values.astype(np.float64).reshape(len(rewards), -1)
-    advantages = np.zeros_like(values)
+    advantages, excluded = [], 0
     counts = dict.fromkeys(("mixed", "all_equal", "short"), 0)
-    for group, advantage in zip(values, advantages, strict=True):
-        valid = ~np.isnan(group)
-        scores = group[valid]
+    for group in rewards:
+        values = np.array([np.nan if reward is None else reward for reward in group], np.float64)
+        advantage, valid = np.zeros_like(values), ~np.isnan(values)
+        scores = values[valid]
         if len(scores) < 2:
             counts["short"] += 1
         elif scores.min() == scores.max():
@@ -67,8 +66,9 @@ def group_advantages(
         else:
             counts["mixed"] += 1
             advantage[valid] = _ADVANTAGES[kind](scores)
-    stats = GroupStats(**counts, excluded=int(np.isnan(values).sum()))
-    return advantages.astype(np.float32), stats
+        advantages.append(advantage.astype(np.float32))
+        excluded += int((~valid).sum())
+    return advantages, GroupStats(**counts, excluded=excluded)
 
 
 def _grpo(scores: np.ndarray) -> np.ndarray:

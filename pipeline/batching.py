@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from configs.learner import TokenWeights
 from configs.schema import Config
@@ -27,12 +27,14 @@ class TokenBatch(PackedBatch):
         advantages: of the rollout that each target belongs to; 0 where nothing is learned.
         sampled_logprobs: the sampler's for each target, under the full distribution; likewise.
         kept_logprobs: under the distribution that it drew from; likewise.
+        versions: policy version that drew each target; likewise.
         places: where each rollout's completion is predicted, by name.
     """
 
     advantages: Float32[np.ndarray, "rows seq"]
     sampled_logprobs: Float32[np.ndarray, "rows seq"]
     kept_logprobs: Float32[np.ndarray, "rows seq"]
+    versions: Int32[np.ndarray, "rows seq"]
     places: dict[RolloutName, Place]
 
 
@@ -129,6 +131,7 @@ def micro_batches(
 def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -> TokenBatch:
     batch, places = lay_out(packed, rows=rows, shape=shape)
     advantages, sampled, kept = (np.zeros_like(batch.weights) for _ in range(3))
+    versions = np.zeros_like(batch.tokens)
     pieces = [piece for row in packed for piece in row]
     for piece, place in zip(pieces, places, strict=True):
         at, drawn = (place.row, place.drawn), piece.rollout.completion
@@ -136,12 +139,14 @@ def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -
         advantages[at] = piece.rollout.advantage
         sampled[at] = drawn.logprobs
         kept[at] = drawn.logprobs if drawn.kept_logprobs is None else drawn.kept_logprobs
+        versions[at] = drawn.versions
     names = [piece.rollout.completion.name for piece in pieces]
     return TokenBatch(
         **vars(batch),
         advantages=advantages,
         sampled_logprobs=sampled,
         kept_logprobs=kept,
+        versions=versions,
         places=dict(zip(names, places, strict=True)),
     )
 

@@ -5,7 +5,8 @@
                    +--------------------------- sync ---------------------------------+
 
     each step   produces   rollouts of version v, then version v + 1
-                waits for  all completions, all rewards, the update, the sync
+                waits for  all completions, all rewards, the update, the sync; with a cut-off for
+                           enough completions: what becomes of the others says waiting.py
     warm start  examples -> [learner] -> adapter v + 1, steps like the others
     between     validates now and then, keeps the best version (examiner.py)
     the end     tests and exports the best version, writes the summary
@@ -18,14 +19,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from configs.schema import Config
 from pipeline.data.order import prompts_for_step
 from pipeline.data.packing import sequences_for_step
 from pipeline.data.splits import LoadedData
-from pipeline.datatypes import Completion, Prompt, RolloutName, RolloutRequest
+from pipeline.datatypes import Prompt, RolloutName, RolloutRequest
 from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
@@ -34,6 +35,7 @@ from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
 from pipeline.team import Interrupted, Team, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
+from pipeline.waiting import Settled, Waiting, settle
 from rewards.base import Tags
 
 COMPARED = 32
@@ -46,11 +48,15 @@ class Progress:
 
     Attributes:
         step: steps learned from; the policy version.
-        samples: rollouts drawn for training.
-        tokens_generated: their tokens.
+        samples: rollouts drawn for training, to their end.
+        tokens_generated: tokens of all that were drawn, those that were cut included.
         tokens_trained: tokens that were learned from.
         tokens_padded: positions that the learner computed and that held nothing.
         reward_errors: reward calls without a value.
+        cut: how often a rollout was cut at a step's cut-off.
+        continued: how often one was gone on with.
+        dropped: rollouts that were cut and lost.
+        waiting: rollouts that wait for a later step.
         wall_s: time used when the checkpoint was written.
     """
 
@@ -60,7 +66,20 @@ class Progress:
     tokens_trained: int = 0
     tokens_padded: int = 0
     reward_errors: int = 0
+    cut: int = 0
+    continued: int = 0
+    dropped: int = 0
+    waiting: Waiting = field(default_factory=Waiting)
     wall_s: float = 0.0
+
+    def to_meta(self) -> dict[str, Any]:
+        """As a checkpoint carries it: JSON."""
+        return {**vars(self), "waiting": self.waiting.to_json()}
+
+    @staticmethod
+    def of_meta(meta: Mapping[str, Any]) -> Progress:
+        """What `to_meta` made."""
+        return Progress(**{**meta, "waiting": Waiting.of_json(meta["waiting"])})
 
 
 class Coordinator:
@@ -93,6 +112,7 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.data = data
+        self.prompts = {prompt.id: prompt for prompt in data.train.prompts}
         self.maker = PromptMaker(config.prompt, tokenizer)
         self.team = Team(workers, config=config, stop=stop)
         self.records = records
@@ -171,11 +191,10 @@ class Coordinator:
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self.data.weights,
         )
-        completions = await self._sample(prompts, step)
+        settled = await self._sample(prompts, step)
         watch.lap("sample")
-        inputs = reward_inputs(
-            completions, {p.id: p for p in prompts}, maker=self.maker, tags=self.tags
-        )
+        completions = settled.ended
+        inputs = reward_inputs(completions, self.prompts, maker=self.maker, tags=self.tags)
         outcomes = await self.team.unless_stopped(self.team.scorer.score(inputs))
         errors = reward_errors(outcomes)
         rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
@@ -189,20 +208,25 @@ class Coordinator:
             self.progress,
             step=step + 1,
             samples=self.progress.samples + len(rollouts),
-            tokens_generated=self.progress.tokens_generated
-            + sum(len(completion.tokens) for completion in completions),
+            tokens_generated=self.progress.tokens_generated + settled.tokens,
             **self._learned_tokens(learned),
             reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
+            cut=self.progress.cut + settled.cut,
+            continued=self.progress.continued + settled.continued,
+            dropped=self.progress.dropped + settled.dropped,
+            waiting=settled.waiting,
         )
         metrics = step_metrics(rollouts, stats) | {
             f"learner/{name}": value for name, value in learned.items()
         }
+        if config.rollout.partial != "off":
+            metrics |= settled.metrics
         self.records.reward_errors(step + 1, errors)
         self.records.step(
             step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
         )
 
-    def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, int]:
+    def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
         """Counters of `Progress` after an update with these metrics."""
         names = ("tokens_trained", "tokens_padded")
         return {name: getattr(self.progress, name) + int(learned[name]) for name in names}
@@ -222,14 +246,18 @@ class Coordinator:
         )
         await self.team.publish()
 
-    async def _sample(self, prompts: Sequence[Prompt], step: int) -> list[Completion]:
-        size = self.config.rollout.group_size
-        requests = [
+    async def _sample(self, prompts: Sequence[Prompt], step: int) -> Settled:
+        """The rest of what waits, and a new group for each prompt."""
+        rollout, waiting = self.config.rollout, self.progress.waiting
+        new = [
             RolloutRequest(RolloutName("train", step, prompt.id, sample), prompt.tokens)
             for prompt in prompts
-            for sample in range(size)
+            for sample in range(rollout.group_size)
         ]
-        return await self.team.generate(requests, temperature=self.config.rollout.temperature)
+        drawn = await self.team.generate(
+            [*waiting.requests(), *new], temperature=rollout.temperature, cut_off=rollout.cut_off
+        )
+        return settle(drawn, waiting, partial=rollout.partial)
 
     def _watch_parity(self, learned: dict[str, float]) -> None:
         alarm = self.team.bounds.alarm(learned)
@@ -256,13 +284,14 @@ class Coordinator:
 
     async def _save(self) -> None:
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
-        await self.team.learner.save(asdict(self.progress))
+        await self.team.learner.save(self.progress.to_meta())
         self.records.folder.journal(
             "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
         )
 
     def _summarize(self, *, ended: str, **more: Any) -> None:
         progress = self.progress
+        lost = len(progress.waiting) if ended == "finished" else 0
         summary = {
             "ended": ended,
             "steps": progress.step,
@@ -270,6 +299,11 @@ class Coordinator:
             "tokens_generated": progress.tokens_generated,
             "tokens_trained": progress.tokens_trained,
             "tokens_padded": progress.tokens_padded,
+            "rollouts": {
+                "cut": progress.cut,
+                "continued": progress.continued,
+                "dropped": progress.dropped + lost,
+            },
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
             **more,

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-StopReason = Literal["eos", "stop_string", "length"]
-"""By a stop token, by a text of `rollout.stop_strings`, or cut off where no more was allowed."""
+StopReason = Literal["eos", "stop_string", "length", "cut"]
+"""By a stop token, by a text of `rollout.stop_strings`, or where no more was allowed; "cut": it has
+not ended, the step's sampling has (`rollout.partial`)."""
 
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
@@ -70,12 +71,20 @@ class Example:
 
 @dataclass(frozen=True, order=True)
 class RolloutName:
-    """What a rollout is called; its sampling noise is a function of this and nothing else."""
+    """What a rollout is called; its sampling noise is a function of this and nothing else.
+
+    The step is the one that asked for it first, also where later ones go on with it.
+    """
 
     phase: Phase
     step: int
     prompt_id: int
     sample: int
+
+    @property
+    def group(self) -> RolloutName:
+        """The name of the group's first rollout, which all of the group share."""
+        return replace(self, sample=0)
 
     def key(self, seed: int) -> np.ndarray:
         """The rollout's random key: uint32 `2`, the head of BLAKE2b over seed and name."""
@@ -92,12 +101,41 @@ class RolloutRequest:
         name: what it will be called.
         prompt_tokens: int32 `seq`.
         max_new_tokens: it ends here at the latest; None: at `rollout.max_new_tokens`, which is the
-            most there may be.
+            most there may be. Tokens of `begun` count.
+        begun: what came back cut when it was asked for the last time; None: it is new.
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
     max_new_tokens: int | None = None
+    begun: Completion | None = None
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens that were drawn before."""
+        return 0 if self.begun is None else len(self.begun.tokens)
+
+    @property
+    def read_tokens(self) -> np.ndarray:
+        """What is read before anything is drawn: int32 `prompt + begun`."""
+        if self.begun is None:
+            return self.prompt_tokens
+        return np.concatenate([self.prompt_tokens, self.begun.tokens])
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens of a rollout that one policy version drew, one behind the other.
+
+    Attributes:
+        version: policy version.
+        adapter_sha256: hash of that version's adapter.
+        tokens: how many, at least one.
+    """
+
+    version: int
+    adapter_sha256: str
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -109,12 +147,14 @@ class Completion:
         prompt_tokens: int32 `prompt`.
         tokens: int32 `seq`, the stop token included when `stop_reason` is "eos"; the last one
             completes the text when it is "stop_string".
-        logprobs: float32 `seq`, of each token under the full temperature-scaled distribution.
+        logprobs: float32 `seq`, of each token under the full temperature-scaled distribution of the
+            version that drew it.
         stop_reason: why it ended.
-        version: policy version that drew it.
+        version: policy version that drew it; where it was cut and continued, the last one.
         adapter_sha256: hash of that version's adapter.
         kept_logprobs: float32 `seq`, under the distribution that it was drawn from: renormalised
             over what could be drawn; None: nothing was cut, `logprobs` is it.
+        begun: what earlier versions drew of it, its first tokens.
     """
 
     name: RolloutName
@@ -125,6 +165,26 @@ class Completion:
     version: int
     adapter_sha256: str
     kept_logprobs: np.ndarray | None = None
+    begun: tuple[Stretch, ...] = ()
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that its own version drew."""
+        return len(self.tokens) - sum(stretch.tokens for stretch in self.begun)
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Which version drew which tokens, in their order."""
+        if not self.num_new:
+            return self.begun
+        return (*self.begun, Stretch(self.version, self.adapter_sha256, self.num_new))
+
+    @property
+    def versions(self) -> np.ndarray:
+        """The policy version that drew each token: int32 `seq`."""
+        versions = [stretch.version for stretch in self.stretches]
+        counts = [stretch.tokens for stretch in self.stretches]
+        return np.repeat(np.array(versions, np.int32), counts)
 
 
 @dataclass(frozen=True)

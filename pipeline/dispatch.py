@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from pipeline.datatypes import Completion, RolloutRequest
@@ -17,7 +17,7 @@ def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[Ro
     A group stays together, because a sampler reads its prompt once.
     """
     named = sorted(requests, key=lambda request: request.name)
-    groups = groupby(named, key=lambda request: replace(request.name, sample=0))
+    groups = groupby(named, key=lambda request: request.name.group)
     dealt: list[list[RolloutRequest]] = [[] for _ in range(samplers)]
     for number, (_, members) in enumerate(groups):
         dealt[number % samplers] += members
@@ -29,12 +29,25 @@ async def generate(
     requests: Sequence[RolloutRequest],
     *,
     temperature: float,
+    cut_off: float | None = None,
 ) -> list[Completion]:
-    """Draws all requests on all samplers at once; completions in the order of the requests."""
+    """Draws all requests on all samplers at once; completions in the order of the requests.
+
+    Args:
+        samplers: who draws.
+        requests: what is drawn.
+        temperature: 0 is greedy.
+        cut_off: share of what each sampler is asked for after whose end it cuts the others; None:
+            it draws all to their end.
+    """
+
+    def enough(share: Sequence[RolloutRequest]) -> int | None:
+        return None if cut_off is None else math.ceil(cut_off * len(share))
+
     dealt = shares(requests, samplers=len(samplers))
     drawn = await asyncio.gather(
         *(
-            sampler.generate(share, temperature=temperature)
+            sampler.generate(share, temperature=temperature, enough=enough(share))
             for sampler, share in zip(samplers, dealt, strict=True)
             if share
         )

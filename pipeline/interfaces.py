@@ -27,9 +27,15 @@ class Sampler(Protocol):
         """Takes over an adapter; returns the hash of what it now holds."""
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
-        """One completion for each request, in their order; temperature 0 is greedy."""
+        """One completion for each request, in their order.
+
+        Args:
+            requests: what is asked for.
+            temperature: 0 is greedy.
+            enough: once so many have ended the others come back "cut"; None: all of them.
+        """
 
     async def abort(self) -> None:
         """Makes a running `generate` end soon, with an error."""

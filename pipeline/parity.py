@@ -145,7 +145,7 @@ async def sync(samplers: Sequence[Sampler], published: Published) -> None:
 
 
 def check_labels(completions: Sequence[Completion], published: Published) -> None:
-    """Every completion must carry version and hash of the adapter in force.
+    """Every completion must carry version and hash of the adapter in force, as its last stretch.
 
     Raises:
         ParityError: naming the first that does not.

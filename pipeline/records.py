@@ -20,7 +20,16 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
     """What a step's rollouts were like. Means are over rollouts that have the value.
 
     In a mixture those of each source are there too: `reward/SOURCE/mean` beside `reward/mean`.
+    Without any rollout there are only numbers of groups.
     """
+    groups = {
+        "groups/mixed": float(stats.mixed),
+        "groups/all_equal": float(stats.all_equal),
+        "groups/short": float(stats.short),
+        "groups/excluded_rollouts": float(stats.excluded),
+    }
+    if not rollouts:
+        return groups
     lengths = [len(rollout.completion.tokens) for rollout in rollouts]
     reasons = [rollout.completion.stop_reason for rollout in rollouts]
     metrics = _reward_metrics(rollouts, "reward")
@@ -31,15 +40,13 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    return metrics | {
+    return {
+        **metrics,
+        **groups,
         "rollout/tokens_mean": _mean(lengths),
         "rollout/tokens_max": float(max(lengths)),
         "rollout/ended_share": _mean([reason != "length" for reason in reasons]),
         "rollout/stop_string_share": _mean([reason == "stop_string" for reason in reasons]),
-        "groups/mixed": float(stats.mixed),
-        "groups/all_equal": float(stats.all_equal),
-        "groups/short": float(stats.short),
-        "groups/excluded_rollouts": float(stats.excluded),
     }
 
 
@@ -61,7 +68,7 @@ def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str,
         row: dict[str, Any] = {
             "prompt_id": drawn.name.prompt_id,
             "sample": drawn.name.sample,
-            "versions": [drawn.version],
+            "versions": [stretch.version for stretch in drawn.stretches],
             "adapter_sha256": drawn.adapter_sha256,
             "text": rollout.text,
             "num_tokens": len(drawn.tokens),
@@ -163,11 +170,13 @@ class Records:
         rows = rollout_rows(rollouts, tokens=tokens)
         self.folder.write_rollouts(f"step_{step:06d}", rows)
         self.tracker.log(metrics, step=step)
-        self.console.step(
-            step,
+        found = (
             f"reward {metrics['reward/mean']:.3f}  tokens {metrics['rollout/tokens_mean']:.1f}  "
-            f"mixed {metrics['groups/mixed']:.0f}  {metrics['time/step_s']:.1f} s",
+            f"mixed {metrics['groups/mixed']:.0f}"
+            if rollouts
+            else "no group has ended"
         )
+        self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
 
     def imitation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records a step of the supervised phase, counted from 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
 
 from configs.schema import Config
 from configs.task import OVERLONG
@@ -60,10 +61,10 @@ def score_rollouts(
     """Rollouts with rewards and advantages, in the order of the completions.
 
     Args:
-        completions: group by group.
+        completions: group by group, as many of each as have ended.
         inputs: their texts.
         outcomes: of each reward function, by name.
-        config: weights, group size, kind of advantage, and whether rewards are shuffled.
+        config: weights, kind of advantage, and whether rewards are shuffled.
         step: for shuffling.
     """
     weights = {part.name: part.weight for part in config.rewards.functions}
@@ -79,13 +80,13 @@ def score_rollouts(
     rewards = [combine(row, weights=weights) for row in parts]
     if config.rewards.shuffle:
         rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
-    size = config.rollout.group_size
-    groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+    named = zip((completion.name.group for completion in completions), rewards, strict=True)
+    groups = [[reward for _, reward in own] for _, own in groupby(named, key=lambda one: one[0])]
     advantages, stats = group_advantages(groups, kind=config.learner.variant.advantage)
     rollouts = [
         Rollout(completion, given.completion, row, reward, float(advantage), given.source)
         for completion, given, row, reward, advantage in zip(
-            completions, inputs, parts, rewards, advantages.ravel(), strict=True
+            completions, inputs, parts, rewards, chain(*advantages), strict=True
         )
     ]
     return rollouts, stats

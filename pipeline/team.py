@@ -77,14 +77,22 @@ class Team:
         return self.published
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        cut_off: float | None = None,
     ) -> list[Completion]:
-        """One completion for each request, in their order, drawn under the adapter in force."""
+        """One completion for each request, in their order, drawn under the adapter in force.
+
+        With `cut_off` some of them may come back cut: see `pipeline.dispatch.generate`.
+        """
         completions = await self.unless_stopped(
             dispatch.generate(
                 self.samplers,
                 requests,
                 temperature=temperature,
+                cut_off=cut_off,
             ),
             aborts=self.samplers,
         )

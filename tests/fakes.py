@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,14 +198,21 @@ class FakeSampler:
         return self.adapter
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
-        first = requests[0].name
+        first = requests[-1].name  # the oldest come first
         self.script.note(f"{self.name}.generate:{first.phase} {first.step}")
         if self.script.stop.is_set():
             await self.aborted.wait()
             raise RuntimeError("aborted")
-        return [self.draw(request, temperature) for request in requests]
+        drawn = [self.draw(request, temperature) for request in requests]
+        if enough is None:
+            return drawn
+        # All are drawn side by side: those that need least end.
+        order = sorted(drawn, key=lambda completion: (completion.num_new, completion.name))
+        ended = {completion.name for completion in order[:enough]}
+        steps = order[enough - 1].num_new
+        return [one if one.name in ended else cut(one, steps) for one in drawn]
 
     def draw(self, request: RolloutRequest, temperature: float) -> Completion:
         key = request.name.key(self.seed)
@@ -217,7 +224,7 @@ class FakeSampler:
         text = f"<reasoning>{rng.integers(10**6)}</reasoning><answer>{answer}</answer>"
         ended = rng.random() < 0.8
         tokens = np.array([ord(c) for c in text] + [EOS] * ended, np.int32)
-        return Completion(
+        drawn = Completion(
             name=request.name,
             prompt_tokens=request.prompt_tokens,
             tokens=tokens,
@@ -226,10 +233,32 @@ class FakeSampler:
             version=self.version,
             adapter_sha256=self.adapter,
         )
+        return drawn if request.begun is None else behind(request.begun, drawn)
 
     async def abort(self) -> None:
         self.script.note(f"{self.name}.abort")
         self.aborted.set()
+
+
+def behind(begun: Completion, drawn: Completion) -> Completion:
+    """What a sampler has begun, and from there on what it would draw now, at least a stop token."""
+    size = len(begun.tokens)
+    tokens = drawn.tokens[size:] if len(drawn.tokens) > size else np.array([EOS], np.int32)
+    new = logprobs(tokens, drawn.adapter_sha256)
+    return replace(
+        drawn,
+        tokens=np.concatenate([begun.tokens, tokens]),
+        logprobs=np.concatenate([begun.logprobs, new]),
+        stop_reason="eos" if tokens[-1] == EOS else "length",
+        begun=begun.stretches,
+    )
+
+
+def cut(drawn: Completion, new: int) -> Completion:
+    """The first `new` tokens of what was drawn now, but not the last one."""
+    size = len(drawn.tokens) - max(drawn.num_new - new, 1)
+    tokens, logprobs = drawn.tokens[:size], drawn.logprobs[:size]
+    return replace(drawn, tokens=tokens, logprobs=logprobs, stop_reason="cut")
 
 
 class Disk(dict[int, tuple[str, dict[str, Any]]]):
@@ -295,12 +324,17 @@ class FakeLearner:
 
     async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
-        assert {rollout.completion.adapter_sha256 for rollout in rollouts} == {self.adapter}
+        shas = {
+            (rollout.completion.version, rollout.completion.adapter_sha256) for rollout in rollouts
+        }
+        assert {sha for version, sha in shas if version >= self.version} <= {self.adapter}
         self.seen = list(rollouts)
         digest = hashlib.sha256(self.adapter.encode())
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
+            if drawn.begun:
+                digest.update(f"{drawn.logprobs.tolist()} {drawn.stretches}".encode())
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
         metrics = {"loss": int(self.adapter[:4], 16) / 2**16, **_tokens(learned)}
@@ -385,7 +419,7 @@ class Process:
         ]
         self.scorer = FakeScorer(self.script, config)
         restored = disk[self.learner.version][1] if disk else None
-        progress = Progress(**restored) if restored else Progress()
+        progress = Progress.of_meta(restored) if restored else Progress()
         self.folder.create(config)
         self.folder.rewind(progress.step)
         clock = Clock(

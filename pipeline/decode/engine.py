@@ -7,14 +7,16 @@ function of names, adapter and shapes.
 
 A rollout ends at the first of: a stop token, the token that completes a stop string, the last token
 that it may have. Where one token does two of these, a stop token counts before a stop string, and a
-stop string before the length.
+stop string before the length. Where only so many have to end, the rest is cut between two segments
+and can be asked for again, under any adapter: what it has drawn is read like a prompt, its noise
+goes on where it was.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -71,6 +73,15 @@ class _Drawn:
     kept_logprobs: np.ndarray | None
     stop_reason: StopReason
 
+    @staticmethod
+    def before(request: RolloutRequest, *, truncated: bool) -> _Drawn:
+        """What there is of a rollout that was not let into any slot."""
+        begun, nothing = request.begun, np.zeros(0, np.float32)
+        if begun is None:
+            tokens = np.zeros(0, np.int32)
+            return _Drawn(tokens, nothing, nothing if truncated else None, "cut")
+        return _Drawn(begun.tokens, begun.logprobs, begun.kept_logprobs, "cut")
+
 
 class Engine:
     """Compiled programs and the loop around them. Compiles once, when it is made.
@@ -117,30 +128,35 @@ class Engine:
         adapter_sha256: str,
         temperature: float,
         base: Params | None = None,
+        enough: int | None = None,
     ) -> list[Completion]:
         """Draws one completion for each request, in their order.
 
         Args:
-            requests: prompts of at most `rollout.max_prompt_tokens` tokens.
+            requests: prompts of at most `rollout.max_prompt_tokens` tokens; begun ones only where
+                `rollout.partial` keeps them.
             adapter: on this policy's mesh.
             version: written on every completion.
             adapter_sha256: likewise.
             temperature: 0 is greedy.
             base: used in place of the engine's own, in the same shapes and places.
+            enough: once so many have ended, noticed between two segments, the others come back as
+                they are then, "cut"; who was not begun, without any token. None: all of them.
 
         Raises:
             Aborted: if `abort` was called, also before; noticed between two segments.
-            ValueError: if one asks for more tokens than `rollout.max_new_tokens`, or for none.
+            ValueError: if one asks for more tokens than `rollout.max_new_tokens`, or for none
+                beyond those that it has.
         """
         most = self._config.rollout.max_new_tokens
         for request in requests:
-            if not 1 <= self._limit(request) <= most:
+            if not request.num_begun < self._limit(request) <= most:
                 raise ValueError(
-                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from 1 to "
-                    f"rollout.max_new_tokens = {most}"
+                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
+                    f"{request.num_begun + 1} to rollout.max_new_tokens = {most}"
                 )
         weights = (self._base if base is None else base, adapter)
-        drawn = self._draw(requests, weights, Heat.of(temperature))
+        drawn = self._draw(requests, weights, Heat.of(temperature), enough=enough)
         return [
             Completion(
                 name=request.name,
@@ -148,6 +164,7 @@ class Engine:
                 **vars(found),
                 version=version,
                 adapter_sha256=adapter_sha256,
+                begun=() if request.begun is None else request.begun.stretches,
             )
             for request, found in zip(requests, drawn, strict=True)
         ]
@@ -157,7 +174,12 @@ class Engine:
         self._abort.set()
 
     def _draw(
-        self, requests: Sequence[RolloutRequest], weights: Weights, heat: Heat
+        self,
+        requests: Sequence[RolloutRequest],
+        weights: Weights,
+        heat: Heat,
+        *,
+        enough: int | None,
     ) -> list[_Drawn]:
         """What was drawn for each request."""
         programs, steps = self._programs, self._config.plan.segment_steps
@@ -170,7 +192,10 @@ class Engine:
         while True:
             if self._abort.is_set():
                 raise Aborted
-            found |= self._take_ended(state, slots)
+            found |= self._take_ended(requests, state, slots)
+            if enough is not None and len(found) >= enough:
+                found |= self._take_rest(requests, state, slots)
+                break
             state = self._let_in(requests, state, slots, weights)
             if not slots.busy.any():
                 break
@@ -184,44 +209,87 @@ class Engine:
             state = programs.segment[size](*weights, state, heat)
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
-        return [found[place] for place in range(len(requests))]
+        truncated = self._config.rollout.truncates
+        return [
+            found[place] if place in found else _Drawn.before(request, truncated=truncated)
+            for place, request in enumerate(requests)
+        ]
 
     def _take_ended(
-        self, state: DecodeState, slots: Slots[tuple[int, Caches]]
+        self,
+        requests: Sequence[RolloutRequest],
+        state: DecodeState,
+        slots: Slots[tuple[int, Caches]],
     ) -> dict[int, _Drawn]:
         """What the slots that have ended have drawn, by place of the request.
 
         What a rollout drew behind a stop string, in the same segment, is thrown away. The device is
         not told: a slot that nobody is given draws on until its limit, and nobody looks.
         """
-        ended, cut = np.array(state.done), self._cut(state, slots.busy.ravel())
-        ended[list(cut)] = True
-        left = slots.release(ended)
-        if not left:
-            return {}
-        numbers = state.tokens, state.logprobs, state.kept_logprobs, state.count
-        tokens, logprobs, kept, counts = jax.device_get(numbers)
+        ended, strings = np.array(state.done), self._stop_strings_in(requests, state, slots)
+        ended[list(strings)] = True
         found = {}
-        for slot, place in left:
-            count = cut.get(slot, int(counts[slot]))
-            stopped = tokens[slot, count - 1] in self._vocabulary.stops
-            found[place] = _Drawn(
-                tokens[slot, :count].copy(),
-                logprobs[slot, :count].copy(),
-                None if kept is None else kept[slot, :count].copy(),
-                "stop_string" if slot in cut else "eos" if stopped else "length",
-            )
-            self.work.tokens += count
+        for slot, place, drawn in self._taken(requests, state, slots.release(ended), strings):
+            stopped = drawn.tokens[-1] in self._vocabulary.stops
+            reason: StopReason = "eos" if stopped else "length"
+            found[place] = replace(drawn, stop_reason="stop_string" if slot in strings else reason)
         return found
 
-    def _cut(self, state: DecodeState, busy: np.ndarray) -> dict[int, int]:
+    def _take_rest(
+        self,
+        requests: Sequence[RolloutRequest],
+        state: DecodeState,
+        slots: Slots[tuple[int, Caches]],
+    ) -> dict[int, _Drawn]:
+        """What everybody who is in a slot has drawn so far; all slots are free then."""
+        left = slots.release(np.ones(slots.holders.size, bool))
+        return {place: drawn for _, place, drawn in self._taken(requests, state, left, {})}
+
+    def _taken(
+        self,
+        requests: Sequence[RolloutRequest],
+        state: DecodeState,
+        left: Sequence[tuple[int, int]],
+        shorter: Mapping[int, int],
+    ) -> Iterator[tuple[int, int, _Drawn]]:
+        """Slots, who was in them, and what these have drawn, as if they were cut.
+
+        Args:
+            requests: all of them.
+            state: of all slots.
+            left: slots that were released, and who was in them.
+            shorter: tokens that count, in the slots where not all do.
+        """
+        if not left:
+            return
+        numbers = state.tokens, state.logprobs, state.kept_logprobs, state.count
+        tokens, logprobs, kept, counts = jax.device_get(numbers)
+        for slot, place in left:
+            begun, count = requests[place].begun, shorter.get(slot, int(counts[slot]))
+            self.work.tokens += count - requests[place].num_begun
+            drawn = _Drawn(tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "cut")
+            if kept is not None:
+                drawn = replace(drawn, kept_logprobs=kept[slot, :count].copy())
+            if begun is not None:
+                _put_before(drawn, begun)
+            yield slot, place, drawn
+
+    def _stop_strings_in(
+        self,
+        requests: Sequence[RolloutRequest],
+        state: DecodeState,
+        slots: Slots[tuple[int, Caches]],
+    ) -> dict[int, int]:
         """Tokens of each rollout that a stop string has ended in the last segment, by slot."""
         if self._stop_strings is None:
             return {}
         tokens, counts = jax.device_get((state.tokens, state.count))
         found = {}
-        for slot in np.flatnonzero(busy).tolist():
+        for slot in np.flatnonzero(slots.busy).tolist():
+            begun = requests[slots.holders.flat[slot]].begun
             drawn = tokens[slot, : counts[slot]]
+            if begun is not None:
+                drawn = np.concatenate([begun.tokens, drawn[len(begun.tokens) :]])
             if drawn[-1] in self._vocabulary.stops:
                 drawn = drawn[:-1]
             count = self._stop_strings.end(drawn, new=self._config.plan.segment_steps)
@@ -279,17 +347,26 @@ class Engine:
         slots = self._config.plan.rollout_rows
         per_shard = slots // self._shards
         counts = np.zeros(self._shards, np.int32)
-        order, rows, last, length, limit = np.zeros((5, slots), np.int32)
+        order, rows, last, length, begun, limit = np.zeros((6, slots), np.int32)
         arrived, keys = np.zeros(slots, bool), np.zeros((slots, 2), np.uint32)
         for one in given:
             request, at = requests[one.member], one.shard * per_shard + one.slot
             arrived[at] = True
-            last[at] = request.prompt_tokens[-1]
-            length[at] = len(request.prompt_tokens) - 1
+            read = request.read_tokens
+            last[at], length[at], begun[at] = read[-1], len(read) - 1, request.num_begun
             limit[at] = self._limit(request)
             keys[at] = request.name.key(self._config.run.seed)
             number = one.shard * per_shard + counts[one.shard]
             order[number], rows[number] = one.slot, one.row
             counts[one.shard] += 1
-        host = Newcomers(counts, order, rows, arrived, last, length, limit, keys)  # type: ignore[arg-type]
+        by_slot = (arrived, last, length, begun, limit, keys)
+        host = Newcomers(counts, order, rows, *by_slot)  # type: ignore[arg-type]
         return jax.device_put(host, self._place)
+
+
+def _put_before(drawn: _Drawn, begun: Completion) -> None:
+    """Puts what was drawn before it was cut into its places, where a slot holds nothing."""
+    size = len(begun.tokens)
+    drawn.tokens[:size], drawn.logprobs[:size] = begun.tokens, begun.logprobs
+    if drawn.kept_logprobs is not None:
+        drawn.kept_logprobs[:size] = begun.kept_logprobs

@@ -152,7 +152,7 @@ class DecodePrograms:
             caches=copy(state.caches, prompts, new.count, new.slots, new.rows),
             last=where(new.last, state.last),
             length=where(new.length, state.length),
-            count=where(0, state.count),
+            count=where(new.begun, state.count),
             limit=where(new.limit, state.limit),
             done=state.done & ~new.arrived,
             keys=where(new.keys, state.keys),
@@ -306,6 +306,7 @@ class DecodePrograms:
             arrived=self._by_slot(slots, dtype=bool),
             last=number,
             length=number,
+            begun=number,
             limit=number,
             keys=self._by_slot(slots, 2, dtype=jnp.uint32),
         )

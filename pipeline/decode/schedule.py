@@ -1,9 +1,10 @@
 """Which request is drawn in which slot: the host's part of the engine, between two segments.
 
 Requests with the same prompt form a group, whose prompt is read once on each device that draws from
-it. Groups are taken in the order in which they are asked for; a slot that has ended is given to the
-next member of a group that was read for its device. All of it is a function of the requests and of
-what was drawn, never of time.
+it. The prompt of a rollout that was cut is all that it goes on from, tokens that it has drawn
+included. Groups are taken in the order in which they are asked for; a slot that has ended is given
+to the next member of a group that was read for its device. All of it is a function of the requests
+and of what was drawn, never of time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Group:
     """Requests with the same prompt.
 
     Attributes:
-        prompt_tokens: int32 `seq`.
+        prompt_tokens: int32 `seq`, what they go on from.
         members: places of the requests in what was asked for.
     """
 
@@ -39,8 +40,8 @@ def groups(requests: Sequence[RolloutRequest]) -> list[Group]:
     """The requests by prompt, in the order of each prompt's first."""
     found: dict[bytes, Group] = {}
     for place, request in enumerate(requests):
-        group = found.setdefault(request.prompt_tokens.tobytes(), Group(request.prompt_tokens, []))
-        group.members.append(place)
+        tokens = request.read_tokens
+        found.setdefault(tokens.tobytes(), Group(tokens, [])).members.append(place)
     return list(found.values())
 
 

@@ -41,12 +41,13 @@ class DecodeState:
         caches: one ring cache a layer.
         last: each slot's newest token, not yet in the caches.
         length: positions in each slot's caches, which is the position of `last`.
-        count: tokens drawn so far.
+        count: tokens drawn so far, those included that were drawn before it was cut.
         limit: tokens after which a rollout ends at the latest.
         done: slots whose rollout has ended, or that never had one; what they draw means nothing.
             The host may know of more.
         keys: each rollout's random key.
-        tokens: drawn tokens, the padding token behind a rollout's end.
+        tokens: drawn tokens; the padding token behind a rollout's end, and in the places of what
+            was drawn before it was cut: that stays with the host.
         logprobs: their log-probs under the full distribution.
         kept_logprobs: renormalised over what could be drawn; None: nothing is cut away.
     """
@@ -73,8 +74,9 @@ class Newcomers:
         slots: `count` slots of each device, numbered on it, that caches are copied to.
         rows: the row of their prompt among those that the device has read.
         arrived: slots that are given to a newcomer; elsewhere the following mean nothing.
-        last: the prompt's last token.
-        length: tokens of the prompt before that.
+        last: the last token that was read.
+        length: tokens that were read before that.
+        begun: of these the tokens that are not the prompt's; drawing goes on behind them.
         limit: see `DecodeState`.
         keys: likewise.
     """
@@ -85,5 +87,6 @@ class Newcomers:
     arrived: Bool[Array, " slots"]
     last: Int[Array, " slots"]
     length: Int[Array, " slots"]
+    begun: Int[Array, " slots"]
     limit: Int[Array, " slots"]
     keys: UInt32[Array, "slots 2"]

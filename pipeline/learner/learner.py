@@ -131,7 +131,7 @@ class Learner:
         for number in range(self._config.learner.updates_per_batch if batches else 0):
             shares, logprobs = self._one_update(placed)
             if number == 0:
-                metrics |= parity(batches, logprobs)
+                metrics |= parity(batches, logprobs, version=self.state.version)
                 if self._programs.keeps_old:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
@@ -276,14 +276,24 @@ def _open_teacher(path: str | None, policy: Policy) -> Params | None:
         raise type(mistake)(f"learner.teacher: {what}") from mistake
 
 
-def parity(batches: Sequence[TokenBatch], logprobs: Sequence[np.ndarray]) -> dict[str, float]:
-    """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max."""
+def parity(
+    batches: Sequence[TokenBatch], logprobs: Sequence[np.ndarray], *, version: int
+) -> dict[str, float]:
+    """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max.
+
+    Of the tokens that `version` drew: what older ones drew differs rightly. Nothing, if there is no
+    such token.
+    """
     differences = np.concatenate(
         [
-            np.abs(learned - batch.sampled_logprobs)[batch.weights > 0]
+            np.abs(learned - batch.sampled_logprobs)[
+                (batch.weights > 0) & (batch.versions == version)
+            ]
             for batch, learned in zip(batches, logprobs, strict=True)
         ]
     )
+    if not differences.size:
+        return {}
     return {
         "parity_mean": float(differences.mean()),
         "parity_p999": float(np.quantile(differences, 0.999)),

@@ -72,7 +72,8 @@ def importance_weight(log_difference: PerToken, *, cap: float) -> PerToken:
 
     d is the log-prob that the learner gives the policy that drew, minus the one that the sampler
     recorded, under what it drew from: what the loss is multiplied by so that the sampler's rounding
-    does not bias it, nor its truncation but for tokens that are never drawn.
+    does not bias it, nor its truncation but for tokens that are never drawn, nor tokens of older
+    versions in rollouts that were cut and continued.
     Truncation bounds the variance (Ionides 2008, "Truncated importance sampling"; for samplers and
     learners of language models Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training").

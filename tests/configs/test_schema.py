@@ -172,6 +172,17 @@ def test_what_is_not_a_duration(text: str) -> None:
             "rewards.functions",
             "is the name of rollout.overlong_tokens' part",
         ),
+        (
+            [("rollout.cut_off", "0.9")],
+            "rollout.cut_off",
+            'means nothing with rollout.partial = "off"',
+        ),
+        ([("rollout.partial", "drop")], "rollout.partial", "needs rollout.cut_off, e.g. 0.9"),
+        (
+            [("rollout.partial", "keep"), ("rollout.cut_off", "0.9")],
+            "rollout.partial",
+            "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
+        ),
         ([("learner.clip_epsilon", "0.1")], "learner.clip_epsilon", "where the ratio is 1"),
         ([("learner.clip_epsilon_high", "0.1")], "learner.clip_epsilon_high", "the ratio is 1"),
         ([("learner.kl", "topk")], "learner.kl", "means nothing with learner.kl_coef = 0"),
@@ -250,6 +261,21 @@ def test_derived_numbers(small: Path) -> None:
     assert config.plan.num_samplers == 1
     assert config.plan.devices_per_sampler == 1
     assert config.budget.time_s is None
+
+
+def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
+    keep = [
+        ("rollout.cut_off", "0.9"),
+        ("learner.importance_cap", "2"),
+        ("rollout.partial", "keep"),
+    ]
+    config = load_config(small, [*keep, ("plan.prompt_buckets", "[8]")])
+    assert config.prompt_buckets == (8, 16, 32, 48)
+    assert [config.prompt_bucket(size) for size in (3, 16, 17, 47)] == [8, 16, 32, 48]
+    one_token = [("rollout.max_new_tokens", "1"), ("plan.micro_batch_tokens", "374")]
+    assert load_config(small, [*keep, *one_token]).prompt_buckets == (16, 17)
+    dropped = load_config(small, [keep[0], ("rollout.partial", "drop")])
+    assert dropped.prompt_buckets == (16,)
 
 
 def test_colocated_sampling_uses_the_learners_devices(small: Path) -> None:

@@ -20,7 +20,7 @@ def test_grpo_by_hand():
     advantages, stats = group_advantages([[1, 0, 0, 0]], kind="grpo")
     # mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4, deviation 1/2
     np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5]], atol=1e-5)
-    assert advantages.dtype == np.float32
+    assert advantages[0].dtype == np.float32
     assert stats == GroupStats(mixed=1, all_equal=0, short=0, excluded=0)
 
 
@@ -49,13 +49,22 @@ def test_rollouts_without_a_reward_take_no_part():
     ]
     advantages, stats = group_advantages(rewards, kind="grpo")
     np.testing.assert_allclose(advantages[0], [1.5, 0, -0.5, -0.5, -0.5], atol=1e-5)
-    assert not advantages[1:].any()
+    assert not np.concatenate(advantages[1:]).any()
     assert stats == GroupStats(mixed=1, all_equal=1, short=2, excluded=11)
+
+
+def test_groups_need_not_be_equally_large():
+    (two, one, three), stats = group_advantages([[1, 0], [1], [0, None, 3]], kind="dr_grpo")
+    np.testing.assert_array_equal(two, [0.5, -0.5])
+    np.testing.assert_array_equal(one, [0])
+    np.testing.assert_array_equal(three, [-1.5, 0, 1.5])
+    assert stats == GroupStats(mixed=2, all_equal=0, short=1, excluded=1)
+    assert group_advantages([], kind="grpo") == ([], GroupStats(0, 0, 0, 0))
 
 
 def test_equal_rewards_leave_no_rounding_behind():
     advantages, stats = group_advantages([[0.1] * 7], kind="grpo")
-    assert not advantages.any()
+    assert not advantages[0].any()
     assert stats.all_equal == 1
 
 
@@ -66,19 +75,19 @@ def test_values_are_tunixs():
     rewards[2] = (rewards[2] > 0).astype(float)
     expected = algo_core.compute_advantages(rewards.reshape(-1), num_generations=8)
     advantages, _ = group_advantages(rewards.tolist(), kind="grpo")
-    np.testing.assert_allclose(advantages.reshape(-1), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(advantages), expected, atol=1e-5)
     expected = algo_core.compute_drgrpo_advantages(rewards.reshape(-1), num_generations=8)
     advantages, _ = group_advantages(rewards.tolist(), kind="dr_grpo")
-    np.testing.assert_allclose(advantages.reshape(-1), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(advantages), expected, atol=1e-5)
     expected = algo_core.compute_rloo_advantages(rewards.reshape(-1), num_generations=8)
     advantages, _ = group_advantages(rewards.tolist(), kind="rloo")
-    np.testing.assert_allclose(advantages.reshape(-1), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(advantages), expected, atol=1e-5)
 
 
 @given(REWARDS, st.sampled_from(["grpo", "dr_grpo", "rloo"]))
 def test_groups_are_centred_and_independent(rewards, kind):
     advantages, stats = group_advantages(rewards, kind=kind)
-    np.testing.assert_allclose(advantages.sum(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose([group.sum() for group in advantages], 0, atol=1e-5)
     assert stats.mixed + stats.all_equal + stats.short == len(rewards)
     assert stats.excluded == sum(reward is None for group in rewards for reward in group)
     alone = [group_advantages([group], kind=kind)[0][0] for group in rewards]

@@ -21,7 +21,7 @@ from pipeline.batching import (
     token_weights,
 )
 from pipeline.data.packing import BatchShape
-from pipeline.datatypes import Completion, Rollout, RolloutName
+from pipeline.datatypes import Completion, Rollout, RolloutName, Stretch
 from tests.fakes import make_config
 
 PAD = 99
@@ -140,6 +140,14 @@ def test_what_a_truncating_sampler_drew_from_stands_beside_the_full_distribution
     np.testing.assert_array_equal(
         batch.kept_logprobs, [[0, -0.5, -0.25, 0, 0, -102, 0, 0, 0, 0, 0, 0]]
     )
+
+
+def test_each_target_has_the_version_that_drew_it():
+    first, second = rollout(1, 2, 1), rollout(2, 2, 3)
+    begun = (Stretch(3, "", 2),)
+    second = replace(second, completion=replace(second.completion, version=4, begun=begun))
+    (batch,) = pack([first, second])
+    np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
 
 
 def test_invariant_5_the_stop_token_has_a_weight():

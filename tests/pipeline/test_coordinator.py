@@ -161,6 +161,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "tokens_generated": tokens,
         "tokens_trained": tokens,
         "tokens_padded": tokens,
+        "rollouts": {"cut": 0, "continued": 0, "dropped": 0},
         "wall_s": 15.0,
         "deadline_s": None,
         "adapter_sha256": run.learner.adapter,

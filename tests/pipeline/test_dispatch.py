@@ -52,14 +52,15 @@ class Waiting:
         self.first, self.then = first, then
         self.asked: list[tuple[int, int]] = []
         self.temperature = 0.0
+        self.enough: int | None = None
 
     async def load(self, published: object) -> str:
         raise NotImplementedError
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
-        self.asked, self.temperature = names(requests), temperature
+        self.asked, self.temperature, self.enough = names(requests), temperature, enough
         if self.first is not None:
             await self.first.wait()
         self.then.set()
@@ -82,6 +83,21 @@ def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
     assert one.asked == [(0, 0), (2, 0), (4, 0)]
     assert other.asked == [(1, 0), (3, 0)]
     assert one.temperature == other.temperature == 0.5
+
+
+def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
+    async def run(cut_off: float | None) -> tuple[int | None, int | None]:
+        then = asyncio.Event()
+        one, other = Waiting(None, then), Waiting(None, then)
+        requests = [request(n) for n in range(7)]
+        await generate([one, other], requests, temperature=1.0, cut_off=cut_off)
+        return one.enough, other.enough
+
+    # Four and three.
+    assert asyncio.run(run(None)) == (None, None)
+    assert asyncio.run(run(0.5)) == (2, 2)
+    assert asyncio.run(run(0.01)) == (1, 1)
+    assert asyncio.run(run(0.99)) == (4, 3)
 
 
 def test_a_sampler_without_a_share_is_not_asked():

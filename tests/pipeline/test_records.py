@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.advantages import GroupStats
-from pipeline.datatypes import Rollout, RolloutName, RolloutRequest
+from pipeline.datatypes import Rollout, RolloutName, RolloutRequest, Stretch
 from pipeline.records import Console, Records, accuracy_line, rollout_rows, step_metrics
 from pipeline.run_dir import RunFolder
 from tests.fakes import FRESH, FakeTracker, completion, make_config
@@ -130,6 +130,22 @@ def test_a_rollouts_row_with_tokens():
     (cut,) = rollout_rows([replace(ROLLOUTS[0], completion=kept)], tokens=True)
     assert cut == {**row, "kept_logprobs": (drawn.logprobs / 2).tolist()}
     assert rollout_rows([replace(ROLLOUTS[0], completion=kept)], tokens=False) == [ROW]
+
+
+def test_a_rollouts_row_tells_the_version_of_each_stretch():
+    drawn = replace(ROLLOUTS[0].completion, begun=(Stretch(4, "a", 1), Stretch(5, "b", 2)))
+    assert rollout_rows([replace(ROLLOUTS[0], completion=drawn)], tokens=False) == [
+        {**ROW, "versions": [4, 5, 6]}
+    ]
+
+
+def test_a_step_without_rollouts_has_no_reward_rather_than_a_wrong_one():
+    assert step_metrics([], GroupStats(0, 0, 0, 0)) == {
+        "groups/mixed": 0.0,
+        "groups/all_equal": 0.0,
+        "groups/short": 0.0,
+        "groups/excluded_rollouts": 0.0,
+    }
 
 
 METRICS = {

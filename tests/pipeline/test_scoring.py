@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_rewards_are_weighted_and_groups_are_those_of_the_prompts(tmp_path: Path
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
     assert [rollout.advantage for rollout in rollouts] == pytest.approx([0.5, -0.5, 0, 0])
     assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
+
+
+def test_groups_are_told_by_name_whatever_is_left_of_them(tmp_path: Path):
+    # The same prompt, asked for at two steps; of the second group and the third one is left.
+    left = [*GROUPS[:2], GROUPS[3]]
+    later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
+    config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
+    completions = [later, *left]
+    rollouts, stats = score_rollouts(
+        completions, inputs_of(completions), outcomes(9.0, 1.0, 0.0, 0.5), config=config, step=0
+    )
+    advantages = [rollout.advantage for rollout in rollouts]
+    assert advantages == pytest.approx([0, 0.5, -0.5, 0])
+    assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
+    nobody = score_rollouts([], [], [], config=config, step=0)
+    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
 
 
 def test_advantages_are_scaled_as_the_configuration_says(tmp_path: Path):

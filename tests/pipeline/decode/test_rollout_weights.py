@@ -33,9 +33,11 @@ def opened(kind: str, policy: Policy | None = None) -> RolloutWeights:
     return RolloutWeights(policy, tiny.make_base(policy), config(kind))
 
 
-def generate(engine: Engine, adapter: Params, **base: Params) -> Sequence[Completion]:
+def generate(
+    engine: Engine, adapter: Params, *, base: Params | None = None
+) -> Sequence[Completion]:
     return engine.generate(
-        REQUESTS, adapter=adapter, version=0, adapter_sha256="", temperature=0.8, **base
+        REQUESTS, adapter=adapter, version=0, adapter_sha256="", temperature=0.8, base=base
     )
 
 

@@ -53,7 +53,7 @@ def _scores(
 
 
 def recompute(
-    completions: Sequence[Completion], temperature: float
+    completions: Sequence[Completion], temperature: float, *, adapter: Params | None = None
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each completion the log-probs and the noisy scores, `new vocab`, of each of its places.
 
@@ -68,7 +68,8 @@ def recompute(
         whole = np.concatenate([c.prompt_tokens, c.tokens])
         tokens[row, : len(whole)] = whole
         at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
-    found = _scores(tiny.base(), tiny.probe(), tokens, keys, at, Heat.of(temperature))
+    adapter = tiny.probe() if adapter is None else adapter
+    found = _scores(tiny.base(), adapter, tokens, keys, at, Heat.of(temperature))
     logprobs, scores = map(np.asarray, found)
     places = [
         slice(len(c.prompt_tokens) - 1, len(c.prompt_tokens) - 1 + len(c.tokens))

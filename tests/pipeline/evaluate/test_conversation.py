@@ -33,8 +33,9 @@ class Echo(FakeAnswerer):
         self.asked: list[tuple[RolloutRequest, float]] = []
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
+        assert enough is None
         self.asked += [(request, temperature) for request in requests]
         return [
             completion(

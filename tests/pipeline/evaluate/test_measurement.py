@@ -42,8 +42,9 @@ class FakeAnswerer(FakeSampler):
         return OpenedAdapter(self.version, self.adapter, "the base" if path is None else "step 7")
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
+        assert enough is None
         assert temperature in {0.0, 0.5, 1.0}
         self.batches.append(len(requests))
         return [self._answer(request) for request in requests]

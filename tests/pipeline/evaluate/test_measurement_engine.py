@@ -40,8 +40,9 @@ class EngineSampler:
         raise NotImplementedError
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
+        assert enough is None
         return self.engine.generate(
             requests, adapter=self.adapter, version=0, adapter_sha256="", temperature=temperature
         )

@@ -11,9 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.coordinator import Progress
+from pipeline.datatypes import Stretch
 from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import LearnerState
 from pipeline.learner.optimizer import grpo_rate, make_optimizer
+from pipeline.waiting import Waiting
 from tests import tiny
 
 CONFIG = tiny.make_config()
@@ -84,6 +87,22 @@ def test_a_state_comes_back_bit_for_bit(tmp_path: Path, devices: int):
     restored, meta, damaged = found
     same_bits(restored, state)
     assert (meta, damaged) == (META, [])
+
+
+def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
+    rollouts = tiny.make_rollouts([(3, 9), (14, 28)], advantages=[0.0, 0.0])
+    one, two = (rollout.completion for rollout in rollouts)
+    two = dataclasses.replace(two, stop_reason="cut", begun=(Stretch(2, "ab", 9),))
+    progress = Progress(step=5, cut=3, waiting=Waiting((one, two)))
+    Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
+    assert found is not None
+    restored = Progress.of_meta(found[1])
+    assert dataclasses.replace(restored, waiting=Waiting()) == Progress(step=5, cut=3)
+    assert restored.to_meta() == progress.to_meta()
+    for before, after in zip((one, two), restored.waiting.completions, strict=True):
+        np.testing.assert_array_equal(after.logprobs, before.logprobs)
+        assert (after.logprobs.dtype, after.begun) == (np.dtype(np.float32), before.begun)
 
 
 def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from pipeline.batching import TokenBatch
-from pipeline.datatypes import Completion, Rollout, RolloutName
+from pipeline.datatypes import Completion, Rollout, RolloutName, Stretch
 from pipeline.learner.learner import Learner, parity
 from pipeline.model import lora
 from pipeline.model.policy import Params
@@ -259,11 +259,53 @@ def test_parity_by_hand():
     learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
     ints = np.zeros((2, 3), np.int32)
     # What the sampler drew from, where that was truncated, has no part in it.
-    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, {})
-    found = parity([batch], [learned])
+    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, ints, {})
+    found = parity([batch], [learned], version=0)
     assert found["parity_mean"] == 0.25
     assert found["parity_max"] == 0.5
     assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
+    # What older versions drew has none either; where nothing else was learned there is no parity.
+    older = np.array([[0, 3, 2], [0, 3, 0]], np.int32)
+    batch = dataclasses.replace(batch, versions=older)
+    found = parity([batch], [learned], version=3)
+    assert (found["parity_mean"], found["parity_max"]) == (0.125, 0.25)
+    assert parity([batch], [learned], version=4) == {}
+
+
+def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
+    """And are no part of the watch over the version in force."""
+    learner = start(usual(importance_cap=1e3))
+    adapter, base = learner.state.adapter, tiny.base(layers=2)
+    older = learner.policy.place_adapter(tiny.make_probe(learner.policy, seed=4))
+    learner.state = dataclasses.replace(learner.state, version=6)
+    completions = [rollout.completion for rollout in ALL]
+    now = learner.score(completions, adapter=adapter, base=base)
+    then = learner.score(completions, adapter=older, base=base)
+    rollouts, ratios = [], []
+    for rollout, new, old in zip(ALL, now, then, strict=True):
+        half = len(new) // 2
+        drawn = dataclasses.replace(
+            rollout.completion,
+            logprobs=np.concatenate([old[:half], new[half:]]),
+            version=6,
+            begun=(Stretch(5, "", half),) if half else (),
+        )
+        rollouts.append(dataclasses.replace(rollout, completion=drawn))
+        ratios += [np.exp(new[:half] - old[:half]), np.ones(len(new) - half)]
+    weights = np.concatenate(ratios)
+    assert np.abs(weights - 1).max() > 0.1
+    metrics = learner.update(rollouts)
+    # Token weights: the mean over all tokens alike.
+    assert metrics["importance_weight"] == pytest.approx(weights.mean(), rel=1e-4)
+    assert metrics["parity_max"] < 1e-5
+
+
+def test_a_step_without_rollouts_changes_nothing_but_the_version():
+    learner = start(usual())
+    before = learner.adapter_sha256
+    metrics = learner.update([])
+    assert metrics == {"tokens_trained": 0.0, "tokens_padded": 0.0, "padded_share": 0.0}
+    assert (learner.adapter_sha256, learner.state.version, learner.state.updates) == (before, 1, 0)
 
 
 def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():

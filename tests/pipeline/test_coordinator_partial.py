@@ -1,0 +1,226 @@
+"""The loop with a cut-off: groups that wait, rollouts that are lost, and what a kill changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.schema import Config
+from pipeline.datatypes import Completion, RolloutRequest
+from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
+
+STEPS = 5
+
+
+def config_of(folder: Path, partial: str, *, cut_off: float = 0.6, **tables: Any) -> Config:
+    """Six new rollouts a step, in groups of two."""
+    rollout = {"partial": partial, "cut_off": cut_off, "prompts_per_step": 3}
+    return make_config(
+        folder,
+        **{
+            "rollout": rollout,
+            "learner": {"importance_cap": 2.0} if partial == "keep" else {},
+            "budget": {"steps": STEPS},
+            "data": {"validation": {"path": "validation.jsonl"}},
+            "eval": {"every_steps": 2},
+            "checkpoint": {"every_steps": 3},
+            **tables,
+        },
+    )
+
+
+def process(config: Config, disk: Disk, script: Script | None = None) -> Process:
+    return Process(config, disk=disk, script=script, data=make_data(validation=3))
+
+
+class Watched:
+    """A run and what its learner has learned from."""
+
+    def __init__(self, config: Config) -> None:
+        self.run = process(config, Disk())
+        self.learned: list[list[Completion]] = []
+        self.asked: list[tuple[str, int, int | None]] = []
+        update = self.run.learner.update
+
+        async def watch(rollouts: Sequence[Any]) -> dict[str, float]:
+            self.learned.append([rollout.completion for rollout in rollouts])
+            return await update(rollouts)
+
+        self.run.learner.update = watch  # type: ignore[method-assign]
+        for sampler in self.run.samplers:
+            self._watch(sampler)
+        assert self.run.run() == "finished"
+
+    def _watch(self, sampler: Any) -> None:
+        generate = sampler.generate
+
+        async def watch(
+            requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        ) -> list[Completion]:
+            self.asked.append((requests[-1].name.phase, len(requests), enough))
+            drawn: list[Completion] = await generate(
+                requests, temperature=temperature, enough=enough
+            )
+            return drawn
+
+        sampler.generate = watch
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        return self.run.folder.metrics
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        assert self.run.folder.summary is not None
+        return self.run.folder.summary
+
+
+def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, "keep"))
+    everybody = [one for learned in watched.learned for one in learned]
+    assert len({one.name for one in everybody}) == len(everybody)
+    late = 0
+    for step, learned in enumerate(watched.learned):
+        groups = Counter(one.name.group for one in learned)
+        assert set(groups.values()) <= {2}
+        for one in learned:
+            assert one.stop_reason in {"eos", "length"}
+            versions = [stretch.version for stretch in one.stretches]
+            assert versions == sorted(set(versions))
+            assert one.name.step <= versions[0]
+            assert versions[-1] <= step
+            late += versions[0] < step
+        rows = watched.run.folder.read_rollouts(f"step_{step + 1:06d}") or []
+        assert [row["versions"] for row in rows] == [
+            [stretch.version for stretch in one.stretches] for one in learned
+        ]
+        newest = {
+            name
+            for name in groups
+            if max(one.version for one in learned if one.name.group == name) == step
+        }
+        assert newest == groups.keys()
+    assert late > 2
+    assert max(len(one.stretches) for one in everybody) >= 2
+
+
+def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, "keep"))
+    waiting = cut = 0
+    for row, learned in zip(watched.metrics, watched.learned, strict=True):
+        assert row["rollout/continued"] == cut
+        assert row["rollout/dropped"] == 0
+        assert row["rollout/waiting"] == waiting + 6 - len(learned)
+        waiting, cut = int(row["rollout/waiting"]), int(row["rollout/cut"])
+        assert 0 < cut <= waiting
+    found = {
+        key: sum(row[f"rollout/{key}"] for row in watched.metrics) for key in ("cut", "continued")
+    }
+    # What waits at the end is lost.
+    assert watched.summary["rollouts"] == {**found, "dropped": waiting}
+    assert watched.summary["samples"] == STEPS * 6 - waiting
+    # All tokens are counted when they are drawn, those of lost rollouts too.
+    learned_tokens = sum(len(one.tokens) for part in watched.learned for one in part)
+    assert watched.summary["tokens_trained"] == learned_tokens
+    assert watched.summary["tokens_generated"] > learned_tokens
+
+
+def test_only_training_is_cut_and_by_a_share_of_what_each_sampler_was_asked_for(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, "keep", cut_off=0.5, plan={"samplers": 2}))
+    train = [(count, enough) for phase, count, enough in watched.asked if phase == "train"]
+    assert train[:2] == [(4, 2), (2, 1)]
+    assert all(enough == -(-count // 2) for count, enough in train)
+    others = {enough for phase, _, enough in watched.asked if phase != "train"}
+    assert others == {None}
+
+
+def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, "drop"))
+    sizes: Counter[int] = Counter()
+    for row, learned in zip(watched.metrics, watched.learned, strict=True):
+        # 0.6 of six, and no less.
+        assert len(learned) == 4
+        assert row["rollout/cut"] == row["rollout/dropped"] == 2
+        assert row["rollout/continued"] == row["rollout/waiting"] == 0
+        groups = Counter(one.name.group for one in learned)
+        sizes.update(groups.values())
+        assert row["groups/mixed"] + row["groups/all_equal"] + row["groups/short"] == len(groups)
+        assert row["groups/short"] == sum(size == 1 for size in groups.values())
+    assert set(sizes) == {1, 2}
+    lost = STEPS * 6 - sum(map(len, watched.learned))
+    assert watched.summary["rollouts"] == {"cut": lost, "continued": 0, "dropped": lost}
+    assert watched.summary["samples"] == sum(map(len, watched.learned))
+
+
+def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    # One of six may end: its group waits for the other.
+    watched = Watched(config_of(tmp_path, "keep", cut_off=0.1, budget={"steps": 2}))
+    assert watched.learned[0] == []
+    first = watched.metrics[0]
+    assert (first["learner/tokens_trained"], first["groups/mixed"]) == (0, 0)
+    assert first["rollout/waiting"] == 6
+    assert not any(name.startswith("reward/") for name in first)
+    assert watched.run.learner.version == 2
+    assert watched.run.folder.read_rollouts("step_000001") == []
+    assert "step 1/?  no group has ended  0.0 s" in capsys.readouterr().out
+
+
+def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):
+    run = process(make_config(tmp_path), Disk())
+    run.run()
+    assert not any("waiting" in name or "cut" in name for row in run.folder.metrics for name in row)
+
+
+def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("partial", ["keep", "drop"])
+@pytest.mark.parametrize("hard", [True, False])
+def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
+    tmp_path: Path, partial: str, *, hard: bool
+):
+    whole = process(config_of(tmp_path / "whole", partial), Disk())
+    assert whole.run() == "finished"
+    expected = left_behind(whole.folder)
+    for number, call in enumerate(whole.script.calls[:-1]):
+        config, disk, script = config_of(tmp_path / str(number), partial), Disk(), Script()
+        script.on[number] = kill if hard else script.stop.set
+        first = process(config, disk, script)
+        if hard:
+            with pytest.raises(Killed):
+                first.run()
+        else:
+            assert first.run() == "interrupted"
+        second = process(config, disk)
+        assert second.run() == "finished"
+        assert left_behind(second.folder) == expected, call
+        assert second.learner.adapter == whole.learner.adapter
+
+
+def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp_path: Path):
+    config, disk = config_of(tmp_path, "keep", budget={"steps": 2}), Disk()
+    first = process(config, disk)
+    first.run()
+    assert first.folder.summary is not None
+    waiting = disk[2][1]["waiting"]
+    assert first.folder.summary["rollouts"]["dropped"] == len(waiting) > 0
+    second = process(config, disk)
+    found = second.coordinator.progress.waiting.completions
+    for one, two in zip(found, first.coordinator.progress.waiting.completions, strict=True):
+        assert (one.name, one.begun, one.version) == (two.name, two.begun, two.version)
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+    second.coordinator.deadline.steps = 3
+    second.run()
+    assert second.folder.metrics[-1]["rollout/continued"] == sum(
+        row["stop_reason"] == "cut" for row in waiting
+    )
+    assert second.folder.summary is not None
+    assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["waiting"])
