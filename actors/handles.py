@@ -28,6 +28,7 @@ from pipeline.datatypes import (
     Rollout,
     RolloutRequest,
     Which,
+    Work,
 )
 from pipeline.model_files.export_request import Format
 from rewards.base import Outcome, RewardInput
@@ -94,6 +95,11 @@ class RaySampler:
             self.actor.generate.remote(list(requests), temperature=temperature, enough=enough)
         )
         return drawn
+
+    async def work(self) -> Work:
+        """See `pipeline.interfaces.Sampler`."""
+        work: Work = await _call(self.actor.work.remote())
+        return work
 
     async def abort(self) -> None:
         """See `pipeline.interfaces.Sampler`."""

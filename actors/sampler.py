@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.opening import OpenedModel, open_model
 from configs.schema import Config
-from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest
+from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest, Work
 
 if TYPE_CHECKING:
     from pipeline.decode.engine import Engine
@@ -110,6 +110,10 @@ class SamplerActor:
             temperature=temperature,
             enough=enough,
         )
+
+    def work(self) -> Work:
+        """What the last `generate` has computed."""
+        return self.engine.work
 
     def abort(self) -> None:
         """Ends a running `generate` at its next look."""

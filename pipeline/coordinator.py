@@ -216,9 +216,11 @@ class Coordinator:
             dropped=self.progress.dropped + settled.dropped,
             waiting=settled.waiting,
         )
-        metrics = step_metrics(rollouts, stats) | {
-            f"learner/{name}": value for name, value in learned.items()
-        }
+        metrics = (
+            step_metrics(rollouts, stats)
+            | self.team.work.metrics
+            | {f"learner/{name}": value for name, value in learned.items()}
+        )
         if config.rollout.partial != "off":
             metrics |= settled.metrics
         self.records.reward_errors(step + 1, errors)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -185,6 +185,44 @@ class Completion:
         versions = [stretch.version for stretch in self.stretches]
         counts = [stretch.tokens for stretch in self.stretches]
         return np.repeat(np.array(versions, np.int32), counts)
+
+
+@dataclass
+class Work:
+    """What was computed to draw a number of tokens; an account that is added to.
+
+    Attributes:
+        segments: decode segments, by slots.
+        slot_steps: steps of a slot in them, whether anybody was in it or not.
+        tokens: tokens that were drawn and kept.
+        prompt_tokens: positions that were prefilled, padding included.
+    """
+
+    segments: dict[int, int] = field(default_factory=dict)
+    slot_steps: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def useful(self) -> float:
+        """Share of the slot steps that drew a token."""
+        return self.tokens / max(1, self.slot_steps)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What W&B and the run folder are told."""
+        return {
+            "rollout/slots_useful": self.useful,
+            "rollout/prompt_positions": float(self.prompt_tokens),
+        }
+
+    def add(self, other: Work) -> None:
+        """Adds what somebody else has computed."""
+        for size, count in other.segments.items():
+            self.segments[size] = self.segments.get(size, 0) + count
+        self.slot_steps += other.slot_steps
+        self.tokens += other.tokens
+        self.prompt_tokens += other.prompt_tokens
 
 
 @dataclass(frozen=True)

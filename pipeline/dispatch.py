@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from pipeline.datatypes import Completion, RolloutRequest
+from pipeline.datatypes import Completion, RolloutRequest, Work
 from pipeline.interfaces import Sampler
 
 
@@ -30,7 +30,7 @@ async def generate(
     *,
     temperature: float,
     cut_off: float | None = None,
-) -> list[Completion]:
+) -> tuple[list[Completion], Work]:
     """Draws all requests on all samplers at once; completions in the order of the requests.
 
     Args:
@@ -44,13 +44,13 @@ async def generate(
     def enough(share: Sequence[RolloutRequest]) -> int | None:
         return None if cut_off is None else math.ceil(cut_off * len(share))
 
-    dealt = shares(requests, samplers=len(samplers))
-    drawn = await asyncio.gather(
-        *(
-            sampler.generate(share, temperature=temperature, enough=enough(share))
-            for sampler, share in zip(samplers, dealt, strict=True)
-            if share
-        )
-    )
+    async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
+        completions = await sampler.generate(share, temperature=temperature, enough=enough(share))
+        total.add(await sampler.work())
+        return completions
+
+    total = Work()
+    dealt = zip(samplers, shares(requests, samplers=len(samplers)), strict=True)
+    drawn = await asyncio.gather(*(one(sampler, share) for sampler, share in dealt if share))
     by_name = {completion.name: completion for part in drawn for completion in part}
-    return [by_name[request.name] for request in requests]
+    return [by_name[request.name] for request in requests], total

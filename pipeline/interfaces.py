@@ -16,6 +16,7 @@ from pipeline.datatypes import (
     Rollout,
     RolloutRequest,
     Which,
+    Work,
 )
 from rewards.base import Outcome, RewardInput
 
@@ -36,6 +37,9 @@ class Sampler(Protocol):
             temperature: 0 is greedy.
             enough: once so many have ended the others come back "cut"; None: all of them.
         """
+
+    async def work(self) -> Work:
+        """What its last `generate` has computed."""
 
     async def abort(self) -> None:
         """Makes a running `generate` end soon, with an error."""

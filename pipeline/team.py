@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline import dispatch, parity
-from pipeline.datatypes import Completion, Prompt, Published, RolloutRequest, Which
+from pipeline.datatypes import Completion, Prompt, Published, RolloutRequest, Which, Work
 from pipeline.interfaces import Learner, Sampler, Scorer
 
 T = TypeVar("T")
@@ -42,6 +42,9 @@ class Team:
         workers: who does the work.
         config: rows of a sampler's batch, bounds of parity.
         stop: set from outside to end early.
+
+    Attributes:
+        work: what the samplers have computed for the last `generate`.
     """
 
     def __init__(self, workers: Workers, *, config: Config, stop: asyncio.Event) -> None:
@@ -51,6 +54,7 @@ class Team:
         self.bounds = parity.Bounds.of(config)
         self.stop = stop
         self.published: Published | None = None
+        self.work = Work()
         self._config = config
 
     async def probe(self, prompts: Sequence[Prompt]) -> float:
@@ -87,7 +91,7 @@ class Team:
 
         With `cut_off` some of them may come back cut: see `pipeline.dispatch.generate`.
         """
-        completions = await self.unless_stopped(
+        completions, self.work = await self.unless_stopped(
             dispatch.generate(
                 self.samplers,
                 requests,

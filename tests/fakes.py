@@ -30,6 +30,7 @@ from pipeline.datatypes import (
     Rollout,
     RolloutRequest,
     Which,
+    Work,
 )
 from pipeline.deadline import Clock, Deadline
 from pipeline.records import Console, Records
@@ -190,6 +191,7 @@ class FakeSampler:
         self.adapter, self.version = "", -2
         self.seed = seed
         self.aborted = asyncio.Event()
+        self.done = Work()
         self.skill: Callable[[int], float] | None = None
 
     async def load(self, published: Published) -> str:
@@ -206,6 +208,9 @@ class FakeSampler:
             await self.aborted.wait()
             raise RuntimeError("aborted")
         drawn = [self.draw(request, temperature) for request in requests]
+        lengths = [completion.num_new for completion in drawn]
+        rows = len(lengths) * max(lengths)
+        self.done = Work({len(lengths): 1}, slot_steps=rows, tokens=sum(lengths))
         if enough is None:
             return drawn
         # All are drawn side by side: those that need least end.
@@ -234,6 +239,9 @@ class FakeSampler:
             adapter_sha256=self.adapter,
         )
         return drawn if request.begun is None else behind(request.begun, drawn)
+
+    async def work(self) -> Work:
+        return self.done
 
     async def abort(self) -> None:
         self.script.note(f"{self.name}.abort")

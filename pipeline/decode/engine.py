@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
 from configs.schema import Config
-from pipeline.datatypes import Completion, RolloutRequest, StopReason
+from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Slots
@@ -40,28 +40,6 @@ _FEW = 0.5
 
 class Aborted(Exception):  # noqa: N818  # not an error: somebody asked for it
     """Generation was told to stop; what was in flight is lost."""
-
-
-@dataclass
-class Work:
-    """What was computed to draw a number of tokens.
-
-    Attributes:
-        segments: decode segments, by slots.
-        slot_steps: steps of a slot in them, whether anybody was in it or not.
-        tokens: tokens that were drawn and kept.
-        prompt_tokens: positions that were prefilled, padding included.
-    """
-
-    segments: dict[int, int] = field(default_factory=dict)
-    slot_steps: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-
-    @property
-    def useful(self) -> float:
-        """Share of the slot steps that drew a token."""
-        return self.tokens / max(1, self.slot_steps)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ async def answer(
     step = at_once * len(samplers)
     for start in range(0, len(named), step):
         part = named[start : start + step]
-        completions = await dispatch.generate(samplers, part, temperature=temperature)
+        completions, _ = await dispatch.generate(samplers, part, temperature=temperature)
         parity.check_labels(completions, Published(adapter.version, adapter.sha256, None))
         drawn |= {completion.name: completion for completion in completions}
         advance(len(part))

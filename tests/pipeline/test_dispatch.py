@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.datatypes import Completion, RolloutName, RolloutRequest
+from pipeline.datatypes import Completion, RolloutName, RolloutRequest, Work
 from pipeline.dispatch import generate, shares
 from tests.fakes import completion
 
@@ -66,18 +66,23 @@ class Waiting:
         self.then.set()
         return [completion(one, str(one.name.prompt_id)) for one in requests]
 
+    async def work(self) -> Work:
+        return Work({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
+
     async def abort(self) -> None:
         raise NotImplementedError
 
 
 def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
-    async def run() -> tuple[list[Completion], Waiting, Waiting]:
+    async def run() -> tuple[list[Completion], Work, Waiting, Waiting]:
         late, early = asyncio.Event(), asyncio.Event()
         one, other = Waiting(early, late), Waiting(None, early)
         order = [request(n) for n in (4, 0, 3, 1, 2)]
-        return await generate([one, other], order, temperature=0.5), one, other
+        return *await generate([one, other], order, temperature=0.5), one, other
 
-    drawn, one, other = asyncio.run(run())
+    drawn, work, one, other = asyncio.run(run())
+    assert work == Work({4: 4}, slot_steps=16, tokens=5, prompt_tokens=32)
+    assert work.metrics == {"rollout/slots_useful": 5 / 16, "rollout/prompt_positions": 32}
     assert [done.name.prompt_id for done in drawn] == [4, 0, 3, 1, 2]
     assert [done.tokens[0] for done in drawn] == [ord(c) for c in "40312"]
     assert one.asked == [(0, 0), (2, 0), (4, 0)]

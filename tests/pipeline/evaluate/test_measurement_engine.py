@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.datatypes import Completion, OpenedAdapter, Prompt, Published, RolloutRequest
+from pipeline.datatypes import Completion, OpenedAdapter, Prompt, Published, RolloutRequest, Work
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import answer
 from tests import tiny
@@ -35,6 +35,9 @@ class EngineSampler:
 
     async def load(self, published: Published) -> str:
         raise NotImplementedError
+
+    async def work(self) -> Work:
+        return self.engine.work
 
     async def abort(self) -> None:
         raise NotImplementedError
