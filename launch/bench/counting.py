@@ -12,7 +12,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 @contextmanager
-def counted_compilations() -> Iterator[list[str]]:
+def compilations() -> Iterator[list[str]]:
     """A list that grows by one entry with each compilation inside the block."""
     seen: list[str] = []
 

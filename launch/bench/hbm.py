@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.bench.child import TPU_COMPILER
+from launch.bench.claims import invariant_3
 from launch.bench.models import preset_sequences
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 
@@ -52,24 +53,14 @@ def _head(name: str, **arguments: Any) -> Row:
     return Row(name, "launch.bench.ours:head", shape | arguments, TPU_COMPILER)
 
 
-def _invariant_3(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    whole = [name for name, row in found.items() if row.get("invariant_3") is False]
-    if any("invariant_3" in row for row in found.values()):
-        yield Claim(
-            "no buffer holds the vocabulary x more than 2,048 others"
-            + (f"; {', '.join(whole)} do" if whole else ""),
-            not whole,
-        )
-
-
 def _fit(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    yield from _invariant_3(found)
+    yield from invariant_3(found)
     for name, row in found.items():
         yield Claim(f"{name}: fits", row.get("fits") is True)
 
 
 def _ladder_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    yield from _invariant_3(found)
+    yield from invariant_3(found)
     fits = {name: row for name, row in found.items() if row.get("fits")}
     if MOST in found:
         gib = fits[MOST]["total_gib"] if MOST in fits else float("inf")
@@ -87,7 +78,7 @@ def _ladder_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
 
 
 def _head_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    yield from _invariant_3(found)
+    yield from invariant_3(found)
     for name, row in found.items():
         mib = row.get("temporary_mib", float("inf"))
         yield Claim(f"{name}: under 16 MiB of temporaries: {mib:.2f}", mib < 16)
@@ -132,7 +123,7 @@ BENCHMARK = Benchmark(
             "and for copies to the host)",
             (*_MEMORY, *_HOST, *_TIME),
             _POLICIES,
-            _invariant_3,
+            invariant_3,
         ),
         Section(
             "large",

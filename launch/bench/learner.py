@@ -175,7 +175,7 @@ BENCHMARK = Benchmark(
             (
                 Row(
                     "mixed lengths",
-                    "launch.bench.mixed:compilations",
+                    "launch.bench.mixed:updates",
                     {"steps": 12},
                     CPU_ONLY,
                 ),

@@ -10,7 +10,7 @@ import numpy as np
 
 import configs
 from configs.load import load_config
-from launch.bench.counting import counted_compilations
+from launch.bench.counting import compilations
 from pipeline.datatypes import Completion, Rollout, RolloutName
 from pipeline.learner.learner import Learner
 from pipeline.model.policy import open_policy
@@ -22,7 +22,7 @@ _FIRST_ID = 8
 """Ids below are special in the demo's tokenizer."""
 
 
-def compilations(*, steps: int) -> dict[str, Any]:
+def updates(*, steps: int) -> dict[str, Any]:
     """What `steps` updates of 1 to 96 rollouts of 2 to 88 tokens compile, after a first one.
 
     The learner is the demo's with a KL over the top k and two updates a step, so that everything is
@@ -56,7 +56,7 @@ def compilations(*, steps: int) -> dict[str, Any]:
 
     update(0, 96)
     counts = rng.integers(1, 97, size=steps)
-    with counted_compilations() as compiled:
+    with compilations() as compiled:
         tokens = sum(update(step, int(count)) for step, count in enumerate(counts, start=1))
     return {
         "steps": steps,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.bench.counting import counted_compilations
+from launch.bench.counting import compilations
 from launch.bench.rollout_case import (
     GROUP,
     NEW,
@@ -69,7 +69,7 @@ def speed(*, share: int, equal: bool, repeats: int) -> dict[str, Any]:
         return theirs(case, steps, batch=best)
 
     ours(case, steps[:1])
-    with counted_compilations() as compiled:
+    with compilations() as compiled:
         (found, ours_s), (peer, theirs_s) = _in_turns(one, other, repeats=repeats)
     assert found.tokens == peer.tokens, (found, peer)
     return {

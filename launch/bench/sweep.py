@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from launch.bench.child import CPU_ONLY, TPU_COMPILER
+from launch.bench.claims import invariant_3
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 
 POSITIONS = 1312
@@ -104,13 +105,7 @@ def _grows(found: Mapping[str, Figures], key: str) -> Iterator[Claim]:
 
 
 def _v5e_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    whole = [name for name, row in found.items() if row.get("invariant_3") is False]
-    if any("invariant_3" in row for row in found.values()):
-        yield Claim(
-            "no buffer holds the vocabulary x more than 2,048 others"
-            + (f"; {', '.join(whole)} do" if whole else ""),
-            not whole,
-        )
+    yield from invariant_3(found)
     yield from _grows(found, "total_gib")
 
 

@@ -15,6 +15,7 @@ from actors.colocated import ColocatedActor
 from actors.opening import OpenedModel, open_model
 from actors.sampler import SamplerActor
 from configs.schema import Config
+from launch.bench.counting import compilations
 from pipeline.datatypes import Completion
 from pipeline.decode.rollout_weights import RolloutWeights
 from pipeline.model import lora
@@ -23,7 +24,6 @@ from pipeline.model.sharding import make_mesh
 from pipeline.parity import Bounds
 from pipeline.text.tokenizer import read_tokenizer
 from tests import tiny
-from tests.compilations import compilations
 from tests.demo_texts import write_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"

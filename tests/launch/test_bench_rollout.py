@@ -10,18 +10,9 @@ import pytest
 from launch.bench import models, rollout, rollout_case, rollout_speed
 from launch.bench.rollout_case import Case, make_lengths, make_requests
 from launch.bench.table import Section
+from tests.launch.tiny_rollouts import SIZES, TINY
 
-TINY = {
-    "vocab_size": 96,
-    "num_hidden_layers": 2,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "head_dim": 8,
-    "query_pre_attn_scalar": 8,
-    "sliding_window": 4,
-}
-SIZES = {"SLOTS": 4, "GROUP": 2, "PROMPT": 6, "NEW": 12, "SEGMENT": 3}
-LENGTHS, GREEDY = rollout.BENCHMARK.sections
+LENGTHS, GREEDY, MEMORY = rollout.BENCHMARK.sections
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +123,15 @@ def test_claims_of_the_text():
     assert all(claims(GREEDY, row.name, other=0, apart=1e-4).values())
     assert not any(claims(GREEDY, row.name, other=1, apart=1.1e-4).values())
     assert not any(claims(GREEDY, row.name, failed="so").values())
+
+
+def test_memory_claims_hold_where_the_figures_do():
+    many = {"spare_gib": 4.0, "kv_share": 0.5, "invariant_3": True}
+    assert [claim.holds for claim in MEMORY.claims({"ours, 512 slots": many})] == [True] * 3
+    tight = {"spare_gib": 3.9, "kv_share": 0.51, "invariant_3": False}
+    assert [claim.holds for claim in MEMORY.claims({"ours, 512 slots": tight})] == [False] * 3
+    refused = {"fits": False, "needs_gib": 26.4}
+    assert [claim.holds for claim in MEMORY.claims({"ours, 512 slots": refused})] == [False]
+    # Of other rows room is stated, not claimed; Tunix's is its own business.
+    others = {"ours, 768 slots": many | {"spare_gib": 0.1}, "Tunix, 384": {"spare_gib": 0.7}}
+    assert all(claim.holds for claim in MEMORY.claims(others))

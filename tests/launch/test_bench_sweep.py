@@ -22,17 +22,8 @@ from launch.bench.compiled import HBM_GIB
 from launch.bench.table import Benchmark, Column, Row, Section
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.rollout_weights import rollout_policy
+from tests.launch.tiny_rollouts import SIZES, TINY
 
-TINY = {
-    "vocab_size": 96,
-    "num_hidden_layers": 2,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "head_dim": 8,
-    "query_pre_attn_scalar": 8,
-    "sliding_window": 4,
-}
-SIZES = {"SLOTS": 4, "GROUP": 2, "PROMPT": 6, "NEW": 12, "SEGMENT": 3}
 SECTIONS = {section.name: section for section in sweep.BENCHMARK.sections}
 
 

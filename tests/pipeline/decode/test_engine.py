@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
+from launch.bench.counting import compilations
 from pipeline.datatypes import Completion, RolloutName, RolloutRequest
 from pipeline.decode.engine import Aborted, Engine
 from pipeline.model.sharding import by_row
 from tests import tiny
-from tests.compilations import compilations
 from tests.pipeline.decode.written_out import (
     CONFIG,
     LONGEST,

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launch.bench.counting import compilations
 from pipeline.datatypes import Completion, RolloutName, RolloutRequest, Stretch
 from pipeline.decode.engine import Engine
 from pipeline.decode.stopping import StopStrings
 from pipeline.model.policy import Params
 from tests import tiny
-from tests.compilations import compilations
 from tests.pipeline.decode.test_engine import count_ties, same_bits
 from tests.pipeline.decode.test_engine_property import TIE, prompt, reference
 from tests.pipeline.decode.written_out import CONFIG, NEW, REQUESTS, recompute

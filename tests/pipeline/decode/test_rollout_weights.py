@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
+from launch.bench.counting import compilations
 from pipeline.datatypes import Completion
 from pipeline.decode.engine import Engine
 from pipeline.decode.rollout_weights import RolloutWeights
 from pipeline.learner.export import merged as exported
 from pipeline.model.policy import Params, Policy
 from tests import tiny
-from tests.compilations import compilations
 
 REQUESTS = tiny.make_requests([3, 14, 6, 9])
 MANY: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}

@@ -13,12 +13,12 @@ import numpy as np
 import optax
 import pytest
 
+from launch.bench.counting import compilations
 from pipeline.datatypes import Example
 from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import Learner
 from pipeline.model.policy import Params
 from tests import tiny
-from tests.compilations import compilations
 
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=[1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0])

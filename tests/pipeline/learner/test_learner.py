@@ -12,13 +12,13 @@ import numpy as np
 import optax
 import pytest
 
+from launch.bench.counting import compilations
 from pipeline.batching import TokenBatch
 from pipeline.datatypes import Completion, Rollout, RolloutName, Stretch
 from pipeline.learner.learner import Learner, parity
 from pipeline.model import lora
 from pipeline.model.policy import Params
 from tests import tiny
-from tests.compilations import compilations
 from tests.pipeline.learner.written_out import Whole, grpo, log_softmax
 
 # Never clipped, so that Adam's first moment shows the gradient itself.

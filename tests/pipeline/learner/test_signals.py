@@ -17,12 +17,12 @@ import optax
 import pytest
 
 from actors.learner import LearnerActor
+from launch.bench.counting import compilations
 from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import Learner
 from pipeline.model.adapter_file import write_adapter_file
 from pipeline.model.policy import Params
 from tests import tiny
-from tests.compilations import compilations
 from tests.pipeline.learner.written_out import Whole, log_softmax
 
 DRAWABLE = tiny.VOCAB - len(tiny.VOCABULARY.forbidden)
