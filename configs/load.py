@@ -17,7 +17,10 @@ from configs.overrides import Override, apply_overrides
 from configs.paths import with_absolute_paths
 from configs.schema import Config, cross_problems
 
-LEARNERS_WEIGHTS: Override = ("plan.rollout_weights", "shared")
+AS_LEARNED: tuple[Override, ...] = (
+    ("plan.rollout_weights", "shared"),
+    ("plan.kv_cache", "model"),
+)
 """What is said first where nothing is learned: the policy is looked at as it was learned."""
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 

@@ -44,7 +44,8 @@ class Plan(Table):
     kv_cache: Literal["model", "int8"] = Field(
         "model",
         description="type of the sampler's KV caches: the model's; or 8 bits with a scale for each "
-        "token and head, half of bfloat16's bytes, log-probs a little off the learner's",
+        "token and head, half of bfloat16's bytes, log-probs a little off the learner's. "
+        "launch.evaluate and launch.chat use the model's unless the command line says otherwise",
     )
     rollout_weights: Literal["shared", "merged", "int8", "int8_matmul"] = Field(
         "shared",
@@ -55,11 +56,16 @@ class Plan(Table):
         "bfloat16 round otherwise than the learner and need learner.importance_cap. "
         "launch.evaluate and launch.chat use shared unless the command line says otherwise",
     )
-    segment_steps: int = Field(32, ge=1, description="decode steps between two looks by the host")
+    segment_steps: int = Field(
+        32,
+        ge=1,
+        description="decode steps between two looks by the host, at most rollout.max_new_tokens",
+    )
     prefill_tokens: int = Field(
         4096,
         ge=1,
-        description="prompt positions read at a time, and between two segments, per device",
+        description="prompt positions read at a time, and between two segments, per device: at "
+        "least a prompt, and more while less than half of the slots decode",
     )
     prompt_buckets: Sizes = Field(
         (), description="prompt lengths below max_prompt_tokens that get a program of their own"

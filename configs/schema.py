@@ -6,6 +6,7 @@ Numbers that follow from other numbers are properties, never fields.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
@@ -35,7 +36,7 @@ from configs.task import (
     Source,
     repeated_names,
 )
-from configs.training import Rollout, Sft
+from configs.training import Rollout, Sft, enough
 
 __all__ = [
     "Budget",
@@ -256,6 +257,11 @@ class Config(Table):
         """Lengths that have a compiled prefill, ascending."""
         return (*self.plan.prompt_buckets, *self.rollout.read_tokens)
 
+    @property
+    def segment_steps(self) -> int:
+        """Decode steps between two looks by the host: no more than a rollout can take."""
+        return min(self.plan.segment_steps, self.rollout.max_new_tokens)
+
     def prompt_bucket(self, tokens: int) -> int:
         """The smallest bucket that holds a prompt of so many tokens."""
         return min(size for size in self.prompt_buckets if size >= tokens)
@@ -346,7 +352,13 @@ def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
     return []
 
 
-def _partial_problems(rollout: Rollout, learner: Learner) -> list[Problem]:
+def _partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+    if rollout.cut_off is not None:
+        share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
+        if enough(share, cut_off=rollout.cut_off) == share:
+            what = f"of a sampler's {share} rollouts in a step none could be cut"
+            nearest = math.floor(100 * (share - 1) / share) / 100
+            return [("rollout.cut_off", f"{what}; nearest valid: {nearest}")]
     if rollout.partial == "keep" and not learner.importance_cap:
         what = (
             '"keep" lets older versions draw part of what is learned from, and only importance '
@@ -388,7 +400,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("plan", "rollout"), _row_problems),
     (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
-    (("rollout", "learner"), _partial_problems),
+    (("rollout", "learner", "plan"), _partial_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

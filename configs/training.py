@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from configs.base import Problem, Strings, Table, Text, refuse
 from configs.task import Source
+
+
+def enough(rollouts: int, *, cut_off: float) -> int:
+    """Of so many that a sampler is asked for, how many have to end: this share, rounded up."""
+    # Not one more because of a float's last bit.
+    return math.ceil(round(cut_off * rollouts, 6))
 
 
 class Sft(Table):

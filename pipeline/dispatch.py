@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from itertools import groupby
 
+from configs.training import enough
 from pipeline.datatypes import Completion, RolloutRequest, Work
 from pipeline.interfaces import Sampler
 
@@ -41,11 +41,9 @@ async def generate(
             it draws all to their end.
     """
 
-    def enough(share: Sequence[RolloutRequest]) -> int | None:
-        return None if cut_off is None else math.ceil(cut_off * len(share))
-
     async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
-        completions = await sampler.generate(share, temperature=temperature, enough=enough(share))
+        ending = None if cut_off is None else enough(len(share), cut_off=cut_off)
+        completions = await sampler.generate(share, temperature=temperature, enough=ending)
         total.add(await sampler.work())
         return completions
 

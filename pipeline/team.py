@@ -40,7 +40,7 @@ class Team:
 
     Args:
         workers: who does the work.
-        config: rows of a sampler's batch, bounds of parity.
+        config: bounds of parity, temperature of the probe.
         stop: set from outside to end early.
 
     Attributes:

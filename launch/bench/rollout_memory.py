@@ -1,4 +1,4 @@
-"""What our sampler holds of a v5e chip, by the TPU compiler: all programs, and what is beside them.
+"""What our sampler holds of a v5e chip, by the TPU compiler: its programs, and what is beside them.
 
 While a program runs, more is on the chip than its own arguments: base and adapter, the slots, and
 the caches of prompts that were read and wait for a slot.
@@ -36,7 +36,10 @@ from pipeline.plan.memory_report import HBM
 def sampler(
     *, model: str, slots: int, length: int, devices: int = 1, **settings: Any
 ) -> dict[str, Any]:
-    """Figures of a sampler with `slots` slots on each chip, every moment counted.
+    """Figures of a sampler with `slots` slots on each chip: prefill, fill and decoding.
+
+    Compaction is left out: beside the slots it holds a small copy of one layer's, less than the
+    segment's temporaries.
 
     Args:
         model: which Gemma 3.
@@ -110,7 +113,7 @@ def _decoding(
 ) -> dict[str, Any]:
     config, shape = programs.config, programs.policy.architecture
     module = parse(segment.text)
-    step = estimated_seconds(module) / config.plan.segment_steps
+    step = estimated_seconds(module) / config.segment_steps
     vocab = VOCAB // (config.plan.fsdp * config.plan.tp)
     large = whole_logits(module, vocab=vocab, model=own_sizes(model))
     length = config.rollout.max_tokens

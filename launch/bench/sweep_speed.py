@@ -53,7 +53,7 @@ def segments(*, slots: int, length: int, repeats: int, **settings: Any) -> dict[
     programs = DecodePrograms(weights.policy, config, VOCABULARY)
     state = build(programs.trace_empty(), policy.mesh)()
     segment = build(programs.trace_segment(slots), policy.mesh)
-    steps, heat, seconds = config.plan.segment_steps, Heat.of(1.0), []
+    steps, heat, seconds = config.segment_steps, Heat.of(1.0), []
     for _ in range(1 + repeats):
         state = _halfway(programs, state)
         jax.block_until_ready(state)

@@ -160,7 +160,7 @@ class Engine:
         enough: int | None,
     ) -> list[_Drawn]:
         """What was drawn for each request."""
-        programs, steps = self._programs, self._config.plan.segment_steps
+        programs, steps = self._programs, self._config.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
@@ -270,7 +270,7 @@ class Engine:
                 drawn = np.concatenate([begun.tokens, drawn[len(begun.tokens) :]])
             if drawn[-1] in self._vocabulary.stops:
                 drawn = drawn[:-1]
-            count = self._stop_strings.end(drawn, new=self._config.plan.segment_steps)
+            count = self._stop_strings.end(drawn, new=self._config.segment_steps)
             if count is not None:
                 found[slot] = count
         return found

@@ -178,13 +178,13 @@ class DecodePrograms:
         return local(arrays, kept)
 
     def segment(self, base: Params, adapter: Params, state: DecodeState, heat: Heat) -> DecodeState:
-        """Draws up to `plan.segment_steps` further tokens a slot, with the loop on the device."""
-        plan = self.config.plan
+        """Draws up to `segment_steps` further tokens a slot, with the loop on the device."""
+        steps = self.config.segment_steps
         rings, begun = state.caches, state.length
         recent = empty_recent(
             self.policy.architecture,
             rows=len(begun),
-            steps=plan.segment_steps,
+            steps=steps,
             eight_bits=self._eight_bits,
         )
 
@@ -199,7 +199,7 @@ class DecodePrograms:
             )
             return self._draw(base, replace(state, caches=tuple(recent)), hidden[:, 0], heat)
 
-        drawn = jax.lax.fori_loop(0, plan.segment_steps, step, replace(state, caches=recent))
+        drawn = jax.lax.fori_loop(0, steps, step, replace(state, caches=recent))
         settled: list[RingCache] = []
         for ring, recent_ring in zip(rings, drawn.caches, strict=True):
             # One layer after the other: a copy of each is made on the way.

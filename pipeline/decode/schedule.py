@@ -1,10 +1,10 @@
 """Which request is drawn in which slot: the host's part of the engine, between two segments.
 
-Requests with the same prompt form a group, whose prompt is read once on each device that draws from
-it. The prompt of a rollout that was cut is all that it goes on from, tokens that it has drawn
-included. Groups are taken in the order in which they are asked for; a slot that has ended is given
-to the next member of a group that was read for its device. All of it is a function of the requests
-and of what was drawn, never of time.
+Requests with the same prompt form a group, whose prompt is read once; where several devices share a
+group, once for each of its parts. The prompt of a rollout that was cut is all that it goes on from,
+tokens that it has drawn included. Groups are taken in the order in which they are asked for; a slot
+that has ended is given to the next member of a group that was read for its device. All of it is a
+function of the requests and of what was drawn, never of time.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ def protocol(config: Config) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "quantization": config.model.quantization,
         "rollout_weights": config.plan.rollout_weights,
+        "kv_cache": config.plan.kv_cache,
         "prompt": config.prompt.model_dump(mode="json"),
         "max_prompt_tokens": config.rollout.max_prompt_tokens,
         "max_new_tokens": config.rollout.max_new_tokens,
@@ -51,8 +52,8 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
     prompt = found["prompt"]
     turns = {"auto": "the model's turns", "gemma": "Gemma's turns", "plain": "plain text"}
     model = f"model: {found['model']}, {found['dtype']}, quantization {found['quantization']}"
-    weights = found["rollout_weights"]
-    yield model if weights == "shared" else f"{model}, rollout weights {weights}"
+    model += f", rollout weights {kind}" if (kind := found["rollout_weights"]) != "shared" else ""
+    yield model + (f", KV cache {kind}" if (kind := found["kv_cache"]) != "model" else "")
     shots = len(prompt["shots"])
     yield (
         f"prompt: {turns[prompt['turn']]}, {shots} shots, template {prompt['template']!r}, "

@@ -140,13 +140,6 @@ def is_sharded(mesh: Mesh) -> bool:
     return mesh.shape[FSDP] * mesh.shape[TP] > 1
 
 
-def rows_per_device(rows: int, mesh: Mesh) -> int:
-    """Rows of a batch that one device holds."""
-    shards = batch_shards(mesh)
-    assert rows % shards == 0, (rows, shards)
-    return rows // shards
-
-
 def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
     """Compiles for the mesh's kind of device, which need not be on this machine."""
     kind = mesh.devices.flat[0].platform

@@ -177,9 +177,14 @@ def test_what_is_not_a_duration(text: str) -> None:
             "rollout.cut_off",
             'means nothing with rollout.partial = "off"',
         ),
+        (
+            [("rollout.partial", "drop"), ("rollout.cut_off", "0.99")],
+            "rollout.cut_off",
+            "of a sampler's 32 rollouts in a step none could be cut; nearest valid: 0.96",
+        ),
         ([("rollout.partial", "drop")], "rollout.partial", "needs rollout.cut_off, e.g. 0.9"),
         (
-            [("rollout.partial", "keep"), ("rollout.cut_off", "0.9")],
+            [("rollout.partial", "keep"), ("rollout.cut_off", "0.7")],
             "rollout.partial",
             "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
         ),
@@ -265,7 +270,7 @@ def test_derived_numbers(small: Path) -> None:
 
 def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
     keep = [
-        ("rollout.cut_off", "0.9"),
+        ("rollout.cut_off", "0.7"),
         ("learner.importance_cap", "2"),
         ("rollout.partial", "keep"),
     ]

@@ -128,7 +128,11 @@ def test_what_the_run_was_trained_with_is_compared(request_file: Path):
 def test_a_policy_is_looked_at_as_it_was_learned(
     request_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    rounded = [("plan.rollout_weights", "int8"), ("learner.importance_cap", "2.0")]
+    rounded = [
+        ("plan.rollout_weights", "int8"),
+        ("plan.kv_cache", "int8"),
+        ("learner.importance_cap", "2.0"),
+    ]
     run = str(a_run(request_file, *rounded))
     given = ["--plan.rollout_weights", "int8_matmul"]
     chatted: list[str] = []
@@ -140,7 +144,8 @@ def test_a_policy_is_looked_at_as_it_was_learned(
     monkeypatch.setattr(chat, "_chat", converse)
     for extra, kind in (([], "shared"), (given, "int8_matmul")):
         found = evaluate._prepare([run, *extra]).config
-        assert (found.plan.rollout_weights, found.learner.importance_cap) == (kind, 2.0)
+        assert (found.plan.rollout_weights, found.plan.kv_cache) == (kind, "model")
+        assert found.learner.importance_cap == 2.0
         assert chat.main([run, *extra]) == 0
         assert chatted[-1] == kind
 

@@ -98,7 +98,9 @@ def test_a_step_without_any_reward_has_metrics_too():
 ROW = {
     "prompt_id": 9,
     "sample": 3,
+    "step": 6,
     "versions": [6],
+    "version_tokens": [4],
     "adapter_sha256": FRESH,
     "text": "abc",
     "num_tokens": 4,
@@ -135,7 +137,7 @@ def test_a_rollouts_row_with_tokens():
 def test_a_rollouts_row_tells_the_version_of_each_stretch():
     drawn = replace(ROLLOUTS[0].completion, begun=(Stretch(4, "a", 1), Stretch(5, "b", 2)))
     assert rollout_rows([replace(ROLLOUTS[0], completion=drawn)], tokens=False) == [
-        {**ROW, "versions": [4, 5, 6]}
+        {**ROW, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
     ]
 
 

@@ -154,11 +154,13 @@ def test_the_table(tmp_path: Path):
     shown = list(lines(told(make_config(tmp_path, prompt={"turn": "plain", "system": "Hm."}))))
     assert shown[0] == "model: nowhere, float32, quantization none"
     rounded: dict[str, Any] = {
-        "plan": {"rollout_weights": "int8"},
+        "plan": {"rollout_weights": "int8", "kv_cache": "int8"},
         "learner": {"importance_cap": 2.0},
     }
     first = next(iter(lines(told(make_config(tmp_path, **rounded)))))
-    assert first == "model: nowhere, float32, quantization none, rollout weights int8"
+    assert (
+        first == "model: nowhere, float32, quantization none, rollout weights int8, KV cache int8"
+    )
     assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
     assert shown[2] == (
         "answers: 1 a prompt, greedy, at most 80 tokens; what counts is the last answer block"
