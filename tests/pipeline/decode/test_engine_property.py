@@ -90,7 +90,7 @@ GROUPS = st.lists(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.sampled_from(PLANS), GROUPS, st.randoms(use_true_random=False))
 def test_whatever_the_slots_each_rollout_is_what_it_is_alone(
     plan: dict[str, Any], groups: list[tuple[int, list[int]]], shuffled: Any
