@@ -6,7 +6,6 @@ Numbers that follow from other numbers are properties, never fields.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
@@ -36,7 +35,7 @@ from configs.task import (
     Source,
     repeated_names,
 )
-from configs.training import Rollout, Sft, enough
+from configs.training import Rollout, Sft, partial_problems
 
 __all__ = [
     "Budget",
@@ -352,22 +351,6 @@ def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
     return []
 
 
-def _partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
-    if rollout.cut_off is not None:
-        share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
-        if enough(share, cut_off=rollout.cut_off) == share:
-            what = f"of a sampler's {share} rollouts in a step none could be cut"
-            nearest = math.floor(100 * (share - 1) / share) / 100
-            return [("rollout.cut_off", f"{what}; nearest valid: {nearest}")]
-    if rollout.partial == "keep" and not learner.importance_cap:
-        what = (
-            '"keep" lets older versions draw part of what is learned from, and only importance '
-            "weights correct for that; needs learner.importance_cap above 0, e.g. 2"
-        )
-        return [("rollout.partial", what)]
-    return []
-
-
 def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
@@ -400,7 +383,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("plan", "rollout"), _row_problems),
     (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
-    (("rollout", "learner", "plan"), _partial_problems),
+    (("rollout", "learner", "plan"), partial_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.base import Problem, Strings, Table, Text, refuse
+from configs.learner import Learner
+from configs.plan import Plan
 from configs.task import Source
 
 
@@ -142,3 +144,20 @@ class Rollout(Table):
     def max_tokens(self) -> int:
         """Longest sequence: a prompt and its completion."""
         return self.max_prompt_tokens + self.max_new_tokens
+
+
+def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+    """What `rollout.partial` and its cut-off need of the other tables."""
+    if rollout.cut_off is not None:
+        share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
+        if enough(share, cut_off=rollout.cut_off) == share:
+            what = f"of a sampler's {share} rollouts in a step none could be cut"
+            nearest = math.floor(100 * (share - 1) / share) / 100
+            return [("rollout.cut_off", f"{what}; nearest valid: {nearest}")]
+    if rollout.partial == "keep" and not learner.importance_cap:
+        what = (
+            '"keep" lets older versions draw part of what is learned from, and only importance '
+            "weights correct for that; needs learner.importance_cap above 0, e.g. 2"
+        )
+        return [("rollout.partial", what)]
+    return []
