@@ -289,7 +289,7 @@ class Engine:
         config, spent = self._config, 0
         while True:
             for (bucket, caches), given in slots.give():
-                newcomers = self._newcomers(requests, given)
+                newcomers = jax.device_put(self._newcomers(requests, given), self._place)
                 state = self._programs.fill[bucket](state, caches, newcomers)
             if not slots.wants_prompts():
                 return state
@@ -321,25 +321,22 @@ class Engine:
             return self._config.rollout.max_new_tokens
         return request.max_new_tokens
 
-    def _newcomers(self, requests: Sequence[RolloutRequest], given: Sequence[Given]) -> Newcomers:
-        slots = self._config.plan.rollout_rows
-        per_shard = slots // self._shards
-        counts = np.zeros(self._shards, np.int32)
-        order, rows, last, length, begun, limit = np.zeros((6, slots), np.int32)
-        arrived, keys = np.zeros(slots, bool), np.zeros((slots, 2), np.uint32)
+    def _newcomers(
+        self, requests: Sequence[RolloutRequest], given: Sequence[Given]
+    ) -> Newcomers[np.ndarray]:
+        per_shard = self._config.plan.rollout_rows // self._shards
+        new, seen = Newcomers.none(self._config.plan.rollout_rows), [0] * self._shards
         for one in given:
-            request, at = requests[one.member], one.shard * per_shard + one.slot
-            arrived[at] = True
+            request, first = requests[one.member], one.shard * per_shard
+            at, number = first + one.slot, first + seen[one.shard]
+            new.slots[number], new.rows[number] = one.slot, one.row
+            seen[one.shard] += 1
             read = request.read_tokens
-            last[at], length[at], begun[at] = read[-1], len(read) - 1, request.num_begun
-            limit[at] = self._limit(request)
-            keys[at] = request.name.key(self._config.run.seed)
-            number = one.shard * per_shard + counts[one.shard]
-            order[number], rows[number] = one.slot, one.row
-            counts[one.shard] += 1
-        by_slot = (arrived, last, length, begun, limit, keys)
-        host = Newcomers(counts, order, rows, *by_slot)  # type: ignore[arg-type]
-        return jax.device_put(host, self._place)
+            new.arrived[at] = True
+            new.keys[at] = request.name.key(self._config.run.seed).view(np.int32)
+            new.last[at], new.length[at] = read[-1], len(read) - 1
+            new.begun[at], new.limit[at] = request.num_begun, self._limit(request)
+        return new
 
 
 def _put_before(drawn: _Drawn, begun: Completion) -> None:

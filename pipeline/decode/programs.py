@@ -132,7 +132,7 @@ class DecodePrograms:
         _, caches = self.policy.bind(base, adapter)(prompts, positions, attend=attend)
         return caches
 
-    def fill(self, state: DecodeState, prompts: Caches, new: Newcomers) -> DecodeState:
+    def fill(self, state: DecodeState, prompts: Caches, new: Newcomers[jax.Array]) -> DecodeState:
         """Copies prompts into the slots of newcomers; other slots are untouched."""
         mesh, rings = self.policy.mesh, self._rings.spec
         by_slot = PartitionSpec(BATCH_AXES)
@@ -144,18 +144,20 @@ class DecodePrograms:
             check_vma=False,
         )
 
+        arrived = new.arrived != 0
+
         def where(new_value: jax.Array | int, old: jax.Array) -> jax.Array:
-            arrived = new.arrived.reshape(-1, *(1 for _ in old.shape[1:]))
-            return jnp.where(arrived, new_value, old)
+            here = arrived.reshape(-1, *(1 for _ in old.shape[1:]))
+            return jnp.where(here, new_value, old)
 
         return DecodeState(
-            caches=copy(state.caches, prompts, new.count, new.slots, new.rows),
+            caches=copy(state.caches, prompts, new.arrived, new.slots, new.rows),
             last=where(new.last, state.last),
             length=where(new.length, state.length),
             count=where(new.begun, state.count),
             limit=where(new.limit, state.limit),
-            done=state.done & ~new.arrived,
-            keys=where(new.keys, state.keys),
+            done=state.done & ~arrived,
+            keys=where(jax.lax.bitcast_convert_type(new.keys, jnp.uint32), state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
             logprobs=where(0, state.logprobs),
             kept_logprobs=None if state.kept_logprobs is None else where(0, state.kept_logprobs),
@@ -298,18 +300,7 @@ class DecodePrograms:
     def trace_fill(self, bucket: int) -> jax.stages.Traced:
         """The program of `fill`, from prompts that the prefill of `bucket` has read."""
         slots = self.config.plan.rollout_rows
-        number, state = self._by_slot(slots), self._state(slots)
-        newcomers = Newcomers(
-            count=self._by_slot(batch_shards(self.policy.mesh)),
-            slots=number,
-            rows=number,
-            arrived=self._by_slot(slots, dtype=bool),
-            last=number,
-            length=number,
-            begun=number,
-            limit=number,
-            keys=self._by_slot(slots, 2, dtype=jnp.uint32),
-        )
+        state, newcomers = self._state(slots), self._placed(Newcomers.none(slots))
         places = jax.tree.map(self._place, state)
         program = jax.jit(self.fill, donate_argnums=0, out_shardings=places)
         return program.trace(state, self._placed(self._prompt_rings(bucket)), newcomers)
@@ -369,7 +360,7 @@ class DecodePrograms:
 def _copy(
     rings: Any,
     prompts: Any,
-    count: Int[Array, " 1"],
+    arrived: Int[Array, " slots"],
     slots: Int[Array, " slots"],
     rows: Int[Array, " slots"],
 ) -> Any:
@@ -383,4 +374,4 @@ def _copy(
 
         return jax.tree.map(put, rings, prompts)
 
-    return jax.lax.fori_loop(0, count[0], one, rings)
+    return jax.lax.fori_loop(0, arrived.sum(), one, rings)

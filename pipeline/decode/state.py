@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pipeline.decode.cache import Caches
+
+A = TypeVar("A", np.ndarray, jax.Array)
 
 
 @jax.tree_util.register_dataclass
@@ -66,27 +69,62 @@ class DecodeState:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Newcomers:
-    """Rollouts that slots are given to. Everything is by slot, but the first three.
+class Newcomers(Generic[A]):
+    """Rollouts that slots are given to, one row a slot.
+
+    One table, filled on the host and read on the device: handing over a small array for each
+    column takes the host longer than a short segment takes the device.
 
     Attributes:
-        count: of newcomers on each device.
-        slots: `count` slots of each device, numbered on it, that caches are copied to.
-        rows: the row of their prompt among those that the device has read.
-        arrived: slots that are given to a newcomer; elsewhere the following mean nothing.
-        last: the last token that was read.
-        length: tokens that were read before that.
-        begun: of these the tokens that are not the prompt's; drawing goes on behind them.
-        limit: see `DecodeState`.
-        keys: likewise.
+        table: int32 `slots 9`; its columns are the properties below.
     """
 
-    count: Int[Array, " shards"]
-    slots: Int[Array, " slots"]
-    rows: Int[Array, " slots"]
-    arrived: Bool[Array, " slots"]
-    last: Int[Array, " slots"]
-    length: Int[Array, " slots"]
-    begun: Int[Array, " slots"]
-    limit: Int[Array, " slots"]
-    keys: UInt32[Array, "slots 2"]
+    table: A
+
+    @staticmethod
+    def none(slots: int) -> Newcomers[np.ndarray]:
+        """Nobody has arrived, on the host."""
+        return Newcomers(np.zeros((slots, 9), np.int32))
+
+    @property
+    def slots(self) -> A:
+        """Slots of each device that caches are copied to, numbered on it.
+
+        As many as have arrived on it, in front; what follows them means nothing.
+        """
+        return self.table[:, 0]
+
+    @property
+    def rows(self) -> A:
+        """For each of these slots the row of its prompt among those that the device has read."""
+        return self.table[:, 1]
+
+    @property
+    def arrived(self) -> A:
+        """1: the slot is given to a newcomer; elsewhere the following mean nothing."""
+        return self.table[:, 2]
+
+    @property
+    def last(self) -> A:
+        """The last token that was read."""
+        return self.table[:, 3]
+
+    @property
+    def length(self) -> A:
+        """Tokens that were read before that."""
+        return self.table[:, 4]
+
+    @property
+    def begun(self) -> A:
+        """Of these the tokens that are not the prompt's; drawing goes on behind them."""
+        return self.table[:, 5]
+
+    @property
+    def limit(self) -> A:
+        """See `DecodeState`."""
+        return self.table[:, 6]
+
+    @property
+    def keys(self) -> A:
+        """`slots 2`: likewise, bit for bit."""
+        return self.table[:, 7:]
