@@ -291,9 +291,10 @@ class Engine:
             for (bucket, caches), given in slots.give():
                 newcomers = jax.device_put(self._newcomers(requests, given), self._place)
                 state = self._programs.fill[bucket](state, caches, newcomers)
-            if not slots.wants_prompts():
+            prompt = slots.next_prompt()
+            if prompt is None or not slots.wants_prompts():
                 return state
-            bucket = config.prompt_bucket(len(slots.queue[0].prompt_tokens))
+            bucket = config.prompt_bucket(len(prompt))
             cost = bucket * config.prefill_rows(bucket)
             most = config.plan.prefill_tokens
             if spent and spent + cost > most and slots.busy.mean() >= _FEW:
