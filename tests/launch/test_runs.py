@@ -31,7 +31,7 @@ WARM = [
 ]
 
 # Rollouts that are cut wait for the next step, in the checkpoint too.
-PARTIAL = ["--rollout.partial=keep", "--rollout.cut_off=0.5", "--plan.segment_steps=6"]
+PARTIAL = ["--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"]
 
 
 def start(*command: str) -> subprocess.Popen[str]:
