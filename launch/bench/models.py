@@ -85,5 +85,5 @@ def preset_sequences(model: str, *, length: int) -> int:
     """Sequences of `length` in a micro-batch of the model's v5e-8 preset, on each chip."""
     from configs.load import load_config
 
-    plan = load_config(preset(model), []).plan
-    return plan.micro_batch_tokens // (plan.learner_devices * length)
+    config = load_config(preset(model), [])
+    return config.micro_batch_rows * config.row_tokens // (config.plan.learner_devices * length)
