@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def key_of(program, **settings):
     return key(preset(**settings), SHAPE, program)
 
 
-OTHERWISE_COMPILED = {
+OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
     "empty": {"rollout__max_new_tokens": 600, "plan__rollout_rows": 256},
     "prefill 320": {
         "plan__prefill_tokens": 2048,
@@ -185,7 +186,8 @@ def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
 def test_the_compiler_itself():
     """Demo-sized programs for v5e chips; one that cannot fit; failures are told."""
     config = load_config(PRESETS / "demo.toml", [("plan.segment_steps", "4")])
-    shape, lines = shape_of(config), []
+    shape = shape_of(config)
+    lines: list[str] = []
     found = compiled(config, shape, ["segment 192", "apply"], say=lines.append)
     assert lines[0] == "[1/2] compiling segment 192 ..."
     assert lines[2] == "[2/2] compiling apply ..."
