@@ -11,17 +11,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.load import load_config
 from configs.schema import Config
-from launch.bench.compiled import compile_for, figures, v5e_devices
+from launch.bench.compiled import figures
 from launch.bench.models import MODELS, VOCAB, own_sizes, preset
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model.architecture import architecture
 from pipeline.model.head import Head, score
 from pipeline.model.policy import Policy
-from pipeline.model.sharding import BATCH_AXES, by_row, make_mesh, replicated
-from pipeline.model.vocabulary import Vocabulary
-
-VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
-"""Gemma 3's."""
+from pipeline.model.sharding import BATCH_AXES, make_mesh
+from pipeline.plan.compile import VOCABULARY, compile_for, v5e_devices
 
 PROMPT = 256
 """Tokens of a prompt; the completion takes the rest of the length."""
@@ -71,14 +68,11 @@ def gradient(
         quantization=config.model.quantization,
     )
     programs = LearnerPrograms(policy, config, VOCABULARY)
-    base, adapter = policy.abstract_params()
     rows = sequences * devices
     assert max(programs.shape.sizes) == rows, (programs.shape.sizes, rows)
-    whole, by_rows = replicated(mesh), by_row(mesh)
-    program = jax.jit(programs.gradient, donate_argnums=2, out_shardings=(whole, whole, by_rows))
     moments = 2 * sum(4 * shape.size for shape in policy.adapter_shapes.values())
     found = figures(
-        lambda: compile_for(program.trace(base, adapter, adapter, programs.abstract_batch(rows))),
+        lambda: compile_for(programs.trace_gradient(rows)),
         tokens=sequences * length,
         vocab=VOCAB // (config.plan.fsdp * config.plan.tp),
         model=own_sizes(model),
