@@ -12,8 +12,7 @@ import re
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
-
-GIB = 2**30
+from pipeline.plan.topology import GIB, HBM_GIB
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Topology:
 
 # HBM: 16 GB less what the runtime keeps; https://cloud.google.com/tpu/docs/v5e, v5p, v6e and the
 # list prices of us-central1, us-east5 in 2025, on demand.
-_V5E = Chip("TPU v5e", "tpu", 15.75, 197e12, 393e12, 819e9, 200e9, 60e-6, 1.20)
+_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 60e-6, 1.20)
 _V5P = Chip("TPU v5p", "tpu", 95.0, 459e12, 918e12, 2765e9, 600e9, 60e-6, 4.20)
 _V6E = Chip("TPU v6e", "tpu", 31.25, 918e12, 1836e12, 1640e9, 448e9, 60e-6, 2.70)
 # By memory, with the limits of the common card of that size: L4, A100, H100, H200, dense.

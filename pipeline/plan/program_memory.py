@@ -156,7 +156,7 @@ def slots_state(sizes: Sizes, slots: int) -> Parts:
 
 
 def _empty(sizes: Sizes, _: int) -> Parts:
-    return slots_state(sizes, sizes.config.plan.rollout_rows)
+    return slots_state(sizes, sizes.config.rollout_rows)
 
 
 def _prefill(sizes: Sizes, bucket: int) -> Parts:
@@ -170,7 +170,7 @@ def _prefill(sizes: Sizes, bucket: int) -> Parts:
 
 
 def _fill(sizes: Sizes, bucket: int) -> Parts:
-    state = slots_state(sizes, sizes.config.plan.rollout_rows)
+    state = slots_state(sizes, sizes.config.rollout_rows)
     prompts = sizes.rings(sizes.config.prefill_rows(bucket), bucket)
     return {name: size + prompts.get(name, 0) for name, size in state.items()}
 
