@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -227,20 +228,7 @@ class ModelShape:
         Raises:
             ValueError: if `lora.targets` matches no matrix.
         """
-        pattern = _TARGETS.get(lora.targets, lora.targets)
-        found = sum(
-            lora.rank * matrix.lora
-            for layer in range(self.layers)
-            for matrix in self.matrices
-            if re.fullmatch(pattern, f"layers/{layer}/{matrix.path}")
-        )
-        if not found:
-            paths = ", ".join(f"layers/0/{matrix.path}" for matrix in self.matrices)
-            raise ValueError(
-                f"lora.targets = {lora.targets!r} matches no whole module path; there are {paths}, "
-                "and so in each layer"
-            )
-        return found
+        return lora.rank * _adapted(self, lora.targets)
 
     def layer_bytes(
         self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
@@ -266,6 +254,25 @@ class ModelShape:
         layer = self.layer_bytes(dtype, quantization=quantization, fsdp=fsdp, tp=tp)
         embedding = self.embedding_parameters * size // (fsdp * tp)
         return embedding + self.layers * layer + self.norm_parameters * size
+
+
+@lru_cache
+def _adapted(shape: ModelShape, targets: str) -> int:
+    """Elements of the adapter at rank 1."""
+    pattern = _TARGETS.get(targets, targets)
+    found = sum(
+        matrix.lora
+        for layer in range(shape.layers)
+        for matrix in shape.matrices
+        if re.fullmatch(pattern, f"layers/{layer}/{matrix.path}")
+    )
+    if not found:
+        paths = ", ".join(f"layers/0/{matrix.path}" for matrix in shape.matrices)
+        raise ValueError(
+            f"lora.targets = {targets!r} matches no whole module path; there are {paths}, "
+            "and so in each layer"
+        )
+    return found
 
 
 _FSDP, _TP = "fsdp", "tp"

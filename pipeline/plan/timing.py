@@ -13,6 +13,7 @@ from typing import Literal
 
 from configs.schema import Config
 from pipeline.plan.hardware import Chip
+from pipeline.plan.program_memory import Sizes
 from pipeline.plan.shapes import DTYPE_BYTES, ModelShape
 
 Regime = Literal["compute", "bandwidth", "links", "latency"]
@@ -200,18 +201,11 @@ class Pace:
         each = (many - one) / 1024
         return max(1, round(1.5 * (one - each) / each))
 
-    def kv_bytes_per_row(self, *, recent: int = 0) -> float:
+    def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Of the caches of one rollout on a chip, with what a segment adds to them."""
-        shape, length = self.shape, self.config.rollout.max_tokens
-        window = min(shape.window, length)
-        positions = shape.local_layers * window + shape.global_layers * length
-        positions += shape.layers * recent
-        size: float = DTYPE_BYTES[self.config.model.dtype]
-        if self.config.plan.kv_cache == "int8":
-            size = 1 + 4 / shape.head_dim
-        tp = self.config.plan.tp_of_sampler
-        heads = shape.kv_heads / tp if shape.kv_heads % tp == 0 else shape.kv_heads
-        return 2 * heads * shape.head_dim * size * positions
+        sizes = Sizes.of(self.config, self.shape, "empty")
+        rings = sizes.rings(1, self.config.rollout.max_tokens), sizes.rings(1, recent)
+        return sum(sum(ring.values()) for ring in rings)
 
     def attention_flops(self, seq: float) -> float:
         """Of the scores and of what they weigh, for a position of a sequence, all layers."""
