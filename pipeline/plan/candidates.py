@@ -49,6 +49,8 @@ def _holds(topology: Topology, config: Config) -> bool:
 
 def _plans(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
     chips, platform = topology.chips, topology.chip.platform
+    if platform == "cpu":
+        return  # its devices are virtual: however they are placed, the cores are the same
     for fsdp, tp in _meshes(shape, topology):
         yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
     if platform == "tpu" and topology.hosts == 1:
@@ -68,9 +70,7 @@ def _plans(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]
 def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
     """Parts of weights and of widths; over several hosts both stay within one."""
     within = topology.chips // topology.hosts
-    found = [(1, 1)]
-    if topology.chip.platform != "cpu":
-        found += [(within, 1), (1, 2), (1, 4), (within // 2, 2)]
+    found = [(1, 1), (within, 1), (1, 2), (1, 4), (within // 2, 2)]
     for fsdp, tp in dict.fromkeys(found):
         parts = fsdp * tp
         if parts and within % parts == 0 and shape.heads % tp == 0 and shape.vocab % parts == 0:

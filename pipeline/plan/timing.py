@@ -28,7 +28,7 @@ _DEQUANTIZE = 5.3
 """Bytes moved for each of a matrix that is computed back from 8 or 4 bits before each product."""
 _CUT_BYTES = 300.0
 """Bytes moved for each entry of the vocabulary where top-k, top-p or min-p look at it again."""
-_REDUCE_S = 10e-6
+_REDUCE_S = 25e-6
 """Least seconds of an exchange between chips."""
 _LAUNCH_S = 1e-3
 """Least seconds of a program, and of the host's look at what has ended."""

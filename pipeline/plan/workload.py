@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 from configs.schema import Config
@@ -57,24 +58,25 @@ class Lengths:
         return Lengths(max(1.0, PROMPT_SHARE * rollout.max_prompt_tokens), completion)
 
 
-def completion_lengths(count: int, *, mean: float, cap: int) -> list[int]:
+@lru_cache(maxsize=64)
+def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
     """So many lengths at the even quantiles of a lognormal that is cut at `cap`.
 
     Their mean is `mean` to within a token, where the cap allows it. In an order that is fixed and
     like a shuffled one: neighbours are no longer or shorter than others.
     """
-    normal = [NormalDist().inv_cdf((n + 0.5) / count) for n in range(count)]
+    normal = [math.exp(SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
 
     def lengths(median: float) -> list[int]:
-        return [min(cap, max(1, round(median * math.exp(SIGMA * z)))) for z in normal]
+        return [min(cap, max(1, round(median * factor))) for factor in normal]
 
     low, high = 0.5, 64.0 * cap
-    for _ in range(48):
+    for _ in range(32):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if sum(lengths(middle)) < mean * count else (low, middle)
     found = lengths(high)
     stride = next(n for n in range(max(1, int(0.618 * count)), 2 * count + 2) if _coprime(n, count))
-    return [found[(n * stride) % count] for n in range(count)]
+    return tuple(found[(n * stride) % count] for n in range(count))
 
 
 def _coprime(a: int, b: int) -> bool:
