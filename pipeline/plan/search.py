@@ -141,6 +141,22 @@ def planned_sizes(case: Case) -> Sizes:
     return Sizes.of(found.config)
 
 
+def in_its_place(case: Case, plan: Planned) -> Planned | None:
+    """Another case planned in the placement of a plan; None: its bounds leave no sizes.
+
+    All settings that a search may choose are chosen again, and without the bounds of a plan that
+    is fixed.
+    """
+    keys = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp")
+    place = {key: getattr(plan.config.plan, key) for key in (*keys, "sampler_tp")}
+    own = {key: getattr(plan.config.plan, key) for key in ("segment_steps", "prefill_tokens")}
+    config = with_plan(
+        case.config, {**place, **own, "remat": plan.config.plan.remat, "slot_buckets": None}
+    )
+    found = _sizes_for(case, config, free=not plan.configured)
+    return None if found is None else measured(case, plan.name, found)
+
+
 def shortage(plan: Planned) -> str:
     """What is short where a plan does not fit."""
     full = plan.fullest
