@@ -15,7 +15,7 @@ from typing import Literal
 
 from configs.schema import Config, Source
 from pipeline.deadline import SAFETY
-from pipeline.plan.programs import programs_of, split_name
+from pipeline.plan.programs import programs_of
 from pipeline.plan.search import Case, Planned
 from pipeline.plan.shapes import DTYPE_BYTES
 from pipeline.plan.step import drawing, imitation_s
@@ -221,7 +221,7 @@ def _programs(config: Config) -> list[str]:
 
 
 def _compiling_s(case: Case, program: str) -> float:
-    kind = program.split()[0] if program.startswith("compact") else split_name(program)[0]
+    kind = program.partition(" ")[0]
     share = _CPU_COMPILES if case.topology.chip.platform == "cpu" else 1.0
     return share * _COMPILE_S[kind] * case.shape.layers
 

@@ -90,7 +90,7 @@ _GPUS = {
     80: Chip("GPU of 80 GB", "gpu", 77.0, 989e12, 1979e12, 3350e9, 450e9, 20e-6),
     141: Chip("GPU of 141 GB", "gpu", 137.0, 989e12, 1979e12, 4800e9, 450e9, 20e-6),
 }
-_CORE_FLOPS, _CORE_BYTES_PER_S = 30e9, 8e9
+_CORE_FLOPS, _CORE_BYTES_PER_S = 50e9, 8e9
 """Of a CPU's core on matrices of a small model."""
 
 

@@ -7,7 +7,7 @@ the configuration's own settings and the smallest sizes win: more would only tak
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from configs.schema import Config
@@ -24,6 +24,8 @@ from pipeline.plan.workload import Lengths
 
 RESERVE = 0.05
 """Share of the memory that a plan leaves: as far as estimates may be too low."""
+LEFT = 0.01
+"""Likewise where the compiler has counted: for gaps between arrays that come and go."""
 GAIN = 0.02
 """A plan that is not better by this share is not worth another setting."""
 _NEAR = 0.01
@@ -38,17 +40,31 @@ class Case:
         shape: the model.
         topology: the chips.
         lengths: that are expected.
+        memory_ratio: what a phase was found to hold, as a multiple of what is estimated.
     """
 
     config: Config
     shape: ModelShape
     topology: Topology
     lengths: Lengths
+    memory_ratio: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def limit_bytes(self) -> int:
         """Of a chip that a plan may use, the reserve taken off."""
         return int((1 - RESERVE) * self.topology.chip.hbm_gib * GIB)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a chip that a program may hold which the compiler has counted."""
+        return int((1 - LEFT) * self.topology.chip.hbm_gib * GIB)
+
+    def holds(self, memory: Memory) -> bool:
+        """Whether a chip has room for it, and for the reserve where nothing is known better."""
+        ratio = self.memory_ratio.get(memory.phase)
+        if ratio is None:
+            return memory.total <= self.limit_bytes
+        return ratio * memory.total <= self.most_bytes
 
     def pace(self, config: Config) -> Pace:
         """How fast the programs of a configuration are on these chips."""
@@ -69,7 +85,7 @@ class Planned:
         config: with all sizes.
         step: what a step takes.
         memory: by phase, a chip's.
-        limit_bytes: what may be used of a chip.
+        fits: whether a chip has room for all of them.
     """
 
     name: str
@@ -77,18 +93,13 @@ class Planned:
     config: Config
     step: Step
     memory: Mapping[str, Memory]
-    limit_bytes: int
+    fits: bool
 
     @property
     def fullest(self) -> Memory:
         """The fullest moment of any chip."""
         phases = [memory for phase, memory in self.memory.items() if phase != "colocated"]
         return max(phases, key=lambda memory: memory.total)
-
-    @property
-    def fits(self) -> bool:
-        """Whether everything is below the limit."""
-        return self.fullest.total <= self.limit_bytes
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,7 @@ def planned_sizes(case: Case) -> Sizes:
     assert own.configured, "a run's own placement is on its own topology"
     found = _as_configured(case, own)
     if not found.fits:
-        raise ValueError(f"plan: no sizes fit: {shortage(found)}")
+        raise ValueError(f"plan: no sizes fit: {shortage(case, found)}")
     return Sizes.of(found.config)
 
 
@@ -157,13 +168,13 @@ def in_its_place(case: Case, plan: Planned) -> Planned | None:
     return None if found is None else measured(case, plan.name, found)
 
 
-def shortage(plan: Planned) -> str:
+def shortage(case: Case, plan: Planned) -> str:
     """What is short where a plan does not fit."""
     full = plan.fullest
     largest = max(full.parts, key=lambda name: full.parts[name])
     return (
         f"{plan.name}: {full.phase} takes {full.total / GIB:.2f} GiB of the "
-        f"{plan.limit_bytes / GIB:.2f} that may be used, {largest} {full.parts[largest] / GIB:.2f}"
+        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} {full.parts[largest] / GIB:.2f}"
     )
 
 
@@ -183,9 +194,9 @@ def checked(config: Config) -> Config:
 
 def measured(case: Case, name: str, config: Config, *, configured: bool = False) -> Planned:
     """A configuration with sizes, with all that is known of it."""
-    return Planned(
-        name, configured, config, case.step(config), estimate(config, case.shape), case.limit_bytes
-    )
+    memory = estimate(config, case.shape)
+    fits = all(case.holds(one) for phase, one in memory.items() if phase != "colocated")
+    return Planned(name, configured, config, case.step(config), memory, fits)
 
 
 def _as_good(one: Planned, best: Planned) -> bool:
@@ -253,7 +264,7 @@ def _best(
 
     def fits(option: Option) -> bool:
         memory = estimate(with_plan(config, option.update), case.shape)
-        return all(memory[phase].total <= case.limit_bytes for phase in phases)
+        return all(case.holds(memory[phase]) for phase in phases)
 
     fastest = next((one for one in sorted(options, key=_seconds) if fits(one)), None)
     if fastest is None:

@@ -66,7 +66,8 @@ class Seconds:
 
 def fixed(seconds: float, *, chip: Chip) -> Seconds:
     """A time that does not depend on the model, as uncertain as the others."""
-    return Seconds(0.0, seconds, seconds * _SPREAD[chip.platform], "latency")
+    spread = _SPREAD[chip.platform]
+    return Seconds(seconds / spread, seconds, seconds * spread, "latency")
 
 
 @dataclass(frozen=True)
