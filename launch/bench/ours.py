@@ -9,35 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.load import load_config
-from configs.schema import Config
 from launch.bench.compiled import figures
-from launch.bench.models import MODELS, VOCAB, own_sizes, preset
+from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model.architecture import architecture
 from pipeline.model.head import Head, score
 from pipeline.model.policy import Policy
 from pipeline.model.sharding import BATCH_AXES, make_mesh
 from pipeline.plan.compile import VOCABULARY, compile_for, v5e_devices
-
-PROMPT = 256
-"""Tokens of a prompt; the completion takes the rest of the length."""
-
-
-def bench_config(model: str, *, length: int, **settings: Any) -> Config:
-    """The model's v5e-8 preset with sequences of `length` and these settings, `table__key=value`.
-
-    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says.
-    """
-    changes = {
-        "lora__rank": 32,
-        "lora__alpha": 64.0,
-        "plan__row_tokens": length,
-        "rollout__max_prompt_tokens": PROMPT,
-        "rollout__max_new_tokens": length - PROMPT,
-    } | settings
-    overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
-    return load_config(preset(model), overrides)
 
 
 def gradient(

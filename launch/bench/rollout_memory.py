@@ -11,8 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from launch.bench.models import MODELS, VOCAB, own_sizes
-from launch.bench.ours import bench_config
+from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
 from pipeline.decode.cache import bytes_per_row
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.rollout_weights import rollout_policy

@@ -12,8 +12,7 @@ from tunix.models.gemma3 import model as gemma3
 
 from launch.bench import tunix_peer
 from launch.bench.compiled import figures
-from launch.bench.models import VOCAB, own_sizes
-from launch.bench.ours import PROMPT
+from launch.bench.models import PROMPT, VOCAB, own_sizes
 from launch.bench.tunix_sampler import TunixSampler
 from pipeline.plan.compile import VOCABULARY, DoesNotFitError, compile_for, v5e_devices
 from pipeline.plan.memory_report import HBM
