@@ -53,10 +53,8 @@ def slot_options(
         most: slots of a sampler; None: no bound.
         free: whether segment and prefill may be others than the configuration's.
     """
-    plan, rollout = config.plan, config.rollout
-    prompts, samples = rollout.prompts_per_step, rollout.group_size
-    share = math.ceil(prompts / plan.num_samplers) * samples
-    enough = math.ceil(share / plan.sampler_shards)
+    plan, enough = config.plan, most_slots(config)
+    prompts, samples = config.rollout.prompts_per_step, config.rollout.group_size
     bound = enough if most is None else min(enough, most // plan.sampler_shards)
     found = []
     for slots in ladder(bound):
@@ -72,6 +70,21 @@ def slot_options(
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
             found.append(Option(update, seconds, changed, slots))
     return sorted(found, key=lambda option: -option.size)
+
+
+def most_slots(config: Config) -> int:
+    """Slots of a shard for all its rollouts of a step at once: more buy nothing."""
+    plan, rollout = config.plan, config.rollout
+    share = math.ceil(rollout.prompts_per_step / plan.num_samplers) * rollout.group_size
+    return math.ceil(share / plan.sampler_shards)
+
+
+def most_rows(config: Config, lengths: Lengths) -> int:
+    """Rows of a shard that a step fills: more buy nothing."""
+    unit = config.row_tokens * config.plan.learner_shards
+    update = {"micro_batch_tokens": unit}
+    one = config.model_copy(update={"plan": config.plan.model_copy(update=update)})
+    return len(packed_positions(one, lengths, sequences=config.rollout.size))
 
 
 def _reading(config: Config, *, free: bool) -> Iterator[tuple[int, int]]:
@@ -97,10 +110,8 @@ def row_options(
         most: positions of a micro-batch; None: no bound.
         free: whether remat may be another than the configuration's.
     """
-    plan, row = config.plan, config.row_tokens
-    unit = row * plan.learner_shards
-    one = config.model_copy(update={"plan": plan.model_copy(update={"micro_batch_tokens": unit})})
-    enough = len(packed_positions(one, lengths, sequences=config.rollout.size))
+    plan, enough = config.plan, most_rows(config, lengths)
+    unit = config.row_tokens * plan.learner_shards
     bound = enough if most is None else min(enough, most // unit)
     remats = {plan.remat, *(_REMATS if free else ())}
     if plan.platform == "cpu":

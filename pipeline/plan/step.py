@@ -54,7 +54,7 @@ class Step:
         seconds: by phase.
         rollouts: that it learns from.
         tokens: of their completions, which are drawn and trained.
-        positions: that the learner computes, padding included.
+        padding: share of the learner's positions that hold nothing.
         slots_useful: see `Drawing`.
         knee: slots of a shard from which more of them hardly draw faster.
     """
@@ -62,7 +62,7 @@ class Step:
     seconds: Mapping[str, Seconds]
     rollouts: int
     tokens: float
-    positions: int
+    padding: float
     slots_useful: float
     knee: int
 
@@ -103,7 +103,7 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         seconds=seconds,
         rollouts=size,
         tokens=size * lengths.completion,
-        positions=positions,
+        padding=1 - size * lengths.sequence / positions,
         slots_useful=drawn.slots_useful,
         knee=pace.knee(),
     )
