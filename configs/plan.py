@@ -16,7 +16,11 @@ _HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist
 class Plan(Table):
     """Sizes and placement: which processes own which devices and how much they do at once."""
 
-    fixed: Literal[True] = Field(True, description="sizes are the ones below, whatever happens")
+    fixed: bool = Field(
+        True,
+        description="true: sizes are the ones below, whatever happens; false: they are planned, "
+        "and smaller ones taken when memory runs out",
+    )
     platform: Literal["cpu", "tpu", "gpu"] = Field(description="kind of device; never substituted")
     placement: Literal["split", "colocated"] = Field(
         description="split: samplers and learner own devices each; colocated: one process owns all"
@@ -35,7 +39,12 @@ class Plan(Table):
     sampler_tp: int | None = Field(
         None, ge=1, description="split only: tp of each sampler, default 1"
     )
-    rollout_rows: int = Field(ge=1, description="slots of a sampler: rollouts it decodes at once")
+    rollout_rows: int | None = Field(
+        None,
+        ge=1,
+        description="slots of a sampler: rollouts it decodes at once; with plan.fixed = false the "
+        "most that there may be, default: no such bound",
+    )
     slot_buckets: Sizes | None = Field(
         None,
         description="fewer slots into which the last rollouts are moved, the most first; default: "
@@ -70,10 +79,12 @@ class Plan(Table):
     prompt_buckets: Sizes = Field(
         (), description="prompt lengths below max_prompt_tokens that get a program of their own"
     )
-    micro_batch_tokens: int = Field(
+    micro_batch_tokens: int | None = Field(
+        None,
         ge=1,
         description="positions in one gradient program, over all devices of the learner; rollouts "
-        "are packed into rows of row_tokens",
+        "are packed into rows of row_tokens; with plan.fixed = false the most that there may be, "
+        "default: no such bound",
     )
     row_tokens: int | None = Field(
         None,
@@ -107,6 +118,13 @@ class Plan(Table):
         "blocked",
         description="the learner's: in blocks of queries; or jax's splash kernels, TPU only",
     )
+    chip_hour_usd: float | None = Field(
+        None,
+        ge=0,
+        description="price of a device for an hour, on the CPU of the machine, for the cost that "
+        "launch.plan tells; default: the list price of 2025 of the chip on Google Cloud, none for "
+        "CPUs and GPUs",
+    )
 
     @model_validator(mode="after")
     def _placement(self) -> Plan:
@@ -119,7 +137,8 @@ class Plan(Table):
             ]
         problems += self._meshes()
         rows, shards, tp = self.rollout_rows, self.sampler_shards, self.tp_of_sampler
-        if rows % shards:
+        problems += self._fixed_problems()
+        if rows is not None and rows % shards:
             nearest = nearest_multiples(rows, shards)
             parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
             what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
@@ -131,21 +150,34 @@ class Plan(Table):
         refuse(problems)
         return self
 
+    def _fixed_problems(self) -> list[Problem]:
+        if not self.fixed:
+            what = "belongs to slots that are fixed, plan.fixed = true; remove it"
+            return [] if self.slot_buckets is None else [("slot_buckets", what)]
+        what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
+        sizes = ("rollout_rows", "micro_batch_tokens")
+        return [(key, what) for key in sizes if getattr(self, key) is None]
+
     def _slot_problems(self) -> list[Problem]:
-        if self.slot_buckets is None:
+        if self.slot_buckets is None or self.rollout_rows is None:
             return []
-        fits = {size for size in self.slot_buckets if size < self.rollout_rows}
+        most = self.rollout_rows
+        fits = {size for size in self.slot_buckets if size < most}
         valid = sorted((size for size in fits if size % self.sampler_shards == 0), reverse=True)
         if valid == list(self.slot_buckets):
             return []
-        what = f"must fall and stay below rollout_rows = {self.rollout_rows}"
+        what = f"must fall and stay below rollout_rows = {most}"
         if self.sampler_shards > 1:
             what += f", in multiples of a sampler's {self.sampler_shards} parts"
         return [("slot_buckets", f"{what}; nearest valid: {valid}")]
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Slots of a sampler, and the fewer that the last rollouts are moved into, falling."""
+        """Slots of a sampler, and the fewer that the last rollouts are moved into, falling.
+
+        Only once there are sizes: of a plan that is not fixed, not of the configuration as written.
+        """
+        assert self.rollout_rows is not None, "sizes are planned first"
         if self.slot_buckets is not None:
             return (self.rollout_rows, *self.slot_buckets)
         halves = (self.rollout_rows // 2**times for times in range(1, 4))

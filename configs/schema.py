@@ -267,7 +267,7 @@ class Config(Table):
 
     def prefill_rows(self, bucket: int) -> int:
         """Prompts of this bucket that each device of a sampler reads at a time."""
-        slots = self.plan.rollout_rows // self.plan.sampler_shards
+        slots = self.rollout_rows // self.plan.sampler_shards
         return max(1, min(slots, self.plan.prefill_tokens // bucket))
 
     @property
@@ -282,8 +282,14 @@ class Config(Table):
         return self.plan.row_tokens or self.rollout.max_tokens
 
     @property
+    def rollout_rows(self) -> int:
+        """Slots of a sampler, once there are sizes."""
+        return self.plan.slots[0]
+
+    @property
     def micro_batch_rows(self) -> int:
-        """Packed rows in one gradient program, over all devices of the learner."""
+        """Packed rows in one gradient program, over all devices of the learner; likewise."""
+        assert self.plan.micro_batch_tokens is not None, "sizes are planned first"
         return self.plan.micro_batch_tokens // self.row_tokens
 
 
@@ -332,9 +338,9 @@ def _row_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
     if plan.row_tokens is not None and plan.row_tokens < longest:
         what = f"must hold the longest sequence, {longest} tokens; nearest valid: {longest}"
         return [("plan.row_tokens", what)]
-    row = plan.row_tokens or longest
-    if plan.micro_batch_tokens % (row * plan.learner_shards):
-        nearest = nearest_multiples(plan.micro_batch_tokens, row * plan.learner_shards)
+    row, tokens = plan.row_tokens or longest, plan.micro_batch_tokens
+    if tokens is not None and tokens % (row * plan.learner_shards):
+        nearest = nearest_multiples(tokens, row * plan.learner_shards)
         what = (
             f"must be a multiple of plan.row_tokens = {row} x {plan.learner_shards} rows, one on "
             f"each device or group of tp devices; nearest valid: {nearest}"

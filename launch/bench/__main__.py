@@ -28,6 +28,8 @@ BENCHMARKS = {
     "hbm": "memory and estimated time on a v5e chip, by the TPU compiler; no TPU needed; an hour "
     "or more, each row some minutes",
     "learner": "vocabulary, top k and packing on this machine's CPU; some minutes",
+    "plan": "the planner's estimates of memory beside the TPU compiler's; no TPU needed; an hour, "
+    "seconds where the compiler's answers are kept",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory of "
     "a v5e chip by the TPU compiler; half an hour",
     "sweep": "rollouts against slots, a v5e chip by the TPU compiler, this machine measured; also "

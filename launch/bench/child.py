@@ -15,15 +15,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-TPU_COMPILER = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-"""Environment in which libtpu compiles for a v5e-8 without one; before JAX is imported."""
-
 CPU_ONLY = {"JAX_PLATFORMS": "cpu"}
 """Environment of what is run here."""
 

@@ -1,84 +1,16 @@
-"""What the TPU compiler says of a program: memory per chip, estimated time, invariant 3."""
+"""Figures of a program that the TPU compiler has compiled: memory, time, invariant 3."""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-from jax.experimental import topologies
-
+from pipeline.plan.compile import DoesNotFitError, Program
 from pipeline.plan.figures import estimated_seconds, whole_logits
 from pipeline.plan.hlo import parse
-from pipeline.plan.memory_report import HBM, memory_spaces
-
-GIB = 2**30
-HBM_GIB = 15.75
-"""What a program may hold of a v5e chip."""
-
-_NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
-
-
-def v5e_devices(count: int) -> Sequence[jax.Device]:
-    """The first chips of a v5e-8 that need not be there."""
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4")
-    return topology.devices[:count]
-
-
-class DoesNotFitError(Exception):
-    """A program that needs more memory than a chip has.
-
-    Attributes:
-        needs_gib: by the compiler's account; None: it gives none.
-    """
-
-    def __init__(self, message: str) -> None:
-        """Reads the compiler's message."""
-        super().__init__(message)
-        used = _NEEDED.search(message)
-        self.needs_gib = float(used[1] or used[2]) if used else None
-
-
-@dataclass(frozen=True)
-class Program:
-    """A program compiled for a TPU.
-
-    Attributes:
-        text: optimised HLO.
-        bytes_of: what it holds of each memory space, arguments included.
-        stats: sizes of its arguments and results.
-    """
-
-    text: str
-    bytes_of: Mapping[str, int]
-    stats: Any
-
-
-def compile_for(traced: jax.stages.Traced) -> Program:
-    """Compiles for a TPU and reads the compiler's report on memory.
-
-    Raises:
-        DoesNotFitError: if the compiler finds no way to fit the program into a chip.
-    """
-    lowered = traced.lower(lowering_platforms=("tpu",))
-    with TemporaryDirectory() as folder:
-        options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        try:
-            compiled = lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) and "HbmOom" not in str(error):
-                raise
-            raise DoesNotFitError(str(error)) from None
-        (report,) = Path(folder).glob("*memory-usage-report.txt")
-        spaces = memory_spaces(report.read_text())
-    text = compiled.as_text()
-    assert text is not None
-    return Program(text, spaces, compiled.memory_analysis())
+from pipeline.plan.memory_report import HBM
+from pipeline.plan.topology import GIB, HBM_GIB
 
 
 def figures(

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launch.bench.child import CPU_ONLY, TPU_COMPILER
+from launch.bench.child import CPU_ONLY
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
+from pipeline.plan.topology import TPU_COMPILER
 
 _EXACT = {"float32": 1e-5, "bfloat16": 1e-2}
 _MEANS = (296, 448, 576)

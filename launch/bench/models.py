@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from configs.schema import Config
 
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
@@ -69,6 +72,10 @@ VOCAB = 262_144
 """Entries of the vocabulary of Gemma 3, and of all of them but the small policy."""
 
 
+PROMPT = 256
+"""Tokens of a prompt; the completion takes the rest of the length."""
+
+
 def own_sizes(model: str) -> tuple[int, int]:
     """Width of the hidden states and of the MLP."""
     return MODELS[model]["hidden_size"], MODELS[model]["intermediate_size"]
@@ -81,9 +88,27 @@ def preset(model: str) -> Path:
     return Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml"
 
 
+def bench_config(model: str, *, length: int, **settings: Any) -> Config:
+    """The model's v5e-8 preset with sequences of `length` and these settings, `table__key=value`.
+
+    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says.
+    """
+    from configs.load import load_config
+
+    changes = {
+        "lora__rank": 32,
+        "lora__alpha": 64.0,
+        "plan__row_tokens": length,
+        "rollout__max_prompt_tokens": PROMPT,
+        "rollout__max_new_tokens": length - PROMPT,
+    } | settings
+    overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
+    return load_config(preset(model), overrides)
+
+
 def preset_sequences(model: str, *, length: int) -> int:
     """Sequences of `length` in a micro-batch of the model's v5e-8 preset, on each chip."""
     from configs.load import load_config
 
-    plan = load_config(preset(model), []).plan
-    return plan.micro_batch_tokens // (plan.learner_devices * length)
+    config = load_config(preset(model), [])
+    return config.micro_batch_rows * config.row_tokens // (config.plan.learner_devices * length)

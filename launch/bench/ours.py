@@ -9,38 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.load import load_config
-from configs.schema import Config
-from launch.bench.compiled import compile_for, figures, v5e_devices
-from launch.bench.models import MODELS, VOCAB, own_sizes, preset
+from launch.bench.compiled import figures
+from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
 from pipeline.learner.programs import LearnerPrograms
 from pipeline.model.architecture import architecture
 from pipeline.model.head import Head, score
 from pipeline.model.policy import Policy
-from pipeline.model.sharding import BATCH_AXES, by_row, make_mesh, replicated
-from pipeline.model.vocabulary import Vocabulary
-
-VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
-"""Gemma 3's."""
-
-PROMPT = 256
-"""Tokens of a prompt; the completion takes the rest of the length."""
-
-
-def bench_config(model: str, *, length: int, **settings: Any) -> Config:
-    """The model's v5e-8 preset with sequences of `length` and these settings, `table__key=value`.
-
-    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says.
-    """
-    changes = {
-        "lora__rank": 32,
-        "lora__alpha": 64.0,
-        "plan__row_tokens": length,
-        "rollout__max_prompt_tokens": PROMPT,
-        "rollout__max_new_tokens": length - PROMPT,
-    } | settings
-    overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
-    return load_config(preset(model), overrides)
+from pipeline.model.sharding import BATCH_AXES, make_mesh
+from pipeline.plan.compile import VOCABULARY, compile_for, v5e_devices
 
 
 def gradient(
@@ -71,14 +47,11 @@ def gradient(
         quantization=config.model.quantization,
     )
     programs = LearnerPrograms(policy, config, VOCABULARY)
-    base, adapter = policy.abstract_params()
     rows = sequences * devices
     assert max(programs.shape.sizes) == rows, (programs.shape.sizes, rows)
-    whole, by_rows = replicated(mesh), by_row(mesh)
-    program = jax.jit(programs.gradient, donate_argnums=2, out_shardings=(whole, whole, by_rows))
     moments = 2 * sum(4 * shape.size for shape in policy.adapter_shapes.values())
     found = figures(
-        lambda: compile_for(program.trace(base, adapter, adapter, programs.abstract_batch(rows))),
+        lambda: compile_for(programs.trace_gradient(rows)),
         tokens=sequences * length,
         vocab=VOCAB // (config.plan.fsdp * config.plan.tp),
         model=own_sizes(model),

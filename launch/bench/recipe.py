@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from launch.bench.compiled import compile_for, v5e_devices
 from launch.bench.models import VOCAB
 from pipeline.model.head import Head, TopK, score
 from pipeline.model.sharding import BATCH_AXES, make_mesh
+from pipeline.plan.compile import compile_for, v5e_devices
 from pipeline.plan.hlo import parse
 from pipeline.plan.reads import bytes_read
 

@@ -11,16 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from launch.bench.compiled import (
-    GIB,
-    HBM_GIB,
-    DoesNotFitError,
-    Program,
-    compile_for,
-    v5e_devices,
-)
-from launch.bench.models import MODELS, VOCAB, own_sizes
-from launch.bench.ours import VOCABULARY, bench_config
+from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
 from pipeline.decode.cache import bytes_per_row
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.rollout_weights import rollout_policy
@@ -28,9 +19,17 @@ from pipeline.model.architecture import architecture
 from pipeline.model.gemma import Architecture
 from pipeline.model.policy import Policy
 from pipeline.model.sharding import make_mesh, placed
+from pipeline.plan.compile import (
+    VOCABULARY,
+    DoesNotFitError,
+    Program,
+    compile_for,
+    v5e_devices,
+)
 from pipeline.plan.figures import estimated_seconds, whole_logits
 from pipeline.plan.hlo import parse
 from pipeline.plan.memory_report import HBM
+from pipeline.plan.topology import GIB, HBM_GIB
 
 
 def sampler(

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from launch.bench.child import CPU_ONLY, TPU_COMPILER
+from launch.bench.child import CPU_ONLY
 from launch.bench.claims import invariant_3
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
+from pipeline.plan.topology import TPU_COMPILER
 
 POSITIONS = 1312
 """Of a prompt and its completion on a v5e chip, but where a row says otherwise."""

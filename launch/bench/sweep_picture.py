@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.bench.compiled import HBM_GIB
 from launch.bench.sweep import POSITIONS, SMALL_POSITIONS
+from pipeline.plan.topology import HBM_GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

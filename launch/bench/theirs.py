@@ -11,18 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tunix.models.gemma3 import model as gemma3
 
 from launch.bench import tunix_peer
-from launch.bench.compiled import (
-    GIB,
-    HBM_GIB,
-    DoesNotFitError,
-    compile_for,
-    figures,
-    v5e_devices,
-)
-from launch.bench.models import VOCAB, own_sizes
-from launch.bench.ours import PROMPT, VOCABULARY
+from launch.bench.compiled import figures
+from launch.bench.models import PROMPT, VOCAB, own_sizes
 from launch.bench.tunix_sampler import TunixSampler
+from pipeline.plan.compile import VOCABULARY, DoesNotFitError, compile_for, v5e_devices
 from pipeline.plan.memory_report import HBM
+from pipeline.plan.topology import GIB, HBM_GIB
 
 BETA = 0.08
 """Weight of the KL term in Tunix's own recipes; its reference is one log-prob a token."""

@@ -325,8 +325,8 @@ class Engine:
     def _newcomers(
         self, requests: Sequence[RolloutRequest], given: Sequence[Given]
     ) -> Newcomers[np.ndarray]:
-        per_shard = self._config.plan.rollout_rows // self._shards
-        new, seen = Newcomers.none(self._config.plan.rollout_rows), [0] * self._shards
+        per_shard = self._config.rollout_rows // self._shards
+        new, seen = Newcomers.none(self._config.rollout_rows), [0] * self._shards
         for one in given:
             request, first = requests[one.member], one.shard * per_shard
             at, number = first + one.slot, first + seen[one.shard]

@@ -97,7 +97,7 @@ class DecodePrograms:
 
     def empty(self) -> DecodeState:
         """All slots free."""
-        slots, rollout = self.config.plan.rollout_rows, self.config.rollout
+        slots, rollout = self.config.rollout_rows, self.config.rollout
         number, new = jnp.zeros(slots, jnp.int32), rollout.max_new_tokens
         return DecodeState(
             caches=self._empty_rings(slots, rollout.max_tokens),
@@ -286,7 +286,7 @@ class DecodePrograms:
 
     def trace_empty(self) -> jax.stages.Traced:
         """The program of `empty`."""
-        places = jax.tree.map(self._place, self._state(self.config.plan.rollout_rows))
+        places = jax.tree.map(self._place, self._state(self.config.rollout_rows))
         return jax.jit(self.empty, out_shardings=places).trace()
 
     def trace_prefill(self, bucket: int) -> jax.stages.Traced:
@@ -299,7 +299,7 @@ class DecodePrograms:
 
     def trace_fill(self, bucket: int) -> jax.stages.Traced:
         """The program of `fill`, from prompts that the prefill of `bucket` has read."""
-        slots = self.config.plan.rollout_rows
+        slots = self.config.rollout_rows
         state, newcomers = self._state(slots), self._placed(Newcomers.none(slots))
         places = jax.tree.map(self._place, state)
         program = jax.jit(self.fill, donate_argnums=0, out_shardings=places)

@@ -107,7 +107,7 @@ async def measure(
         completions = await answer(
             samplers,
             evaluation.requests(prompts, phase=name, samples=protocol.samples),
-            at_once=_REFILLS * config.plan.rollout_rows,
+            at_once=_REFILLS * config.rollout_rows,
             temperature=protocol.temperature,
             adapter=adapter,
             advance=advance,

@@ -196,49 +196,70 @@ class LearnerPrograms:
 
     def compile(self) -> CompiledPrograms:
         """Compiles everything for the configured shapes; allocates nothing."""
-        mesh = self.policy.mesh
-        whole, rows = replicated(mesh), by_row(mesh)
-        base, adapter = self.policy.abstract_params()
-        state = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
-            jax.eval_shape(self.optimizer.init, adapter),
-        )
-        sizes = self.shape.sizes
-        gradient = jax.jit(self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows))
+        mesh, sizes = self.policy.mesh, self.shape.sizes
         imitation: BySize = {}
         apply_imitation = None
         if self.config.run.warm_start:
-            imitate = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
-            for size in sizes:
-                examples = ExampleBatch(self.abstract_inputs(size), self._rows(size))
-                imitation[size] = build(imitate.trace(base, adapter, adapter, examples), mesh)
-            apply_other = jax.jit(self.apply_imitation, donate_argnums=(0, 1), out_shardings=whole)
-            apply_imitation = build(apply_other.trace(adapter, state, adapter), mesh)
-        apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
+            imitation = {size: build(self.trace_imitation(size), mesh) for size in sizes}
+            apply_imitation = build(self._trace_apply(self.apply_imitation), mesh)
+        keep: BySize = {}
+        if self.config.learner.keeps_top_k:
+            keep = {size: build(self.trace_keep(size), mesh) for size in sizes}
         return CompiledPrograms(
             score=self.compile_score(),
-            keep=self._forward_only(self.keep) if self.config.learner.keeps_top_k else {},
-            gradient={
-                size: build(gradient.trace(base, adapter, adapter, self.abstract_batch(size)), mesh)
-                for size in sizes
-            },
-            apply=build(apply.trace(adapter, state, adapter), mesh),
+            keep=keep,
+            gradient={size: build(self.trace_gradient(size), mesh) for size in sizes},
+            apply=build(self.trace_apply(), mesh),
             imitation=imitation,
             apply_imitation=apply_imitation,
         )
 
     def compile_score(self) -> BySize:
         """The scoring program alone."""
-        return self._forward_only(self.score)
+        return {size: build(self.trace_score(size), self.policy.mesh) for size in self.shape.sizes}
 
-    def _forward_only(self, function: Any) -> BySize:
-        mesh = self.policy.mesh
+    def trace_score(self, rows: int) -> jax.stages.Traced:
+        """The program of `score`, for so many rows."""
+        return self._trace_forward(self.score, rows)
+
+    def trace_keep(self, rows: int) -> jax.stages.Traced:
+        """The program of `keep`, for so many rows."""
+        return self._trace_forward(self.keep, rows)
+
+    def trace_gradient(self, rows: int) -> jax.stages.Traced:
+        """The program of `gradient`, for so many rows."""
+        whole, by_rows = replicated(self.policy.mesh), by_row(self.policy.mesh)
         base, adapter = self.policy.abstract_params()
-        program = jax.jit(function, out_shardings=by_row(mesh))
-        return {
-            size: build(program.trace(base, adapter, self.abstract_inputs(size)), mesh)
-            for size in self.shape.sizes
-        }
+        places = (whole, whole, by_rows)
+        program = jax.jit(self.gradient, donate_argnums=2, out_shardings=places)
+        return program.trace(base, adapter, adapter, self.abstract_batch(rows))
+
+    def trace_imitation(self, rows: int) -> jax.stages.Traced:
+        """The program of `imitation`, for so many rows."""
+        base, adapter = self.policy.abstract_params()
+        whole = replicated(self.policy.mesh)
+        program = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
+        examples = ExampleBatch(self.abstract_inputs(rows), self._rows(rows))
+        return program.trace(base, adapter, adapter, examples)
+
+    def trace_apply(self) -> jax.stages.Traced:
+        """The program of `apply`."""
+        return self._trace_apply(self.apply)
+
+    def _trace_apply(self, function: Any) -> jax.stages.Traced:
+        whole = replicated(self.policy.mesh)
+        _, adapter = self.policy.abstract_params()
+        state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+            jax.eval_shape(self.optimizer.init, adapter),
+        )
+        program = jax.jit(function, donate_argnums=(0, 1), out_shardings=whole)
+        return program.trace(adapter, state, adapter)
+
+    def _trace_forward(self, function: Any, rows: int) -> jax.stages.Traced:
+        base, adapter = self.policy.abstract_params()
+        program = jax.jit(function, out_shardings=by_row(self.policy.mesh))
+        return program.trace(base, adapter, self.abstract_inputs(rows))
 
     @property
     def keeps_old(self) -> bool:

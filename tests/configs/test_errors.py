@@ -45,7 +45,6 @@ def told(path: Path, key: str, text: str) -> str:
         ("learner.lr", "true", "= true: must be a number, above 0; default: 1e-05"),
         ("learner.lr", "'1e-4'", '= "1e-4": must be a number, above 0; nearest valid: 0.0001'),
         ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
-        ("plan.fixed", "false", "= false: must be true; nearest valid: true"),
         (
             "learner.schedule",
             "cosinus",
@@ -104,9 +103,8 @@ def test_a_long_value_is_cut(small: Path) -> None:
 
 def test_a_missing_table_names_what_it_needs(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
-    needs = "plan.platform, plan.placement, plan.rollout_rows, plan.micro_batch_tokens"
     assert mistakes(path) == (
-        f"{path}: plan: missing; this table needs {needs}",
+        f"{path}: plan: missing; this table needs plan.platform, plan.placement",
         f"{path}: budget: missing; this table has budget.steps, budget.time",
         f"{path}: rollouts: unknown; did you mean rollout?",
     )

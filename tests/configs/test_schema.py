@@ -97,6 +97,21 @@ def test_what_is_not_a_duration(text: str) -> None:
             ),
         ),
         (
+            [("plan.rollout_rows", "none")],
+            "plan.rollout_rows",
+            "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it",
+        ),
+        (
+            [("plan.fixed", "false"), ("plan.slot_buckets", "[8]")],
+            "plan.slot_buckets",
+            "belongs to slots that are fixed, plan.fixed = true; remove it",
+        ),
+        (
+            [("plan.fixed", "false"), ("plan.micro_batch_tokens", "100")],
+            "plan.micro_batch_tokens",
+            "must be a multiple of plan.row_tokens = 48 x 1 rows",
+        ),
+        (
             [("plan.attention", "splash")],
             "plan.attention",
             'needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"',
@@ -250,6 +265,14 @@ def test_a_table_made_in_code_tells_all_in_one_message() -> None:
             micro_batch_tokens=5,
             attention="splash",
         )
+
+
+def test_sizes_that_are_planned_need_not_be_given(small: Path) -> None:
+    free = [("plan.rollout_rows", "none"), ("plan.micro_batch_tokens", "none")]
+    plan = load_config(small, [("plan.fixed", "false"), *free]).plan
+    assert (plan.rollout_rows, plan.micro_batch_tokens) == (None, None)
+    bounded = load_config(small, [("plan.fixed", "false")])
+    assert (bounded.rollout_rows, bounded.micro_batch_rows) == (32, 8)
 
 
 def test_derived_numbers(small: Path) -> None:

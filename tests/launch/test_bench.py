@@ -27,10 +27,11 @@ from launch.bench import (
     tunix_peer,
 )
 from launch.bench.child import in_child
-from launch.bench.compiled import compile_for, figures
+from launch.bench.compiled import figures
 from launch.bench.table import Benchmark, Claim, Column, Row, Section
 from pipeline.model.head import Head
 from pipeline.model.sharding import make_mesh
+from pipeline.plan.compile import compile_for
 
 PROJECT = Path(__file__).parents[2]
 TINY = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.bench.child import TPU_COMPILER
+from pipeline.plan.topology import TPU_COMPILER
 
 PROJECT = Path(__file__).parents[2]
 HBM_GIB = 15.75

@@ -60,7 +60,7 @@ def answers(
         answer(
             [EngineSampler(config, **tables) for _ in range(samplers)],
             requests(PROMPTS, phase="test", samples=samples),
-            at_once=config.plan.rollout_rows,
+            at_once=config.rollout_rows,
             temperature=temperature,
             adapter=OpenedAdapter(0, "", ""),
         )

@@ -1,0 +1,62 @@
+"""One program of a run: what it holds by the planner's estimate and by the TPU compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.schema import Config
+from launch.bench.models import bench_config
+from pipeline.plan.compiler import compiled
+from pipeline.plan.program_memory import held
+from pipeline.plan.programs import split_name
+from pipeline.plan.shapes import shape_of
+from pipeline.plan.topology import GIB, HBM_GIB
+
+
+def compared(*, model: str, program: str, length: int, **settings: Any) -> dict[str, Any]:
+    """GiB of a chip by both, arguments and results included.
+
+    Args:
+        model: whose v5e-8 preset is taken, on one chip unless `settings` say otherwise.
+        program: by its name; slots and rows are those of all chips.
+        length: positions of a prompt and its completion, and of a packed row.
+        settings: further ones, `table__key=value`.
+
+    Returns:
+        `estimated_gib`, `compiled_gib`, how far the estimate is above it in percent, the share of
+        a chip that the compiler counts, and seconds of compiling. Where the program does not fit,
+        `compiled_gib` is absent and `refused` says whether the estimate does not fit, either.
+    """
+    config = _config(model, program, length=length, settings=settings)
+    shape = shape_of(config)
+    estimated = sum(held(config, shape, program).values()) / GIB
+    found = compiled(config, shape, [program])[program]
+    figures = {"estimated_gib": estimated, "compile_s": found.compile_s}
+    if not found.fits or found.hbm_bytes is None:
+        needs = None if found.hbm_bytes is None else found.hbm_bytes / GIB
+        return {**figures, "needs_gib": needs, "refused": estimated > HBM_GIB}
+    gib = found.hbm_bytes / GIB
+    return {
+        **figures,
+        "compiled_gib": gib,
+        "error_percent": 100 * (estimated / gib - 1),
+        "share": gib / HBM_GIB,
+    }
+
+
+def _config(model: str, program: str, *, length: int, settings: dict[str, Any]) -> Config:
+    devices = settings.pop("plan__learner_devices", 1)
+    kind, size = split_name(program)
+    shards = devices // settings.get("plan__tp", 1)
+    rows = size if kind in {"score", "keep", "gradient"} else shards
+    slots = size if kind == "segment" else 16 * devices
+    return bench_config(
+        model,
+        length=length,
+        plan__learner_devices=devices,
+        plan__micro_batch_tokens=rows * length,
+        plan__rollout_rows=settings.pop("plan__rollout_rows", slots),
+        plan__slot_buckets=[],
+        plan__prompt_buckets=[],
+        **settings,
+    )

@@ -1,0 +1,147 @@
+"""Plans a run before anything is rented: what fits, how long it takes, what it costs.
+
+    python -m launch.plan CONFIG.toml [--topology NAME] [--verify] [--json FILE]
+
+Needs no accelerator, no weights and no data; `--verify` asks the TPU compiler, in a child process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.cli import parse
+from configs.load import load_config
+from configs.schema import Config
+
+if TYPE_CHECKING:
+    from pipeline.plan.report import Plan
+
+EXIT_SHORT = 1
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+DESCRIPTION = """\
+Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
+budget buys, and what it costs. With plan.fixed = true the sizes are those of the file, and others
+are compared with them. CONFIG.toml may also be a run folder.
+Exit status: 0 it fits, 1 it does not, 2 a mistake in the request, 130 after Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    try:
+        command = parse(
+            sys.argv[1:] if argv is None else argv,
+            prog="python -m launch.plan",
+            description=DESCRIPTION,
+            flags=_flags(),
+        )
+        config = load_config(command.path, command.overrides)
+        return _run(config, command.flags)
+    except BrokenPipeError:  # the reader has seen enough
+        sys.stderr.close()
+        return 0
+    except (ValueError, FileNotFoundError) as mistake:
+        sys.stdout.flush()
+        print(mistake, file=sys.stderr)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="plan for other chips than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
+        "v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
+    )
+    flags.add_argument(
+        "--completion-tokens",
+        metavar="N",
+        type=float,
+        help="mean tokens of a completion, where they are known; default: 0.35 of the longest",
+    )
+    flags.add_argument(
+        "--verify",
+        action="store_true",
+        help="compile the plan's programs for a v5e and take the compiler's figures; at most 8 "
+        "compilations, minutes each, kept for the next time",
+    )
+    flags.add_argument("--json", metavar="FILE", help="write what is shown as JSON")
+    return flags
+
+
+def _run(config: Config, flags: argparse.Namespace) -> int:
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from pipeline.plan.lines import lines
+    from pipeline.plan.report import report
+
+    found = _plan(config, flags)
+    figures = report(found)
+    for line in lines(figures):
+        print(line)
+    if flags.json is not None:
+        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+        Path(flags.json).write_text(text, encoding="utf-8")
+    return 0 if found.plan.fits else EXIT_SHORT
+
+
+def _plan(config: Config, flags: argparse.Namespace) -> Plan:
+    """Everything that is shown.
+
+    Raises:
+        FileNotFoundError: if the model's folder is not there.
+        ValueError: what is wrong with the request.
+    """
+    from pipeline.plan.forecast import forecast
+    from pipeline.plan.gains import gains
+    from pipeline.plan.hardware import topology_of
+    from pipeline.plan.report import Plan
+    from pipeline.plan.search import Case, choose
+    from pipeline.plan.shapes import shape_of
+    from pipeline.plan.workload import Lengths
+
+    topology = topology_of(config, flags.topology)
+    if flags.verify and topology.compiler is None:
+        raise ValueError(
+            f"command line: --verify: programs are compiled for v5e-1, v5e-4 and v5e-8, not for "
+            f"{topology.name}; leave it out"
+        )
+    lengths = Lengths.expected(config, flags.completion_tokens)
+    case = Case(config, shape_of(config), topology, lengths)
+    choice = choose(case)
+    verified, why = None, None
+    if flags.verify:
+        from pipeline.plan.compiler import NoCompiler
+        from pipeline.plan.verify import Verifier
+
+        try:
+            verified = Verifier(case, say=_say).verify(choice.chosen)
+        except NoCompiler as absent:
+            why = f"{absent}; all figures are estimated"
+    plan = choice.chosen if verified is None else verified.plan
+    compile_s = {}
+    if verified is not None:
+        compile_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
+    return Plan(
+        case,
+        choice,
+        forecast(case, plan, compile_s=compile_s),
+        gains(case, choice.chosen) if choice.chosen.fits else [],
+        verified,
+        why,
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Which placements and meshes a plan compares: only those that processes can lease and open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.schema import Config
+from pipeline.plan.hardware import Topology, devices_of
+from pipeline.plan.shapes import ModelShape
+
+LEASES = (1, 4, 8)
+"""Contiguous chips of a TPU host that a process can have; two of them have no bounds that are set
+for half of a host's row."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A placement.
+
+    Attributes:
+        name: in words.
+        config: with this placement; its sizes are those of the configuration.
+        configured: whether it is the configuration's own.
+    """
+
+    name: str
+    config: Config
+    configured: bool = False
+
+
+def candidates(config: Config, shape: ModelShape, topology: Topology) -> list[Candidate]:
+    """The configuration's own placement first, if the topology holds it, then all others."""
+    found = [_placed(config, plan) for plan in _plans(shape, topology)]
+    others = {_name(one): one for one in found}
+    own = _name(config)
+    others.pop(own, None)
+    first = [Candidate(own, config, configured=True)] if _holds(topology, config) else []
+    return [*first, *(Candidate(name, one) for name, one in others.items())]
+
+
+def _holds(topology: Topology, config: Config) -> bool:
+    """Whether a run as configured would be one on this topology."""
+    if topology.hosts > 1:
+        return devices_of(config) == topology.chips
+    return devices_of(config) <= topology.chips
+
+
+def _plans(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
+    chips, platform = topology.chips, topology.chip.platform
+    if platform == "cpu":
+        return  # its devices are virtual: however they are placed, the cores are the same
+    for fsdp, tp in _meshes(shape, topology):
+        yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
+    if platform == "tpu" and topology.hosts == 1:
+        for learner in LEASES:
+            samplers = chips - learner
+            if samplers > 0:
+                yield {
+                    "placement": "split",
+                    "learner_devices": learner,
+                    "samplers": samplers,
+                    "sampler_devices": 1,
+                    "fsdp": 1,
+                    "tp": 1,
+                }
+
+
+def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
+    """Parts of weights and of widths; over several hosts both stay within one."""
+    within = topology.chips // topology.hosts
+    found = [(1, 1), (within, 1), (1, 2), (1, 4), (within // 2, 2)]
+    for fsdp, tp in dict.fromkeys(found):
+        parts = fsdp * tp
+        if parts and within % parts == 0 and shape.heads % tp == 0 and shape.vocab % parts == 0:
+            yield fsdp, tp
+
+
+def _placed(config: Config, plan: Mapping[str, Any]) -> Config:
+    """The configuration with this placement; unchecked, as its sizes may not suit it."""
+    nothing = {"samplers": None, "sampler_devices": None, "sampler_tp": None}
+    return config.model_copy(
+        update={"plan": config.plan.model_copy(update={**nothing, **plan, "slot_buckets": None})}
+    )
+
+
+def _name(config: Config) -> str:
+    plan = config.plan
+    mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
+    if plan.placement == "colocated":
+        base = "base on every device" if plan.learner_devices > 1 else "one device"
+        return f"colocated, {', '.join(mesh) or base}"
+    each = plan.devices_per_sampler
+    samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
+    of_sampler = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
+    parts = ", ".join([*mesh, *of_sampler])
+    return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

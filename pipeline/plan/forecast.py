@@ -1,0 +1,271 @@
+"""What a plan makes of the budget: steps, tokens, seconds by what they are spent on, dollars, disk.
+
+Everything a run does beside its steps is counted: starting, compiling, the warm start, all
+evaluations, checkpoints, the export. Each figure is an estimate; times have a range.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from configs.schema import Config, Source
+from pipeline.deadline import SAFETY
+from pipeline.plan.programs import programs_of
+from pipeline.plan.search import Case, Planned
+from pipeline.plan.shapes import DTYPE_BYTES
+from pipeline.plan.step import drawing, imitation_s
+from pipeline.plan.timing import Seconds, fixed
+
+Pace = Literal["low", "expected", "high"]
+"""Which end of every time's range."""
+PACES: tuple[Pace, ...] = ("low", "expected", "high")
+
+ROWS = 1000
+"""Taken for the rows of a dataset whose number nothing tells."""
+
+_START_S = {"cpu": 25.0, "gpu": 60.0, "tpu": 60.0}
+"""Of the cluster, the processes and opening the devices."""
+_READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 0.5e9, 0.25e9
+"""Of weights from a disk into memory, and of a merged model onto it."""
+_EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
+_COMPILE_S = {
+    "gradient": 2.0,
+    "imitation": 2.0,
+    "segment": 1.2,
+    "prefill": 0.8,
+    "score": 0.8,
+    "keep": 1.0,
+    "apply": 0.3,
+    "fill": 0.2,
+    "compact": 0.1,
+    "empty": 0.05,
+}
+"""Of a program of one layer on two cores."""
+_CPU_COMPILES = 0.25
+"""A CPU's share of these seconds."""
+_TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
+"""Of a token's text, of all else about a rollout, of a token's id and log-prob as JSON."""
+_METRICS_BYTES = 2500.0
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run goes at one pace.
+
+    Attributes:
+        steps: that it learns from, those of the warm start included.
+        wall_s: from start to end.
+        spent_s: seconds by what they are spent on.
+    """
+
+    steps: int
+    wall_s: float
+    spent_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What becomes of the budget.
+
+    Attributes:
+        outcomes: by pace.
+        grpo_steps: of the expected outcome, without the warm start's.
+        samples: rollouts of these.
+        tokens: that are trained.
+        cost_usd: of the expected outcome; None: no price is known.
+        disk_bytes: by what is written.
+        programs: that are compiled.
+        compile_s: all of them, one after the other.
+        rows: prompts of each evaluation.
+        guessed: evaluations whose rows nothing tells.
+    """
+
+    outcomes: Mapping[Pace, Outcome]
+    grpo_steps: int
+    samples: int
+    tokens: float
+    cost_usd: float | None
+    disk_bytes: Mapping[str, float]
+    programs: int
+    compile_s: float
+    rows: Mapping[str, int]
+    guessed: tuple[str, ...]
+
+
+def forecast(
+    case: Case, plan: Planned, *, compile_s: Mapping[str, float] | None = None
+) -> Forecast:
+    """What a plan makes of the configuration's budget.
+
+    Args:
+        case: what is planned.
+        plan: the one that is taken.
+        compile_s: seconds of programs that were compiled already, by their names.
+    """
+    config, chip = plan.config, case.topology.chip
+    names = _programs(config)
+    seconds = {name: _compiling_s(case, name) for name in names} | dict(compile_s or {})
+    total_compile_s = sum(seconds[name] for name in names)
+    rows = {name: _rows(source) for name, source in _tests(config).items()}
+    counts = {name: ROWS if count is None else count for name, count in rows.items()}
+    parts = _Parts.of(case, plan, counts, compile_s=total_compile_s)
+    outcomes = {pace: _outcome(config, parts, pace) for pace in PACES}
+    expected = outcomes["expected"]
+    grpo = max(0, expected.steps - config.sft_steps)
+    hours, price = expected.wall_s / 3600, chip.chip_hour_usd
+    chips = 1 if chip.platform == "cpu" else case.topology.chips
+    return Forecast(
+        outcomes=outcomes,
+        grpo_steps=grpo,
+        samples=grpo * config.rollout.size,
+        tokens=grpo * plan.step.tokens,
+        cost_usd=None if price is None else hours * chips * price,
+        disk_bytes=_disk(case, plan, grpo, sum(counts.values())),
+        programs=len(names),
+        compile_s=total_compile_s,
+        rows=counts,
+        guessed=tuple(name for name, count in rows.items() if count is None),
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Times of what a run does, each once."""
+
+    start: Seconds
+    compile: Seconds
+    warm_step: Seconds
+    step: Seconds
+    checkpoint: Seconds
+    tests: Seconds
+    validation: Seconds
+    export: Seconds
+
+    @staticmethod
+    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compile_s: float) -> _Parts:
+        config, chip = plan.config, case.topology.chip
+        pace = case.pace(config)
+        base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
+        written = case.shape.parameters * _export_size(config)
+        state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
+
+        def answers(name: str) -> Seconds:
+            drawn = drawing(pace, case.lengths, prompts=rows[name], samples=config.eval.samples)
+            return drawn.prefill + drawn.decode
+
+        nothing = fixed(0.0, chip=chip)
+        tests = sum((answers(name) for name in rows if name != "validation"), nothing)
+        warm = imitation_s(pace) if config.run.warm_start else nothing
+        load_s = base / _READ_BYTES_PER_S
+        export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
+        return _Parts(
+            start=fixed(_START_S[chip.platform] + load_s, chip=chip),
+            compile=fixed(compile_s, chip=chip),
+            warm_step=warm,
+            step=plan.step.total,
+            checkpoint=fixed(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
+            tests=tests,
+            validation=answers("validation") if "validation" in rows else nothing,
+            export=fixed(_EXPORT_FLOOR_S + export_s, chip=chip),
+        )
+
+    def at(self, pace: Pace) -> dict[str, float]:
+        """Seconds by name."""
+        return {name: getattr(part, pace) for name, part in vars(self).items()}
+
+
+def _outcome(config: Config, parts: _Parts, pace: Pace) -> Outcome:
+    s = parts.at(pace)
+    warm = min(config.sft_steps, config.budget.steps or config.sft_steps)
+    before = s["start"] + s["compile"] + s["tests"] + warm * s["warm_step"]
+    if config.eval.validates:
+        before += s["validation"]
+    end = s["tests"] + s["validation"] + s["export"]
+    each = s["step"] + s["checkpoint"] / config.checkpoint.every_steps
+    minutes = config.eval.every_minutes
+    if config.eval.every_steps:
+        each += s["validation"] / config.eval.every_steps
+    elif minutes is not None:
+        # A share of the time, whatever the steps take.
+        each /= max(1e-3, 1 - s["validation"] / (60 * minutes + s["validation"]))
+    if config.budget.steps is not None:
+        steps = config.budget.steps - warm
+    else:
+        left = (config.budget.time_s or 0) - before - SAFETY * (s["step"] + end)
+        steps = max(0, math.floor(left / each))
+    loop = steps * each
+    spent = {
+        "start": s["start"],
+        "compile": s["compile"],
+        "warm start": warm * s["warm_step"],
+        "steps": steps * s["step"],
+        "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
+        "tests": 2 * s["tests"],
+        "checkpoints": steps * s["checkpoint"] / config.checkpoint.every_steps,
+        "export": s["export"],
+    }
+    spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
+    return Outcome(warm + steps, sum(spent.values()), spent)
+
+
+def _programs(config: Config) -> list[str]:
+    """Those of `programs_of`, and of each pair of slot counts what moves the slots."""
+    compact = [f"compact {size}" for size in config.plan.slots[1:]]
+    return [*programs_of(config), *compact]
+
+
+def _compiling_s(case: Case, program: str) -> float:
+    kind = program.partition(" ")[0]
+    share = _CPU_COMPILES if case.topology.chip.platform == "cpu" else 1.0
+    return share * _COMPILE_S[kind] * case.shape.layers
+
+
+def _tests(config: Config) -> dict[str, Source]:
+    found: dict[str, Source] = {"test": config.data.test}
+    found |= {source.name: source for source in config.eval.sets}
+    if config.data.validation is not None:
+        found["validation"] = config.data.validation
+    return found
+
+
+def _rows(source: Source) -> int | None:
+    """As many as a local file has lines, or as the settings say; None: nothing is downloaded."""
+    count = None
+    path = Path(source.path)
+    if source.is_file and path.suffix == ".jsonl" and path.is_file():
+        with path.open("rb") as lines:
+            count = sum(1 for line in lines if line.strip())
+    slices = re.search(r"\[(-?)(\d*):(\d*)\]$", source.split or "")
+    if slices and slices[2] and (slices[1] or slices[3]):
+        count = int(slices[2]) if slices[1] else int(slices[3]) - int(slices[2])
+    elif slices and slices[3]:
+        count = int(slices[3])
+    if source.limit is not None:
+        count = source.limit if count is None else min(count, source.limit)
+    return count
+
+
+def _export_size(config: Config) -> int:
+    kind = config.export.dtype or config.model.dtype
+    return 2 if kind == "float16" else DTYPE_BYTES[kind]
+
+
+def _disk(case: Case, plan: Planned, steps: int, evaluated: int) -> dict[str, float]:
+    config, mean = plan.config, case.lengths.completion
+    adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
+    row = _ROW_BYTES + _TEXT_BYTES * mean
+    drawn = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
+    # Adapter and both of Adam's moments; `best` has an adapter alone, an export one beside.
+    state = 3 * adapter
+    return {
+        "checkpoints": config.checkpoint.keep * state + adapter,
+        "rollouts": steps * config.rollout.size * drawn + 2 * evaluated * row,
+        "records": steps * _METRICS_BYTES,
+        "export": case.shape.parameters * _export_size(config) + adapter,
+    }

@@ -1,0 +1,141 @@
+"""The compiled programs of a run by name, which devices run them, and what each depends on. No JAX.
+
+A name is a kind and, but for `empty` and `apply`, a size: the positions of a prompt (prefill,
+fill), slots (segment), or packed rows (score, keep, gradient, imitation); all over all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from configs.schema import Config
+from pipeline.batching import batch_shape
+from pipeline.plan.shapes import ModelShape
+
+SAMPLER = ("empty", "prefill", "fill", "segment")
+"""Kinds of a sampler's programs; those that compact slots are small and left out."""
+LEARNER = ("score", "keep", "gradient", "imitation", "apply")
+"""Kinds of a learner's programs."""
+
+# What a run's tables have that a kind of program does not depend on. All other keys count, so that
+# a key that is new counts, too.
+_PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
+_NOT_COMPILED = {"fixed", "placement", "prompt_buckets", "slot_buckets", "chip_hour_usd"} | _PLACES
+_OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
+_OF_SAMPLER = {
+    "rollout_rows",
+    "kv_cache",
+    "rollout_weights",
+    "segment_steps",
+    "prefill_tokens",
+}
+_WORDS = {"stop_tokens", "stop_strings", "forbidden_tokens"}
+_OF_STEP = {"group_size", "prompts_per_step", "overlong_tokens", "partial", "cut_off"} | _WORDS
+_ROLLOUT = {
+    "sampler": _OF_STEP | {"temperature"},
+    "learner": _OF_STEP | {"max_prompt_tokens", "max_new_tokens", "top_k", "top_p", "min_p"},
+}
+_RATES = {"lr", "schedule", "warmup_steps", "decay_steps", "weight_decay", "adam_b1", "adam_b2"}
+_OF_UPDATE = _RATES | {"max_grad_norm"}
+_OF_HEAD = {"head_tokens", "head_vocab"}
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Those that run a program.
+
+    Attributes:
+        count: how many.
+        fsdp: parts of the weights that are gathered layer by layer.
+        tp: parts of heads and widths that are computed apart.
+    """
+
+    count: int
+    fsdp: int
+    tp: int
+
+    @property
+    def shards(self) -> int:
+        """Parts into which rows are split."""
+        return self.count // self.tp
+
+
+def split_name(program: str) -> tuple[str, int]:
+    """Kind and size of a program; 0 for one that has none.
+
+    Raises:
+        ValueError: if there is no such program.
+    """
+    kind, _, size = program.partition(" ")
+    sized = kind not in {"empty", "apply"}
+    if kind not in SAMPLER + LEARNER or sized != size.isdecimal():
+        known = ", ".join(f"{k} N" if k not in {"empty", "apply"} else k for k in SAMPLER + LEARNER)
+        raise ValueError(f"{program!r} is no program of a run; there are {known}")
+    return kind, int(size or 0)
+
+
+def devices_of(config: Config, program: str) -> Devices:
+    """The devices of the process that runs it."""
+    kind, _ = split_name(program)
+    plan = config.plan
+    if kind in SAMPLER:
+        return Devices(plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler)
+    return Devices(plan.learner_devices, plan.fsdp, plan.tp)
+
+
+def programs_of(config: Config) -> tuple[str, ...]:
+    """All that a run compiles, but for those that compact slots and merge or quantize weights."""
+    buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
+    learner = ["score", "gradient"]
+    learner += ["keep"] if config.learner.keeps_top_k else []
+    learner += ["imitation"] if config.run.warm_start else []
+    return (
+        "empty",
+        *(f"prefill {bucket}" for bucket in buckets),
+        *(f"fill {bucket}" for bucket in buckets),
+        *(f"segment {slots}" for slots in config.plan.slots),
+        *(f"{kind} {rows}" for kind in learner for rows in sizes),
+        "apply",
+    )
+
+
+def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
+    """Everything of configuration and model that can change what is compiled, as JSON values."""
+    kind, size = split_name(program)
+    found: dict[str, Any] = {
+        "program": program,
+        "devices": asdict(devices_of(config, program)),
+        "shape": {**asdict(shape), "local": list(shape.local)},
+        "model": {"dtype": config.model.dtype, "quantization": config.model.quantization},
+        "lora": _without(config.lora, {"start"}),
+    }
+    if kind in SAMPLER:
+        ignored = _NOT_COMPILED | _OF_LEARNER
+        if kind in {"prefill", "fill"}:
+            found["prompts"] = config.prefill_rows(size)
+            ignored |= {"prefill_tokens", "segment_steps"}
+        if kind in {"prefill", "segment"}:
+            ignored |= {"rollout_rows"}
+        if kind == "segment":
+            found["segment_steps"] = config.segment_steps
+            ignored |= {"prefill_tokens", "segment_steps"}
+        elif kind != "empty":
+            ignored |= _OF_HEAD
+        found["plan"] = _without(config.plan, ignored)
+        found["rollout"] = _without(config.rollout, _ROLLOUT["sampler"])
+        return found
+    found["plan"] = _without(config.plan, _NOT_COMPILED | _OF_SAMPLER | {"micro_batch_tokens"})
+    found["row_tokens"] = config.row_tokens
+    found["rollout"] = _without(config.rollout, _ROLLOUT["learner"])
+    found["learner"] = _without(config.learner, set() if kind == "apply" else _OF_UPDATE)
+    found["learner"]["teacher"] = config.learner.teacher is not None
+    if kind == "apply":
+        found["learner"]["decay_steps"] = config.decay_steps
+    return found
+
+
+def _without(table: Any, ignored: Collection[str]) -> dict[str, Any]:
+    values: dict[str, Any] = table.model_dump(mode="json")
+    return {key: value for key, value in values.items() if key not in ignored}

@@ -1,0 +1,262 @@
+"""A plan as figures: the one object that `--json` writes and that the lines are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.plan.forecast import PACES, Forecast
+from pipeline.plan.gains import Gain
+from pipeline.plan.memory import PARTS, Memory
+from pipeline.plan.search import Case, Choice, Planned, shortage
+from pipeline.plan.step import PHASES
+from pipeline.plan.timing import Seconds
+from pipeline.plan.topology import GIB
+from pipeline.plan.verify import Verified
+
+Figures = dict[str, Any]
+"""JSON."""
+
+_PLACE = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp")
+_SIZES = ("rollout_rows", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was found.
+
+    Attributes:
+        case: what was planned.
+        choice: placements compared.
+        forecast: what becomes of the budget with the plan.
+        gains: what would have to change.
+        verified: what the compiler says; None: it was not asked.
+        why_estimated: why it was not, where somebody wanted it.
+    """
+
+    case: Case
+    choice: Choice
+    forecast: Forecast
+    gains: Sequence[Gain]
+    verified: Verified | None = None
+    why_estimated: str | None = None
+
+    @property
+    def plan(self) -> Planned:
+        """The plan, verified if it was."""
+        return self.choice.chosen if self.verified is None else self.verified.plan
+
+
+def report(found: Plan) -> Figures:
+    """All figures of a plan: GiB, seconds, tokens a second, dollars, bytes."""
+    case, plan = found.case, found.plan
+    return {
+        "name": case.config.run.name,
+        "topology": _topology(case),
+        "lengths": {
+            "prompt": case.lengths.prompt,
+            "completion": case.lengths.completion,
+            "max_prompt": case.config.rollout.max_prompt_tokens,
+            "max_completion": case.config.rollout.max_new_tokens,
+        },
+        "verified": _verified(found),
+        "plan": _plan(found),
+        "memory": _memory(found),
+        "step": _step(plan),
+        "compared": [_compared(case, one, found) for one in found.choice.compared],
+        "budget": _budget(found.case, found.forecast),
+        "gains": [asdict(gain) for gain in found.gains],
+    }
+
+
+def _topology(case: Case) -> Figures:
+    topology = case.topology
+    return {
+        "name": topology.name,
+        "chip": topology.chip.name,
+        "chips": topology.chips,
+        "hosts": topology.hosts,
+        "hbm_gib": topology.chip.hbm_gib,
+        "plan_only": topology.why_not_trained,
+    }
+
+
+def _verified(found: Plan) -> Figures:
+    verified = found.verified
+    if verified is None:
+        return {"by_compiler": False, "why_not": found.why_estimated}
+    return {
+        "by_compiler": True,
+        "compilations": verified.compilations,
+        "compile_s": verified.compile_s,
+        "programs": {
+            name: {
+                "phase": one.phase,
+                "fits": one.fits,
+                "gib": one.hbm_bytes / GIB,
+                "seconds": one.figures.seconds,
+                "estimated_s": one.estimated_s,
+                "compile_s": one.figures.compile_s,
+                "cached": one.figures.cached,
+            }
+            for name, one in verified.programs.items()
+        },
+        "searched": list(verified.searched),
+        "larger": [
+            {
+                "what": one.what,
+                "gain": one.gain,
+                "gib": None if one.hbm_bytes is None else one.hbm_bytes / GIB,
+                "fits": one.fits,
+            }
+            for one in verified.larger
+        ],
+    }
+
+
+def _plan(found: Plan) -> Figures:
+    case, plan = found.case, found.plan
+    config, given = plan.config, case.config.plan
+    rollout, shape = config.rollout, case.shape
+    slots = config.rollout_rows // config.plan.sampler_shards
+    values = {key: getattr(config.plan, key) for key in (*_PLACE, *_SIZES)}
+    return {
+        "name": plan.name,
+        "configured": plan.configured,
+        "fixed": given.fixed,
+        "fits": plan.fits,
+        "short": None if plan.fits else shortage(case, plan),
+        "reserve_gib": (case.topology.chip.hbm_gib * GIB - case.limit_bytes) / GIB,
+        "limit_gib": case.limit_bytes / GIB,
+        **values,
+        "slots_per_shard": slots,
+        "rows_per_shard": config.micro_batch_rows // config.plan.learner_shards,
+        "row_tokens": config.row_tokens,
+        "layers": {"local": shape.local_layers, "global": shape.global_layers},
+        "cache_positions": {
+            "local": min(shape.window, rollout.max_tokens),
+            "global": rollout.max_tokens,
+        },
+        "set": _to_set(case, plan),
+    }
+
+
+def _to_set(case: Case, plan: Planned) -> Figures:
+    """Settings of [plan] by which the configuration becomes this plan.
+
+    What a run plans by itself is left out.
+    """
+    given = case.config.plan
+    keys = [*_PLACE, *_SIZES]
+    if not given.fixed:
+        keys = [key for key in keys if key not in {"rollout_rows", "micro_batch_tokens"}]
+    values = {key: getattr(plan.config.plan, key) for key in keys}
+    return {key: value for key, value in values.items() if value != getattr(given, key)}
+
+
+def _memory(found: Plan) -> Figures:
+    compiled: dict[str, float] = {}
+    if found.verified is not None:
+        for one in found.verified.programs.values():
+            compiled[one.phase] = max(compiled.get(one.phase, 0.0), one.hbm_bytes / GIB)
+    figures = {
+        phase: _phase(memory, compiled.get(phase)) for phase, memory in found.plan.memory.items()
+    }
+    if "colocated" in figures and compiled:
+        figures["colocated"]["compiled_gib"] = max(compiled.values())
+    return figures
+
+
+def _phase(memory: Memory, compiled_gib: float | None) -> Figures:
+    return {
+        "parts_gib": {name: memory.parts.get(name, 0) / GIB for name in PARTS},
+        "estimated_gib": memory.total / GIB,
+        "compiled_gib": compiled_gib,
+    }
+
+
+def _range(seconds: Seconds) -> Figures:
+    return {pace: getattr(seconds, pace) for pace in PACES}
+
+
+def _step(plan: Planned) -> Figures:
+    step = plan.step
+    return {
+        "seconds": {
+            phase: {**_range(step.seconds[phase]), "regime": step.seconds[phase].regime}
+            for phase in PHASES
+        },
+        "total_s": _range(step.total),
+        "rollouts": step.rollouts,
+        "tokens": step.tokens,
+        "tokens_per_s": step.tokens_per_s,
+        "slots_useful": step.slots_useful,
+        "knee_slots": step.knee,
+        "padding": step.padding,
+    }
+
+
+def _compared(case: Case, one: Planned, found: Plan) -> Figures:
+    chosen, config = found.choice.chosen, one.config
+    full = one.fullest
+    return {
+        "name": one.name,
+        "chosen": one is chosen,
+        "slots_per_shard": config.rollout_rows // config.plan.sampler_shards,
+        "micro_batch_tokens": config.plan.micro_batch_tokens,
+        "remat": config.plan.remat,
+        "fits": one.fits,
+        "fullest": full.phase,
+        "gib": full.total / GIB,
+        "step_s": one.step.total.expected,
+        "tokens_per_s": one.step.tokens_per_s,
+        "gain": one.step.tokens_per_s / chosen.step.tokens_per_s - 1,
+        "why": _why(case, one, chosen),
+        "set": _to_set(case, one),
+    }
+
+
+def _why(case: Case, one: Planned, chosen: Planned) -> str:
+    """What speaks for or against it, beside what was chosen."""
+    if not one.fits:
+        return shortage(case, one).partition(": ")[2]
+    if one is chosen:
+        return "chosen"
+    spent = {
+        phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
+        for phase in PHASES
+    }
+    total = one.step.total.expected - chosen.step.total.expected
+    phase = max(spent, key=lambda name: spent[name] if total > 0 else -spent[name])
+    if abs(total) < 1e-9:
+        return "the same"
+    word = "longer" if spent[phase] > 0 else "shorter"
+    regime = one.step.seconds[phase].regime
+    return f"{phase} {abs(spent[phase]):.2f} s {word}, bound by {_REGIMES[regime]}"
+
+
+_REGIMES = {
+    "compute": "arithmetic",
+    "bandwidth": "memory",
+    "links": "links between chips",
+    "latency": "many small steps",
+}
+
+
+def _budget(case: Case, forecast: Forecast) -> Figures:
+    return {
+        "steps_given": case.config.budget.steps,
+        "time_given_s": case.config.budget.time_s,
+        "outcomes": {pace: asdict(forecast.outcomes[pace]) for pace in PACES},
+        "grpo_steps": forecast.grpo_steps,
+        "samples": forecast.samples,
+        "tokens": forecast.tokens,
+        "cost_usd": forecast.cost_usd,
+        "chip_hour_usd": case.topology.chip.chip_hour_usd,
+        "disk_gib": {name: size / GIB for name, size in forecast.disk_bytes.items()},
+        "programs": forecast.programs,
+        "compile_s": forecast.compile_s,
+        "evaluated": dict(forecast.rows),
+        "guessed": list(forecast.guessed),
+    }

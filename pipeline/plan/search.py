@@ -1,0 +1,281 @@
+"""Chooses the sizes of a plan: for each placement the fastest that fits, and of these the best.
+
+A plan is compared by trained tokens a second. Of what is as fast as the best to within a percent
+the configuration's own settings and the smallest sizes win: more would only take memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.schema import Config
+from pipeline.plan.candidates import Candidate, candidates
+from pipeline.plan.hardware import Topology
+from pipeline.plan.memory import Memory, estimate
+from pipeline.plan.options import Option, row_options, slot_options
+from pipeline.plan.shapes import ModelShape
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.step import Step, step_of
+from pipeline.plan.timing import Pace
+from pipeline.plan.topology import GIB
+from pipeline.plan.workload import Lengths
+
+RESERVE = 0.05
+"""Share of the memory that a plan leaves: as far as estimates may be too low."""
+LEFT = 0.01
+"""Likewise where the compiler has counted: for gaps between arrays that come and go."""
+GAIN = 0.02
+"""A plan that is not better by this share is not worth another setting."""
+_NEAR = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planned.
+
+    Attributes:
+        config: as it was given.
+        shape: the model.
+        topology: the chips.
+        lengths: that are expected.
+        memory_ratio: what a phase was found to hold, as a multiple of what is estimated.
+    """
+
+    config: Config
+    shape: ModelShape
+    topology: Topology
+    lengths: Lengths
+    memory_ratio: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def limit_bytes(self) -> int:
+        """Of a chip that a plan may use, the reserve taken off."""
+        return int((1 - RESERVE) * self.topology.chip.hbm_gib * GIB)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a chip that a program may hold which the compiler has counted."""
+        return int((1 - LEFT) * self.topology.chip.hbm_gib * GIB)
+
+    def holds(self, memory: Memory) -> bool:
+        """Whether a chip has room for it, and for the reserve where nothing is known better."""
+        ratio = self.memory_ratio.get(memory.phase)
+        if ratio is None:
+            return memory.total <= self.limit_bytes
+        return ratio * memory.total <= self.most_bytes
+
+    def pace(self, config: Config) -> Pace:
+        """How fast the programs of a configuration are on these chips."""
+        return Pace(config, self.shape, self.topology.chip)
+
+    def step(self, config: Config) -> Step:
+        """What a step takes with these sizes."""
+        return step_of(config, self.shape, chip=self.topology.chip, lengths=self.lengths)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A placement with the sizes that were chosen for it.
+
+    Attributes:
+        name: of the placement.
+        configured: whether it is what the configuration says, sizes that it leaves open aside.
+        config: with all sizes.
+        step: what a step takes.
+        memory: by phase, a chip's.
+        fits: whether a chip has room for all of them.
+    """
+
+    name: str
+    configured: bool
+    config: Config
+    step: Step
+    memory: Mapping[str, Memory]
+    fits: bool
+
+    @property
+    def fullest(self) -> Memory:
+        """The fullest moment of any chip."""
+        phases = [memory for phase, memory in self.memory.items() if phase != "colocated"]
+        return max(phases, key=lambda memory: memory.total)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was compared, and what was taken.
+
+    Attributes:
+        chosen: the plan.
+        compared: all placements, the fastest that fits first; `chosen` is one of them.
+    """
+
+    chosen: Planned
+    compared: tuple[Planned, ...]
+
+    @property
+    def best(self) -> Planned:
+        """The fastest that fits, where one does."""
+        return self.compared[0]
+
+
+def choose(case: Case) -> Choice:
+    """Plans each placement and takes one.
+
+    What the configuration says is taken where its sizes are fixed, and where nothing else is better
+    by `GAIN`; else the fastest that fits.
+
+    Raises:
+        ValueError: if no sizes suit the configuration's other settings.
+    """
+    found = list(_planned(case))
+    ranked = sorted(found, key=lambda plan: (not plan.fits, -plan.step.tokens_per_s))
+    configured = next((plan for plan in ranked if plan.configured), None)
+    chosen = ranked[0]
+    if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
+        chosen = configured
+    return Choice(chosen, tuple(ranked))
+
+
+def planned_sizes(case: Case) -> Sizes:
+    """The sizes that a run of this configuration takes, in its own placement.
+
+    Raises:
+        ValueError: if even the smallest do not fit, with what is short.
+    """
+    own = candidates(case.config, case.shape, case.topology)[0]
+    assert own.configured, "a run's own placement is on its own topology"
+    found = _as_configured(case, own)
+    if not found.fits:
+        raise ValueError(f"plan: no sizes fit: {shortage(case, found)}")
+    return Sizes.of(found.config)
+
+
+def in_its_place(case: Case, plan: Planned) -> Planned | None:
+    """Another case planned in the placement of a plan; None: its bounds leave no sizes.
+
+    All settings that a search may choose are chosen again, and without the bounds of a plan that
+    is fixed.
+    """
+    keys = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp")
+    place = {key: getattr(plan.config.plan, key) for key in (*keys, "sampler_tp")}
+    own = {key: getattr(plan.config.plan, key) for key in ("segment_steps", "prefill_tokens")}
+    config = with_plan(
+        case.config, {**place, **own, "remat": plan.config.plan.remat, "slot_buckets": None}
+    )
+    found = _sizes_for(case, config, free=not plan.configured)
+    return None if found is None else measured(case, plan.name, found)
+
+
+def shortage(case: Case, plan: Planned) -> str:
+    """What is short where a plan does not fit."""
+    full = plan.fullest
+    largest = max(full.parts, key=lambda name: full.parts[name])
+    return (
+        f"{plan.name}: {full.phase} takes {full.total / GIB:.2f} GiB of the "
+        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} {full.parts[largest] / GIB:.2f}"
+    )
+
+
+def with_plan(config: Config, update: Mapping[str, Any]) -> Config:
+    """The configuration with other settings of its plan, unchecked."""
+    return config.model_copy(update={"plan": config.plan.model_copy(update=dict(update))})
+
+
+def checked(config: Config) -> Config:
+    """The same configuration, once everything in it was checked.
+
+    Raises:
+        ValueError: if a size does not suit the rest.
+    """
+    return sized(config, Sizes.of(config))
+
+
+def measured(case: Case, name: str, config: Config, *, configured: bool = False) -> Planned:
+    """A configuration with sizes, with all that is known of it."""
+    memory = estimate(config, case.shape)
+    fits = all(case.holds(one) for phase, one in memory.items() if phase != "colocated")
+    return Planned(name, configured, config, case.step(config), memory, fits)
+
+
+def _as_good(one: Planned, best: Planned) -> bool:
+    return one.fits and one.step.tokens_per_s * (1 + GAIN) >= best.step.tokens_per_s
+
+
+def _planned(case: Case) -> Iterator[Planned]:
+    own: Planned | None = None
+    for candidate in candidates(case.config, case.shape, case.topology):
+        if candidate.configured:
+            own = _as_configured(case, candidate)
+            yield own
+        config = _sizes_for(case, candidate.config, free=True)
+        if config is not None and (own is None or config.plan != own.config.plan):
+            yield measured(case, candidate.name, checked(config))
+
+
+def _as_configured(case: Case, own: Candidate) -> Planned:
+    config = own.config
+    if not config.plan.fixed:
+        found = _sizes_for(case, config, free=False)
+        if found is None:
+            raise ValueError(_no_sizes(config))
+        config = checked(found)
+    return measured(case, f"as configured ({own.name})", config, configured=True)
+
+
+def _no_sizes(config: Config) -> str:
+    row, shards = config.row_tokens, config.plan.learner_shards
+    return (
+        f"plan.rollout_rows = {config.plan.rollout_rows}, plan.micro_batch_tokens = "
+        f"{config.plan.micro_batch_tokens}: leave no room for a slot on each of "
+        f"{config.plan.sampler_shards} devices and a row of {row} on each of {shards}"
+    )
+
+
+def _sizes_for(case: Case, config: Config, *, free: bool) -> Config | None:
+    """The configuration with the best sizes; None: there are none within its bounds.
+
+    What a sampler's phases hold does not depend on micro-batches, nor what a learner's hold on
+    slots, so each is chosen by itself. Where nothing fits the smallest is taken.
+
+    Args:
+        case: what is planned.
+        config: the placement.
+        free: whether other settings may be chosen, too: segment, prefill, remat.
+    """
+    plan, bounded = config.plan, not case.config.plan.fixed
+    slots = plan.rollout_rows if bounded else None
+    tokens = plan.micro_batch_tokens if bounded else None
+    for_slots = slot_options(config, case.pace(config), case.lengths, most=slots, free=free)
+    for_rows = row_options(config, case.pace(config), case.lengths, most=tokens, free=free)
+    if not for_slots or not for_rows:
+        return None
+    small = with_plan(with_plan(config, for_slots[-1].update), for_rows[-1].update)
+    sampler = _best(case, small, for_slots, ("prefill", "decode"))
+    learner = _best(case, small, for_rows, ("score", "update"))
+    return with_plan(with_plan(config, sampler), learner)
+
+
+def _best(
+    case: Case, config: Config, options: Sequence[Option], phases: Collection[str]
+) -> Mapping[str, Any]:
+    """The settings of the fastest option that fits, or of one as good that is preferred."""
+
+    def fits(option: Option) -> bool:
+        memory = estimate(with_plan(config, option.update), case.shape)
+        return all(case.holds(memory[phase]) for phase in phases)
+
+    fastest = next((one for one in sorted(options, key=_seconds) if fits(one)), None)
+    if fastest is None:
+        return min(options, key=lambda option: option.size).update
+    good = [one for one in options if one.seconds <= (1 + _NEAR) * fastest.seconds]
+    return next(one for one in sorted(good, key=_preference) if fits(one)).update
+
+
+def _seconds(option: Option) -> float:
+    return option.seconds
+
+
+def _preference(option: Option) -> tuple[int, int]:
+    return option.changed, option.size

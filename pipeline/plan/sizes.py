@@ -1,0 +1,91 @@
+"""How much is done at once: the two numbers of a plan that may change while a run goes on.
+
+A configuration says what is wanted, sizes what is in force. `sized` puts them together for whoever
+works; the result is never written back to `config.json`. Knows no devices and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from configs.schema import Config
+
+Phase = Literal["generate", "score", "update", "sync", "export", "load"]
+"""What a process was doing: drawing (prompts, slots and segments alike), scoring, learning, taking
+over an adapter, writing the merged model, or loading the base."""
+
+SHRUNK = 0.75
+"""The next smaller size is at most this share: a program's memory falls by about as much."""
+_TILE = 8
+"""Devices compute rows in eights: of more than two of these no others are worth a program."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is done at once.
+
+    Attributes:
+        rollout_rows: slots of a sampler.
+        micro_batch_tokens: positions in one gradient program, over all devices of the learner.
+    """
+
+    rollout_rows: int
+    micro_batch_tokens: int
+
+    @staticmethod
+    def of(config: Config) -> Sizes:
+        """Those that a configuration names, which must name both."""
+        return Sizes(config.rollout_rows, config.micro_batch_rows * config.row_tokens)
+
+    @staticmethod
+    def of_json(found: Mapping[str, int]) -> Sizes:
+        """What `to_json` made."""
+        return Sizes(found["rollout_rows"], found["micro_batch_tokens"])
+
+    def to_json(self) -> dict[str, int]:
+        """As `plan.json`, the journal and checkpoints carry them."""
+        return asdict(self)
+
+
+def sized(config: Config, sizes: Sizes) -> Config:
+    """The configuration with these sizes in it; of `slot_buckets` those that are still smaller.
+
+    Raises:
+        ValueError: if a size does not fit the rest of the configuration.
+    """
+    plan = config.plan
+    changed = {**dict(plan), **asdict(sizes)}
+    if plan.slot_buckets is not None:
+        fewer = (size for size in plan.slot_buckets if size < sizes.rollout_rows)
+        changed["slot_buckets"] = tuple(fewer)
+    return Config.model_validate({**dict(config), "plan": type(plan).model_validate(changed)})
+
+
+def smaller(config: Config, sizes: Sizes, phase: Phase) -> Sizes | None:
+    """The next smaller sizes for a phase that ran out of memory.
+
+    Scoring, learning and an export work in micro-batches; drawing in slots, and so does what takes
+    over an adapter for the sampler. Both stay multiples of what the devices share.
+
+    Returns:
+        None: there is nothing smaller, or the phase does not depend on any size.
+    """
+    if phase == "load":
+        return None
+    if phase in {"generate", "sync"}:
+        slots = _fewer(sizes.rollout_rows, config.plan.sampler_shards)
+        return None if slots is None else replace(sizes, rollout_rows=slots)
+    unit = config.row_tokens * config.plan.learner_shards
+    tokens = _fewer(sizes.micro_batch_tokens, unit)
+    return None if tokens is None else replace(sizes, micro_batch_tokens=tokens)
+
+
+def _fewer(size: int, unit: int) -> int | None:
+    """The next smaller multiple of `unit`; None: `size` is the smallest."""
+    count = size // unit
+    fewer = int(SHRUNK * count)
+    if fewer > 2 * _TILE:
+        fewer -= fewer % _TILE
+    return fewer * unit or None

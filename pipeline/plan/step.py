@@ -1,0 +1,171 @@
+"""What a step takes: the work of its phases at the pace of the chips, by expected lengths.
+
+Reads configurations whose sizes are set. Partial rollouts and cut-offs are not counted: a step is
+what it takes to draw and learn all of its rollouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from configs.schema import Config
+from pipeline.plan.hardware import Chip
+from pipeline.plan.shapes import ModelShape
+from pipeline.plan.timing import Pace, Seconds, fixed
+from pipeline.plan.workload import (
+    Lengths,
+    completion_lengths,
+    decode_segments,
+    packed_positions,
+)
+
+PHASES = ("prefill", "decode", "score", "update", "sync", "rewards")
+"""Of a step, in their order; sync: the samplers take over the adapter."""
+
+_REWARD_S, _REWARD_FLOOR_S = 0.5e-3, 0.05
+"""Of a rollout's rewards, text and records, and of a step's."""
+_HOST_BYTES_PER_S, _SYNC_FLOOR_S = 1e9, 0.02
+"""Of an adapter on its way from one process to another, and what taking it over takes at least."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Drawing some rollouts on all samplers.
+
+    Attributes:
+        prefill: reading the prompts.
+        decode: drawing the tokens.
+        slots_useful: share of the slots' steps that draw a token.
+    """
+
+    prefill: Seconds
+    decode: Seconds
+    slots_useful: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of GRPO.
+
+    Attributes:
+        seconds: by phase.
+        rollouts: that it learns from.
+        tokens: of their completions, which are drawn and trained.
+        padding: share of the learner's positions that hold nothing.
+        slots_useful: see `Drawing`.
+        knee: slots of a shard from which more of them hardly draw faster.
+    """
+
+    seconds: Mapping[str, Seconds]
+    rollouts: int
+    tokens: float
+    padding: float
+    slots_useful: float
+    knee: int
+
+    @property
+    def total(self) -> Seconds:
+        """All phases, one after the other."""
+        first, *rest = (self.seconds[phase] for phase in PHASES)
+        return sum(rest, first)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens a second, as expected."""
+        return self.tokens / self.total.expected
+
+
+def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) -> Step:
+    """What a step of GRPO takes.
+
+    Args:
+        config: with sizes.
+        shape: the model.
+        chip: each of those that it runs on.
+        lengths: that are expected.
+    """
+    pace, rollout = Pace(config, shape, chip), config.rollout
+    drawn = drawing(pace, lengths, prompts=rollout.prompts_per_step, samples=rollout.group_size)
+    learned = learning(pace, lengths)
+    size = rollout.size
+    seconds = {
+        "prefill": drawn.prefill,
+        "decode": drawn.decode,
+        **learned,
+        "sync": _sync(pace),
+        "rewards": fixed(_REWARD_FLOOR_S + _REWARD_S * size, chip=chip),
+    }
+    positions = sum(packed_positions(config, lengths, sequences=size))
+    return Step(
+        seconds=seconds,
+        rollouts=size,
+        tokens=size * lengths.completion,
+        padding=1 - size * lengths.sequence / positions,
+        slots_useful=drawn.slots_useful,
+        knee=pace.knee(),
+    )
+
+
+def drawing(pace: Pace, lengths: Lengths, *, prompts: int, samples: int) -> Drawing:
+    """Drawing `samples` completions to each of so many prompts, on all samplers."""
+    config, plan = pace.config, pace.config.plan
+    shards = plan.num_samplers * plan.sampler_shards
+    count = max(1, math.ceil(prompts * samples / shards))
+    sizes = tuple(size // plan.sampler_shards for size in plan.slots)
+    most, steps = config.rollout.max_new_tokens, config.segment_steps
+    segments, useful = _segments(count, lengths.completion, most, sizes, steps)
+    chip = pace.chip
+    decode = fixed(0.0, chip=chip)
+    for slots, number in segments.items():
+        once = pace.decode_step(slots) * steps + pace.settle(slots)
+        decode += once * number
+    bucket = config.prompt_bucket(min(round(lengths.prompt), config.rollout.max_prompt_tokens))
+    rows = config.prefill_rows(bucket)
+    reads = math.ceil(math.ceil(prompts / shards) / rows)
+    prefill = pace.prefill(rows * bucket, seq=bucket) * reads
+    return Drawing(prefill, decode, useful)
+
+
+@lru_cache(maxsize=4096)
+def _segments(
+    count: int, mean: float, cap: int, sizes: tuple[int, ...], steps: int
+) -> tuple[Mapping[int, int], float]:
+    lengths = completion_lengths(count, mean=mean, cap=cap)
+    found = decode_segments(lengths, sizes=sizes, segment_steps=steps)
+    computed = sum(slots * number for slots, number in found.items()) * steps
+    return found, sum(lengths) / computed
+
+
+def learning(pace: Pace, lengths: Lengths) -> dict[str, Seconds]:
+    """Scoring and learning the rollouts of a step."""
+    config, settings = pace.config, pace.config.learner
+    batches = packed_positions(config, lengths, sequences=config.rollout.size)
+    shards = config.plan.learner_shards
+    score = update = fixed(0.0, chip=pace.chip)
+    passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
+    for positions in batches:
+        each = positions // shards
+        score += pace.score(each, seq=lengths.sequence) * passes
+        update += pace.gradient(each, seq=lengths.sequence) * settings.updates_per_batch
+    update += pace.apply() * settings.updates_per_batch
+    return {"score": score, "update": update}
+
+
+def imitation_s(pace: Pace) -> Seconds:
+    """A step of the warm start."""
+    config = pace.config
+    row, rows = config.row_tokens, config.micro_batch_rows
+    number = math.ceil(config.sft.sequences_per_step / rows)
+    each = rows * row // config.plan.learner_shards
+    return pace.gradient(each, seq=config.rollout.max_tokens) * number + pace.apply()
+
+
+def _sync(pace: Pace) -> Seconds:
+    plan, seconds = pace.config.plan, _SYNC_FLOOR_S
+    if plan.placement == "split":
+        adapter = 4 * pace.shape.adapter_parameters(pace.config.lora)
+        seconds += (1 + plan.num_samplers) * adapter / _HOST_BYTES_PER_S
+    return fixed(seconds, chip=pace.chip)

@@ -1,0 +1,300 @@
+"""Replaces a plan's estimates by what the TPU compiler says, and looks at what is next to it.
+
+    plan -> [compiler] -> does not fit: the next smaller that should, by what was learned
+                          fits: what is larger, slots and then micro-batches; it is taken if it
+                          fits, too, and is better by `GAIN`
+
+At most `MOST` programs are compiled; those that are kept from before do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from configs.schema import Config
+from pipeline.plan.compiler import Figures, Say, compiled
+from pipeline.plan.memory import beside
+from pipeline.plan.options import larger, most_rows, most_slots
+from pipeline.plan.search import GAIN, Case, Planned, checked, in_its_place, measured, with_plan
+from pipeline.plan.step import Step
+from pipeline.plan.timing import Seconds
+from pipeline.plan.topology import GIB
+
+MOST = 8
+"""Programs that are compiled for a plan at most."""
+_UNKNOWN = 1.25
+"""Taken for what a program needs, as a multiple of what there is, where the compiler only says that
+it does not fit."""
+PHASE = {
+    "gradient": "update",
+    "keep": "score",
+    "score": "score",
+    "segment": "decode",
+    "prefill": "prefill",
+    "fill": "prefill",
+}
+"""Which phase a kind of program belongs to."""
+_TIMED = ("gradient", "keep", "score", "segment", "prefill")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program of a plan as compiled.
+
+    Attributes:
+        phase: that it belongs to.
+        figures: what the compiler says.
+        hbm_bytes: of a chip while it runs, with all that is beside it.
+        fits: whether a chip has room for that.
+        estimated_s: what one run of it was expected to take.
+    """
+
+    phase: str
+    figures: Figures
+    hbm_bytes: int
+    fits: bool
+    estimated_s: float
+
+
+@dataclass(frozen=True)
+class Next:
+    """A plan with a size that is the next larger one.
+
+    Attributes:
+        what: the size, in words.
+        gain: by which trained tokens a second are predicted to rise.
+        config: with the size; None: a step has not so much to do.
+        program: that grows most; empty if there is none, or it was not compiled.
+        hbm_bytes: of a chip while it runs; None: it was not compiled.
+        fits: whether a chip has room for it; None: it was not compiled.
+    """
+
+    what: str
+    gain: float
+    config: Config | None = None
+    program: str = ""
+    hbm_bytes: int | None = None
+    fits: bool | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A plan by the compiler.
+
+    Attributes:
+        plan: that was verified, with the compiler's times in its step.
+        programs: its largest programs, by name.
+        searched: what did not fit, and what was taken because it was better.
+        larger: the next larger sizes.
+        compilations: programs that were compiled now.
+        compile_s: that this took.
+    """
+
+    plan: Planned
+    programs: Mapping[str, Compiled]
+    searched: tuple[str, ...]
+    larger: tuple[Next, ...]
+    compilations: int
+    compile_s: float
+
+
+class Verifier:
+    """Asks the compiler about one case, and counts how often it had to work.
+
+    Args:
+        case: what is planned, for a topology that programs are compiled for.
+        say: is told what is compiled.
+    """
+
+    def __init__(self, case: Case, *, say: Say) -> None:
+        assert case.topology.compiler is not None, case.topology
+        self._case, self._say = case, say
+        self._topology = case.topology.compiler
+        self._searched: list[str] = []
+        self._compilations = 0
+        self._compile_s = 0.0
+
+    def verify(self, plan: Planned) -> Verified:
+        """Compiles a plan's largest programs; the plan that it comes to.
+
+        A plan that the configuration fixes stays as it is.
+
+        Raises:
+            NoCompiler: if there is none on this machine.
+        """
+        fixed = plan.configured and self._case.config.plan.fixed
+        programs: Mapping[str, Compiled] = self._ask(plan.config, largest_programs(plan.config))
+        if not fixed:
+            plan, programs = self._down(plan, programs)
+        following: list[Next] = []
+        while _all_fit(programs):
+            following = list(self._larger(plan, programs))
+            better = next((one for one in following if one.fits and one.gain >= GAIN), None)
+            if better is None or fixed:
+                break
+            assert better.config is not None
+            self._searched.append(f"{better.what} fits and is better: taken")
+            plan = measured(self._case, plan.name, better.config, configured=plan.configured)
+            programs = self._ask(plan.config, largest_programs(plan.config))
+        return Verified(
+            replace(plan, step=timed(plan.step, programs), fits=_all_fit(programs)),
+            programs,
+            tuple(self._searched),
+            tuple(following),
+            self._compilations,
+            self._compile_s,
+        )
+
+    def _down(
+        self, plan: Planned, programs: Mapping[str, Compiled]
+    ) -> tuple[Planned, Mapping[str, Compiled]]:
+        """The next smaller plans, until one fits or nothing is left to try."""
+        while not _all_fit(programs):
+            self._searched += [
+                f"{name} does not fit: {_needs(one)}"
+                for name, one in programs.items()
+                if not one.fits
+            ]
+            self._case = _learned(self._case, plan, programs)
+            found = in_its_place(self._case, plan)
+            if found is None or not found.fits:
+                self._searched.append("nothing smaller is expected to fit")
+                break
+            names = largest_programs(found.config)
+            if self._compilations + len(set(names) - set(programs)) > MOST:
+                self._searched.append(f"no more is tried: at most {MOST} programs are compiled")
+                break
+            plan = replace(found, config=checked(found.config))
+            programs = self._ask(plan.config, names)
+        return plan, programs
+
+    def _larger(self, plan: Planned, programs: Mapping[str, Compiled]) -> Iterator[Next]:
+        """More slots, then larger micro-batches; compiled only if they promise `GAIN`."""
+        now = timed(plan.step, programs).tokens_per_s
+        for what, config, program in larger_plans(self._case, plan.config):
+            if config is None:
+                yield Next(what, 0.0)
+                continue
+            gain = timed(self._case.step(config), programs).tokens_per_s / now - 1
+            if gain < GAIN or self._compilations >= MOST:
+                yield Next(what, gain, config)
+                continue
+            found = self._ask(config, [program])[program]
+            yield Next(what, gain, config, program, found.hbm_bytes, found.fits)
+
+    def _ask(self, config: Config, programs: Sequence[str]) -> dict[str, Compiled]:
+        """Figures of programs of a configuration."""
+        shape, most = self._case.shape, self._case.most_bytes
+        answers = compiled(config, shape, programs, topology=self._topology, say=self._say)
+        found = {}
+        for name, figures in answers.items():
+            if not figures.cached:
+                self._compilations += 1
+                self._compile_s += figures.compile_s
+            own = figures.hbm_bytes
+            total = int(_UNKNOWN * most) if own is None else own
+            total += sum(beside(config, shape, name).values())
+            found[name] = Compiled(
+                phase=PHASE[_kind(name)],
+                figures=figures,
+                hbm_bytes=total,
+                fits=figures.fits and total <= most,
+                estimated_s=program_s(self._case, config, name).expected,
+            )
+        return found
+
+
+def largest_programs(config: Config) -> list[str]:
+    """The largest program of each phase, and what copies prompts into slots."""
+    rows, bucket = config.micro_batch_rows, max(config.prompt_buckets)
+    return [
+        f"gradient {rows}",
+        f"segment {config.rollout_rows}",
+        f"keep {rows}" if config.learner.keeps_top_k else f"score {rows}",
+        f"prefill {bucket}",
+        f"fill {bucket}",
+    ]
+
+
+def larger_plans(case: Case, config: Config) -> Iterator[tuple[str, Config | None, str]]:
+    """More slots, then larger micro-batches: in words, the configuration, what grows most.
+
+    No configuration where a step has not so much to do.
+    """
+    plan = config.plan
+    slots, rows = config.rollout_rows // plan.sampler_shards, config.micro_batch_rows
+    if slots >= most_slots(config):
+        yield f"more than {config.rollout_rows} slots: a step has no more rollouts", None, ""
+    else:
+        more = min(larger(slots), most_slots(config)) * plan.sampler_shards
+        bigger = with_plan(config, {"rollout_rows": more})
+        yield f"{more} slots", bigger, f"segment {more}"
+    rows //= plan.learner_shards
+    unit = config.row_tokens * plan.learner_shards
+    if rows >= most_rows(config, case.lengths):
+        yield f"micro-batches above {rows * unit} tokens: a step has no more", None, ""
+    else:
+        more = larger(rows, tile=1)
+        bigger = with_plan(config, {"micro_batch_tokens": more * unit})
+        yield (
+            f"micro-batches of {more * unit} tokens",
+            bigger,
+            f"gradient {more * unit // config.row_tokens}",
+        )
+
+
+def program_s(case: Case, config: Config, program: str) -> Seconds:
+    """What one run of one of `largest_programs` is expected to take."""
+    pace, plan = case.pace(config), config.plan
+    kind, size = _kind(program), int(program.partition(" ")[2])
+    if kind == "segment":
+        slots = size // plan.sampler_shards
+        return pace.decode_step(slots) * config.segment_steps + pace.settle(slots)
+    if kind in {"prefill", "fill"}:
+        return pace.prefill(config.prefill_rows(size) * size, seq=size)
+    positions = size * config.row_tokens // plan.learner_shards
+    run = pace.gradient if kind == "gradient" else pace.score
+    return run(positions, seq=case.lengths.sequence)
+
+
+def timed(step: Step, programs: Mapping[str, Compiled]) -> Step:
+    """The step with each phase longer or shorter as its program is by the compiler's estimate.
+
+    The limits of the hardware stay, and so does the share by which it may take longer.
+    """
+    seconds = dict(step.seconds)
+    for name, program in programs.items():
+        if _kind(name) in _TIMED and program.figures.seconds > 0:
+            before = seconds[program.phase]
+            share = program.figures.seconds / program.estimated_s
+            expected, high = share * before.expected, share * before.high
+            low = min(before.low, expected)
+            seconds[program.phase] = Seconds(low, expected, high, before.regime)
+    return replace(step, seconds=seconds)
+
+
+def _learned(case: Case, plan: Planned, programs: Mapping[str, Compiled]) -> Case:
+    """The case with what the compiler said of each phase's memory beside what was estimated."""
+    ratio: dict[str, float] = {}
+    for one in programs.values():
+        found = one.hbm_bytes / plan.memory[one.phase].total
+        if not one.fits:
+            # Where it does not fit by itself, what it is said to need may be too little.
+            found = max(found, 1.01 * case.most_bytes / plan.memory[one.phase].total)
+        ratio[one.phase] = max(found, ratio.get(one.phase, 0.0))
+    return replace(case, memory_ratio=ratio)
+
+
+def _all_fit(programs: Mapping[str, Compiled]) -> bool:
+    return all(program.fits for program in programs.values())
+
+
+def _kind(program: str) -> str:
+    return program.partition(" ")[0]
+
+
+def _needs(program: Compiled) -> str:
+    if program.figures.hbm_bytes is None:
+        return "the compiler does not say by how much"
+    return f"{program.hbm_bytes / GIB:.2f} GiB with what is beside it"

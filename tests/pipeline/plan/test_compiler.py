@@ -1,0 +1,210 @@
+"""What is asked of the TPU compiler, under what its answers are kept, and the compiler itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load_config
+from pipeline.plan import compiler
+from pipeline.plan.compiler import Figures, NoCompiler, compiled, key
+from pipeline.plan.programs import depends_on, programs_of
+from pipeline.plan.shapes import ModelShape, shape_of
+from pipeline.plan.topology import HBM_GIB
+from tests import tiny
+
+PRESETS = Path(__file__).parents[3] / "configs"
+SHAPE = ModelShape.of(tiny.hf_config())
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "cache"))
+
+
+def preset(**settings):
+    changes = {"model.path": "hf://google/gemma-3-1b-it"} | settings
+    overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
+    return load_config(PRESETS / "gemma3_1b_gsm8k_v5e8.toml", overrides)
+
+
+def key_of(program, **settings):
+    return key(preset(**settings), SHAPE, program)
+
+
+OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
+    "empty": {"rollout__max_new_tokens": 600, "plan__rollout_rows": 256},
+    "prefill 320": {
+        "plan__prefill_tokens": 2048,
+        "plan__kv_cache": "int8",
+        "lora__rank": 16,
+        "lora__targets": "mlp",
+        "model__dtype": "float32",
+        "model__quantization": "int8",
+        "plan__fsdp": 8,
+    },
+    "fill 320": {"plan__rollout_rows": 256, "plan__prefill_tokens": 2048},
+    "segment 64": {
+        "plan__segment_steps": 16,
+        "plan__kv_cache": "int8",
+        "plan__head_vocab": 4096,
+        "rollout__max_new_tokens": 600,
+        "rollout__top_k": 64,
+        "plan__learner_devices": 4,
+    },
+    "score 8": {"plan__row_tokens": 1024, "plan__head_tokens": 1024, "rollout__temperature": 0.9},
+    "gradient 8": {
+        "plan__remat": "dots",
+        "plan__layer_tokens": 4096,
+        "learner__kl_top_k": 64,
+        "learner__importance_cap": 2.0,
+        "plan__tp": 2,
+    },
+    "keep 8": {"learner__kl_top_k": 64},
+    "apply": {"lora__rank": 16, "learner__lr": 1e-4, "learner__adam_b1": 0.8},
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "setting", "value"),
+    [(p, s, v) for p, settings in OTHERWISE_COMPILED.items() for s, v in settings.items()],
+)
+def test_another_program_has_another_key(program, setting, value):
+    assert key_of(program, **{setting: value}) != key_of(program)
+
+
+@pytest.mark.parametrize(
+    ("program", "settings"),
+    [
+        *((program, {"run__name": "other"}) for program in OTHERWISE_COMPILED),
+        *((program, {"run__seed": 7, "budget__time": "1h"}) for program in OTHERWISE_COMPILED),
+        *((program, {"rollout__prompts_per_step": 8}) for program in OTHERWISE_COMPILED),
+        ("segment 64", {"plan__rollout_rows": 256, "plan__micro_batch_tokens": 32_768}),
+        ("segment 64", {"learner__lr": 1e-4, "rollout__temperature": 0.5}),
+        ("prefill 320", {"plan__rollout_rows": 256, "plan__remat": "dots"}),
+        ("gradient 8", {"plan__rollout_rows": 256, "plan__kv_cache": "int8"}),
+        ("gradient 8", {"plan__micro_batch_tokens": 32_768, "learner__lr": 1e-4}),
+        ("gradient 8", {"rollout__max_prompt_tokens": 200, "plan__segment_steps": 8}),
+        ("apply", {"plan__rollout_rows": 256}),
+    ],
+)
+def test_what_does_not_matter_changes_no_key(program, settings):
+    assert key_of(program, **settings) == key_of(program)
+
+
+def test_model_sources_and_versions_count(monkeypatch):
+    config, before = preset(), key_of("segment 64")
+    assert key(config, shape_of(config), "segment 64") != before
+    assert before["versions"]["jax"]
+    assert before["sources"] != key_of("apply")["sources"]
+    monkeypatch.setattr(compiler, "_versions", lambda: {"jax": "99"})
+    assert key_of("segment 64") != before
+
+
+def test_the_key_is_json_and_names_the_program():
+    about = depends_on(preset(), SHAPE, "segment 64")
+    assert json.loads(json.dumps(about)) == about
+    assert about["program"] == "segment 64"
+
+
+def test_programs_of_a_run():
+    assert programs_of(preset()) == (
+        "empty",
+        "prefill 192",
+        "prefill 320",
+        "fill 192",
+        "fill 320",
+        "segment 512",
+        "segment 256",
+        "segment 128",
+        "segment 64",
+        "score 8",
+        "gradient 8",
+        "keep 8",
+        "apply",
+    )
+
+
+@pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
+def test_no_such_program(name):
+    with pytest.raises(ValueError, match="is no program of a run; there are empty, prefill N"):
+        compiled(preset(), SHAPE, [name])
+
+
+def test_more_chips_than_there_are():
+    with pytest.raises(ValueError, match="runs on 8 devices; v5e:2x2 has 4"):
+        compiled(preset(), SHAPE, ["apply"], topology="v5e:2x2")
+    with pytest.raises(ValueError, match="compiled for are v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
+        compiled(preset(), SHAPE, ["apply"], topology="v5e:3x3")
+
+
+def test_without_the_compiler(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(NoCompiler, match="the TPU compiler is not here: it is the package libtpu"):
+        compiled(preset(), SHAPE, ["apply"])
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What a compiler was asked that answers at once."""
+    programs_asked = []
+
+    def answers(_config, _shape, programs, **_settings):
+        for program in programs:
+            programs_asked.append(program)
+            yield program, Figures(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
+
+    monkeypatch.setattr(compiler, "_ask", answers)
+    return programs_asked
+
+
+def test_what_was_answered_is_not_asked_again(asked):
+    first = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    again = compiled(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
+    assert asked == ["apply", "segment 64", "score 8"]
+    assert list(again) == ["segment 64", "score 8", "apply"]
+    assert not first["apply"].cached
+    assert again["apply"].cached
+    assert not again["score 8"].cached
+    assert again["apply"].hbm_bytes == 3 * GIB
+
+
+def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
+    compiled(preset(), SHAPE, ["apply"])
+    (kept,) = (tmp_path / "cache/plans").iterdir()
+    kept.write_text("{")
+    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
+    assert asked == ["apply", "apply"]
+
+
+@pytest.mark.slow
+def test_the_compiler_itself():
+    """Demo-sized programs for v5e chips; one that cannot fit; failures are told."""
+    config = load_config(PRESETS / "demo.toml", [("plan.segment_steps", "4")])
+    shape = shape_of(config)
+    lines: list[str] = []
+    found = compiled(config, shape, ["segment 192", "apply"], say=lines.append)
+    assert lines[0] == "[1/2] compiling segment 192 ..."
+    assert lines[2] == "[2/2] compiling apply ..."
+    held = found["segment 192"]
+    base = shape.base_bytes(config.model.dtype)
+    assert held.hbm_bytes is not None
+    assert base < held.argument_bytes < held.hbm_bytes < HBM_GIB * GIB
+    assert held.seconds > 0
+    assert found["apply"].argument_bytes >= 4 * 4 * shape.adapter_parameters(config.lora)
+    large = load_config(
+        PRESETS / "demo.toml",
+        [
+            ("rollout.max_new_tokens", "400000"),
+            ("plan.segment_steps", "4"),
+            ("plan.row_tokens", "400052"),
+            ("plan.micro_batch_tokens", "800104"),
+        ],
+    )
+    figures = compiled(large, shape, ["segment 192"])["segment 192"]
+    assert not figures.fits
