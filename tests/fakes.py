@@ -33,6 +33,8 @@ from pipeline.datatypes import (
     Work,
 )
 from pipeline.deadline import Clock, Deadline
+from pipeline.plan.building import Building, Ready
+from pipeline.plan.sizes import Sizes
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
@@ -178,7 +180,25 @@ def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
     return -((tokens % 7 + int(adapter[:6], 16) / 2**20) / 10).astype(np.float32)
 
 
-class FakeSampler:
+class Prepares:
+    """Notes the sizes that it is prepared for, which change nothing.
+
+    Attributes:
+        sizes: these, in order.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[Sizes] = []
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        self.sizes.append(sizes)
+        return Ready()
+
+    async def building(self) -> Building:
+        return Building()
+
+
+class FakeSampler(Prepares):
     """Draws well-formed right answers, well-formed wrong ones, and such without an end.
 
     Attributes:
@@ -186,6 +206,7 @@ class FakeSampler:
     """
 
     def __init__(self, script: Script, *, seed: int, number: int) -> None:
+        super().__init__()
         self.script = script
         self.name = f"sampler{number}"
         self.adapter, self.version = "", -2
@@ -279,7 +300,7 @@ class Disk(dict[int, tuple[str, dict[str, Any]]]):
     best: tuple[int, str] | None = None
 
 
-class FakeLearner:
+class FakeLearner(Prepares):
     """Goes on from the newest checkpoint on `disk`.
 
     Attributes:
@@ -288,6 +309,7 @@ class FakeLearner:
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
+        super().__init__()
         self.script = script
         self.disk = disk
         self.version = max(disk, default=0)

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,21 @@ from pipeline.learner.objective import asked_for, objective
 from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
 from pipeline.learner.topk import keep
 from pipeline.model.attention import PackedAttention
+from pipeline.model.building import Builder, results
 from pipeline.model.flash import FlashAttention
+from pipeline.model.footprint import program_bytes
 from pipeline.model.head import Head, Scores, score
 from pipeline.model.policy import Params, Policy
 from pipeline.model.remat import Remat
-from pipeline.model.sharding import build, by_row, replicated
+from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.plan.building import BuildLog
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
 """A program for each size of a micro-batch, by its rows."""
+FutureBySize = dict[int, Future[jax.stages.Compiled]]
+"""The same while they are compiled."""
 
 IMITATION_TEMPERATURE = 1.0
 """Worked examples are learned at the model's own temperature, whatever rollouts are drawn at."""
@@ -57,6 +63,33 @@ class CompiledPrograms:
     apply: jax.stages.Compiled
     imitation: BySize
     apply_imitation: jax.stages.Compiled | None
+
+    def needs(self, weights: int) -> dict[str, dict[str, int]]:
+        """Bytes of each device beside base and adapter while a program runs.
+
+        By what it is for, "score" or "update", and by its name. The one that applies an update
+        takes optimizer state in place and less than a gradient; it is left out.
+
+        Args:
+            weights: bytes of each device that base and adapter take.
+        """
+        named = {
+            "score": {"score": self.score},
+            "update": {
+                "score": self.score,
+                "keep": self.keep,
+                "gradient": self.gradient,
+                "imitation": self.imitation,
+            },
+        }
+        return {
+            phase: {
+                f"{name} {size}": program_bytes(program) - weights
+                for name, programs in by_name.items()
+                for size, program in programs.items()
+            }
+            for phase, by_name in named.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -194,49 +227,82 @@ class LearnerPrograms:
             top_k=top_k,
         )
 
-    def compile(self) -> CompiledPrograms:
-        """Compiles everything for the configured shapes; allocates nothing."""
-        mesh = self.policy.mesh
-        whole, rows = replicated(mesh), by_row(mesh)
+    def compile(self, log: BuildLog | None = None) -> CompiledPrograms:
+        """Compiles everything for the configured shapes, several at a time; allocates nothing.
+
+        Args:
+            log: told about each program.
+        """
+        with Builder(self.policy.mesh, log=log) as builder:
+            # Those that take longest are asked for first.
+            gradient = self._build_gradient(builder)
+            imitation = self._build_imitation(builder) if self.config.run.warm_start else {}
+            keep = {}
+            if self.config.learner.keeps_top_k:
+                keep = self._forward_only("keep", self.keep, builder)
+            score = self._forward_only("score", self.score, builder)
+            apply = self._build_apply("apply", self.apply, builder)
+            apply_imitation = None
+            if self.config.run.warm_start:
+                apply_imitation = self._build_apply(
+                    "apply imitation", self.apply_imitation, builder
+                )
+            return CompiledPrograms(
+                score=results(score),
+                keep=results(keep),
+                gradient=results(gradient),
+                apply=apply.result(),
+                imitation=results(imitation),
+                apply_imitation=None if apply_imitation is None else apply_imitation.result(),
+            )
+
+    def compile_score(self) -> BySize:
+        """The scoring program alone."""
+        with Builder(self.policy.mesh) as builder:
+            return results(self._forward_only("score", self.score, builder))
+
+    def _build_gradient(self, builder: Builder) -> FutureBySize:
+        whole, rows = replicated(self.policy.mesh), by_row(self.policy.mesh)
         base, adapter = self.policy.abstract_params()
+        program = jax.jit(self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows))
+        return {
+            size: builder.build(
+                f"gradient {size}", program.trace(base, adapter, adapter, self.abstract_batch(size))
+            )
+            for size in self.shape.sizes
+        }
+
+    def _build_imitation(self, builder: Builder) -> FutureBySize:
+        base, adapter = self.policy.abstract_params()
+        program = jax.jit(
+            self.imitation, donate_argnums=2, out_shardings=replicated(self.policy.mesh)
+        )
+        found = {}
+        for size in self.shape.sizes:
+            examples = ExampleBatch(self.abstract_inputs(size), self._rows(size))
+            traced = program.trace(base, adapter, adapter, examples)
+            found[size] = builder.build(f"imitation {size}", traced)
+        return found
+
+    def _build_apply(
+        self, name: str, function: Any, builder: Builder
+    ) -> Future[jax.stages.Compiled]:
+        whole = replicated(self.policy.mesh)
+        _, adapter = self.policy.abstract_params()
         state = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
             jax.eval_shape(self.optimizer.init, adapter),
         )
-        sizes = self.shape.sizes
-        gradient = jax.jit(self.gradient, donate_argnums=2, out_shardings=(whole, whole, rows))
-        imitation: BySize = {}
-        apply_imitation = None
-        if self.config.run.warm_start:
-            imitate = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
-            for size in sizes:
-                examples = ExampleBatch(self.abstract_inputs(size), self._rows(size))
-                imitation[size] = build(imitate.trace(base, adapter, adapter, examples), mesh)
-            apply_other = jax.jit(self.apply_imitation, donate_argnums=(0, 1), out_shardings=whole)
-            apply_imitation = build(apply_other.trace(adapter, state, adapter), mesh)
-        apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
-        return CompiledPrograms(
-            score=self.compile_score(),
-            keep=self._forward_only(self.keep) if self.config.learner.keeps_top_k else {},
-            gradient={
-                size: build(gradient.trace(base, adapter, adapter, self.abstract_batch(size)), mesh)
-                for size in sizes
-            },
-            apply=build(apply.trace(adapter, state, adapter), mesh),
-            imitation=imitation,
-            apply_imitation=apply_imitation,
-        )
+        program = jax.jit(function, donate_argnums=(0, 1), out_shardings=whole)
+        return builder.build(name, program.trace(adapter, state, adapter))
 
-    def compile_score(self) -> BySize:
-        """The scoring program alone."""
-        return self._forward_only(self.score)
-
-    def _forward_only(self, function: Any) -> BySize:
-        mesh = self.policy.mesh
+    def _forward_only(self, name: str, function: Any, builder: Builder) -> FutureBySize:
         base, adapter = self.policy.abstract_params()
-        program = jax.jit(function, out_shardings=by_row(mesh))
+        program = jax.jit(function, out_shardings=by_row(self.policy.mesh))
         return {
-            size: build(program.trace(base, adapter, self.abstract_inputs(size)), mesh)
+            size: builder.build(
+                f"{name} {size}", program.trace(base, adapter, self.abstract_inputs(size))
+            )
             for size in self.shape.sizes
         }
 
