@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
+from pipeline.balanced import Balanced
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
@@ -448,10 +449,17 @@ class Process:
             for number in range(config.plan.num_samplers)
         ]
         self.scorer = FakeScorer(self.script, config)
+        self.balanced = Balanced.of(
+            config, self.folder, samplers=self.samplers, learner=self.learner, say=print
+        )
+        balance = self.balanced.balance
+        records = Records(self.folder, self.tracker, Console(total=None, done=0))
         restored = disk[self.learner.version][1] if disk else None
-        progress = Progress.of_meta(restored) if restored else Progress()
+        progress = Progress.of_meta(balance.resume(restored)) if restored else Progress()
+        balance.step = progress.step
         self.folder.create(config)
         self.folder.rewind(progress.step)
+        balance.record(records)
         clock = Clock(
             started=self.script.clock(), used_before_s=progress.wall_s, now=self.script.clock
         )
@@ -459,8 +467,8 @@ class Process:
             config,
             data=data or make_data(),
             tokenizer=CharTokenizer(),
-            workers=Workers(self.samplers, self.learner, self.scorer),
-            records=Records(self.folder, self.tracker, Console(total=None, done=0)),
+            workers=Workers(self.balanced.samplers, self.balanced.learner, self.scorer),
+            records=records,
             deadline=Deadline(clock, config.budget.steps, config.budget.time_s),
             progress=progress,
             resumed_from=progress.step if restored else None,
