@@ -14,6 +14,7 @@ from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
 from pipeline.balanced import Balanced
 from pipeline.budget import Budget
+from pipeline.calibration import Beginning, calibrate
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
@@ -39,6 +40,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held(), cluster(prepared.config.plan):
         stop.listen()
+        beginning = Beginning.of(prepared.config, prepared.folder)
         crew = Crew.spawn(prepared.config)
         balanced = Balanced.of(
             prepared.config,
@@ -46,9 +48,10 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             samplers=crew.samplers,
             learner=crew.learner,
             say=partial(print, flush=True),
+            sizes=beginning.sizes,
         )
         try:
-            load_s = await unless(stop, _start(crew, balanced, prepared))
+            load_s = await unless(stop, _start(crew, balanced, beginning, prepared))
             return await _coordinate(prepared, crew, balanced, stop, started=started, load_s=load_s)
         except Stopped:
             return stop.exit_status
@@ -59,12 +62,18 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             crew.kill()
 
 
-async def _start(crew: Crew, balanced: Balanced, prepared: Prepared) -> float:
+async def _start(crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared) -> float:
     plan = prepared.config.plan
     await wait_for_devices(crew.actors, plan)
     print("devices are here; loading weights and compiling", flush=True)
     load_s, _ = await asyncio.gather(
         balanced.start(one_process=crew.one_process), crew.scorer.start()
+    )
+    await calibrate(
+        balanced.balance,
+        beginning,
+        sampler=(balanced.samplers[0].worker, crew.samplers[0]),
+        learner=(balanced.learner.worker, crew.learner),
     )
     return load_s
 

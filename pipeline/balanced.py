@@ -20,6 +20,7 @@ from pipeline.datatypes import (
     Which,
     Work,
 )
+from pipeline.plan.sizes import Sizes
 from pipeline.run_dir import RunFolder
 
 
@@ -129,9 +130,10 @@ class Balanced:
         samplers: Sequence[ResizableSampler],
         learner: ResizableLearner,
         say: Callable[[str], None],
+        sizes: Sizes | None = None,
     ) -> Balanced:
         """None is prepared yet; what is to be known before the run's records begin is said."""
-        balance = Balance.of(config, folder, say=say)
+        balance = Balance.of(config, folder, say=say, sizes=sizes)
         drawing = [
             BalancedSampler(sampler, balance, number) for number, sampler in enumerate(samplers)
         ]
