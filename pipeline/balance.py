@@ -185,7 +185,7 @@ class Balance:
             raise
         worker.sizes = sizes
 
-    def put_in_force(self, sizes: Sizes, event: str, text: str, **facts: Any) -> None:
+    def put_in_force(self, sizes: Sizes, event: str, text: str, facts: Mapping[str, Any]) -> None:
         """Takes a decision; a journal entry says why. Processes follow before they work."""
         self.sizes = sizes
         self._note(event, text, **facts)

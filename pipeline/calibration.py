@@ -157,7 +157,7 @@ async def calibrate(
         "lengths": vars(case.lengths),
         "speeds": speeds.to_json(),
     }
-    balance.put_in_force(choice.sizes, "calibrated", _sentence(choice, seconds, kept=kept), **facts)
+    balance.put_in_force(choice.sizes, "calibrated", _sentence(choice, seconds, kept=kept), facts)
     return choice
 
 
@@ -250,11 +250,12 @@ class _Bench:
         """Measures while there is time and smaller sizes may still be better."""
         last_s = 0.0
         for size in rungs.sizes:
-            known = rungs.known(speeds)
-            if size in known or size in rungs.full(speeds):
+            known, full = rungs.known(speeds), rungs.full(speeds)
+            if size in known or size in full:
                 continue
             began = self.now()
-            if began + _SLACK * last_s > until or (known and not still_improves(known)):
+            has_room = [one for one in rungs.sizes if one not in full]
+            if began + _SLACK * last_s > until or not still_improves(known, has_room):
                 break
             try:
                 speeds = await rungs.one(size, speeds)

@@ -7,8 +7,9 @@ another, so each is chosen by itself; of equal ones the smaller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from configs.schema import Config
@@ -106,9 +107,15 @@ def estimated(case: Case, ladder: Ladder, choice: Choice) -> dict[str, dict[str,
     return {what: {str(size): s for size, s in table.items()} for what, table in found.items()}
 
 
-def still_improves(seconds: Mapping[int, float]) -> bool:
-    """Whether a smaller size may be the best: one of the two smallest so far is."""
-    return best(seconds) in sorted(seconds)[:2]
+def still_improves(seconds: Mapping[int, float], sizes: Sequence[int]) -> bool:
+    """Whether a smaller size may be the best: one of the last two known is the best so far.
+
+    Args:
+        seconds: by size.
+        sizes: in the order in which they are tried; only those before the first unknown one count.
+    """
+    known = list(takewhile(seconds.__contains__, sizes))
+    return not known or best({size: seconds[size] for size in known}) in known[-2:]
 
 
 def _at(
