@@ -54,13 +54,14 @@ class Process:
         config: sizes are open.
 
     Attributes:
+        policy: the model; `base` and `adapter` are random weights.
         engine: with the slots that it was prepared for last.
         learner: likewise.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.policy, self.base, _ = make_policy(config)
+        self.policy, self.base, self.adapter = make_policy(config)
         self.log = BuildLog()
         self.engine: Engine
         self.learner: Learner
@@ -130,7 +131,7 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
         engines = {str(slots): process.make_engine(slots) for slots in FIXED}
         engines["found"] = process.engine
         work = _requests(prompts_per_step, steps)
-        recipe = Recipe.make(process.policy, process.base, process.learner.state.adapter, config)
+        recipe = Recipe.make(process.policy, process.base, process.adapter, config)
         runs: dict[str, Callable[[], int]] = {
             name: _run(process, engine, work) for name, engine in engines.items()
         }
