@@ -9,6 +9,7 @@ Nothing here was measured on a TPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from configs.schema import Config
@@ -114,6 +115,21 @@ def _expected(low: float, parts: dict[Regime, float], *, together: bool, chip: C
     return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
 
 
+@lru_cache
+def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> float:
+    """Read when everything in the base is multiplied with once."""
+    found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
+    if quantization in {"int8", "nf4"}:
+        found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
+    return found
+
+
+@lru_cache
+def _parameters(shape: ModelShape) -> tuple[int, int]:
+    """Of the whole base, and of all but the embedding."""
+    return shape.parameters, shape.parameters - shape.embedding_parameters
+
+
 @dataclass(frozen=True)
 class Pace:
     """How fast a configuration's programs are on a chip.
@@ -141,13 +157,13 @@ class Pace:
         cut = _CUT_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
         merged = plan.rollout_weights == "merged"
         load = _Load(
-            flops=2 * slots * (shape.parameters + (0 if merged else self._adapter)) / tp,
+            flops=2 * slots * (_parameters(shape)[0] + (0 if merged else self._adapter)) / tp,
             attention_flops=0.0,
             weight_bytes=base + cut / tp,
             cache_bytes=cache,
             link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
             # Adapted matrices are two more small products each.
-            latency_s=shape.layers * self.chip.layer_s * (0.5 if merged else 1.0)
+            latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
             + self._reductions(tp),
         )
         int8 = self.config.sampler_quantization == "int8_matmul"
@@ -161,7 +177,7 @@ class Pace:
     def prefill(self, positions: int, *, seq: int) -> Seconds:
         """Reading so many prompt positions on a shard, in prompts of `seq`."""
         tp = self.config.plan.tp_of_sampler
-        body = self.shape.parameters - self.shape.embedding_parameters + self._adapter
+        body = _parameters(self.shape)[1] + self._adapter
         load = _Load(
             flops=2 * positions * body / tp,
             attention_flops=positions * self.attention_flops(seq) / tp,
@@ -216,7 +232,7 @@ class Pace:
 
     def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
         shape, plan = self.shape, self.config.plan
-        body = shape.parameters - shape.embedding_parameters
+        body = _parameters(shape)[1]
         # A gradient of the adapter itself is one product more.
         adapter = self._adapter * (passes + (1 if passes > 1 else 0))
         flops = 2 * positions * (passes * body + head * shape.embedding_parameters + adapter)
@@ -242,14 +258,11 @@ class Pace:
         plan, shape, dtype = self.config.plan, self.shape, self.config.model.dtype
         kind = self.config.sampler_quantization if of_sampler else self.config.model.quantization
         tp = plan.tp_of_sampler if of_sampler else plan.tp
-        found: float = shape.base_bytes(dtype, quantization=kind, tp=tp)
-        if kind in {"int8", "nf4"}:
-            found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
-        return found
+        return _base_bytes(shape, dtype, kind, tp)
 
     def _gathered(self, fsdp: int, tp: int) -> float:
         """Bytes that a chip is sent of weights that others have."""
-        return (1 - 1 / fsdp) * self.shape.base_bytes(self.config.model.dtype, tp=tp)
+        return (1 - 1 / fsdp) * _base_bytes(self.shape, self.config.model.dtype, "none", tp)
 
     def _reduced(self, positions: int, tp: int) -> float:
         """Bytes that a chip exchanges where each computes a part of the widths."""
