@@ -15,6 +15,7 @@ from pipeline.data.dataset import load_data, setting_of
 from pipeline.data.splits import LoadedData
 from pipeline.model_files import hf_folder
 from pipeline.model_files.model_source import find_model
+from pipeline.plan.hardware import refuse_plan_only
 from pipeline.run_dir import RunFolder
 from pipeline.text.special_tokens import check_tokenizer
 from pipeline.text.tokenizer import Tokenizer, open_tokenizer
@@ -70,6 +71,7 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
         FileNotFoundError: if model, tokenizer or data are not there.
         ValueError: what is wrong with them, in words for the user.
     """
+    refuse_plan_only(config)
     folder = RunFolder.of(config)
     more = None if extend is None else extension(extend, config, folder)
     mode, why = tracking.choose_mode(config)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from configs.load import load_config
-from pipeline.plan.hardware import TOPOLOGIES, cpu, devices_of, topology_of
+from pipeline.plan.hardware import TOPOLOGIES, cpu, devices_of, refuse_plan_only, topology_of
 from tests.pipeline.plan.presets import PROJECT, preset
 
 
@@ -53,6 +53,15 @@ def test_a_configuration_tells_its_own_topology() -> None:
     assert devices_of(split) == 5
     assert topology_of(split, None).name == "v5e-8"
     assert topology_of(split, "v6e-8").chip.hbm_gib == 31.25
+
+
+def test_a_run_is_refused_more_than_a_host() -> None:
+    refuse_plan_only(preset("gemma3_1b"))
+    refuse_plan_only(load_config(PROJECT / "configs/demo.toml"))
+    many = preset("gemma3_1b", ("plan.learner_devices", "16"), ("plan.micro_batch_tokens", "32768"))
+    message = r"plan\.learner_devices = 16: 16 chips: v5e-16 is 2 hosts, .* not trained on; nearest"
+    with pytest.raises(ValueError, match=message):
+        refuse_plan_only(many)
 
 
 def test_the_price_is_the_configurations_where_it_gives_one() -> None:

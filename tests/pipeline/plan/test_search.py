@@ -36,7 +36,7 @@ def small_chip(config: Case, gib: float) -> Case:
     return replace(config, topology=replace(config.topology, chip=chip))
 
 
-@given(most=st.integers(1, 3000), tile=st.sampled_from([1, 8]))
+@given(most=st.integers(1, 3000), tile=st.sampled_from([1, 4]))
 def test_a_ladder_rises_by_about_a_quarter(most: int, tile: int) -> None:
     found = ladder(most, tile=tile)
     assert found[-1] == most
@@ -124,7 +124,7 @@ def test_less_memory_means_fewer_slots_until_nothing_fits() -> None:
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > rows[-1]
     nothing = small_chip(given_, 3.0)
-    with pytest.raises(ValueError, match=r"no sizes fit: .* takes .* GiB of the 2\.85"):
+    with pytest.raises(ValueError, match=r"no sizes fit: .* takes ~.* GiB of the 2\.85"):
         planned_sizes(nothing)
     assert not choose(small_chip(given_, 0.5)).chosen.fits
 
@@ -148,5 +148,5 @@ def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
 def test_a_shortage_names_phase_and_part() -> None:
     given_ = small_chip(case(preset("gemma3_4b")), 8.0)
     told = shortage(given_, choose(given_).chosen)
-    assert told.startswith("as configured (colocated, base on every device): prefill takes 11.")
-    assert "of the 7.60 that may be used, base 7.23" in told
+    assert told.startswith("as configured (colocated, base on every device): prefill takes ~11.")
+    assert "of the 7.60 that may be used, base ~7.23" in told
