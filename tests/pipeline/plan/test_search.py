@@ -140,7 +140,7 @@ def test_a_run_plans_within_its_own_placement() -> None:
 def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     free = planned_sizes(given_)
-    low = planned_sizes(replace(given_, memory_ratio={"prefill": 1.3, "decode": 1.3}))
+    low = planned_sizes(replace(given_, memory_ratio={"prefill": 1.5, "decode": 1.5}))
     assert low.rollout_rows < free.rollout_rows
     assert low.micro_batch_tokens == free.micro_batch_tokens
 

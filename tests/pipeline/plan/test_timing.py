@@ -60,7 +60,7 @@ def test_the_least_of_a_prefill_is_its_arithmetic() -> None:
 )
 def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> None:
     found = pace().decode_step(slots)
-    assert 1e3 * found.expected == pytest.approx(ms, rel=0.3)
+    assert 1e3 * found.expected == pytest.approx(ms, rel=0.12)
     assert 1e3 * found.low < ms < 1e3 * found.high
 
 
@@ -76,13 +76,13 @@ def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> 
 )
 def test_other_forms_of_the_sampler(settings: list[tuple[str, str]], slots: int, ms: float) -> None:
     assert 1e3 * pace("gemma3_1b", *settings).decode_step(slots).expected == pytest.approx(
-        ms, rel=0.25
+        ms, rel=0.2
     )
 
 
-def test_a_4b_model_was_not_fitted() -> None:
+def test_a_4b_model_is_near_it_too() -> None:
     found = pace("gemma3_4b").decode_step(32)
-    assert 1e3 * found.expected == pytest.approx(21.7, rel=0.25)
+    assert 1e3 * found.expected == pytest.approx(21.7, rel=0.1)
     assert 1e3 * found.low < 21.7 < 1e3 * found.high
 
 
