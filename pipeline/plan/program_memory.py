@@ -37,8 +37,9 @@ _GATHERED, _GATHERED_AROUND_LOOPS = 0.9, 0.55
 the second where a backward pass takes the micro-batch in several parts."""
 _LEAST_GATHERED = 4
 """Layers that are gathered ahead of their use in any case."""
-_SAVED = 12
-"""Of a layer's feed-forward width, what a backward pass without recomputation keeps."""
+_SAVED, _SAVED_BY_LOOPS = 3.3, 12
+"""Arrays of a layer's feed-forward width that a backward pass without recomputation keeps; the
+second where it takes the micro-batch in several parts, whose loop computes nothing twice."""
 _BLOCK = 512  # queries whose scores exist at a time, as PackedAttention has it
 
 
@@ -237,10 +238,12 @@ def _gradient(sizes: Sizes, rows: int) -> Parts:
     config, shape = sizes.config, sizes.shape
     seq = config.row_tokens
     tokens = _rows_here(sizes, rows) * seq
-    part = _forward(sizes, _rows_together(sizes, rows), seq, block=min(seq, _BLOCK))
+    together = _rows_together(sizes, rows)
+    part = _forward(sizes, together, seq, block=min(seq, _BLOCK))
     inputs = {"offload": 1}.get(config.plan.remat, shape.layers)
     kept = (inputs + _KEPT_INPUTS) * shape.embed * sizes.number
-    kept += shape.layers * _saved(sizes) * sizes.number
+    in_parts = together < _rows_here(sizes, rows)
+    kept += shape.layers * _saved(sizes, in_parts=in_parts) * sizes.number
     asked = tokens * _top(config) if config.learner.keeps_top_k else 0
     return {
         **_weights(sizes),
@@ -293,11 +296,11 @@ def _rows_together(sizes: Sizes, rows: int) -> int:
     return max(size for size in range(1, here + 1) if here % size == 0 and size <= most)
 
 
-def _saved(sizes: Sizes) -> int:
+def _saved(sizes: Sizes, *, in_parts: bool) -> int:
     """Numbers that a layer keeps of a position for the backward pass, besides its input."""
     shape, remat = sizes.shape, sizes.config.plan.remat
     if remat == "none":
-        return _SAVED * sizes.hidden
+        return int((_SAVED_BY_LOOPS if in_parts else _SAVED) * sizes.hidden)
     if remat == "dots":
         attention = sizes.heads * shape.head_dim + 2 * sizes.kv_heads * shape.head_dim
         return attention + 2 * sizes.hidden + 2 * shape.embed
