@@ -86,10 +86,9 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     from launch.preparation import open_model_files
     from pipeline.evaluate.conversation import Conversation
     from pipeline.evaluate.measurement import open_adapter
-    from pipeline.plan.start import with_sizes
     from pipeline.text.prompts import PromptMaker
 
-    config = _one_at_a_time(with_sizes(config), adapter=str(folder))
+    config = _one_at_a_time(config, adapter=str(folder))
     maker = PromptMaker(config.prompt, open_model_files(config))
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
         crew = SamplerCrew.spawn(config)

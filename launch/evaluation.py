@@ -27,7 +27,6 @@ from pipeline.data.splits import SETS, LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
-from pipeline.plan.start import with_sizes
 from pipeline.run_dir import RunFolder, write_atomically
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
@@ -84,7 +83,6 @@ def prepare(
         ):
             print(line, flush=True)
     notes = _notes(config, folder) if is_run and adapter == str(folder) else ()
-    config = with_sizes(config)
     # The adapter also says how LoRA is laid out; where training began is of no interest here.
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": adapter})})
     return Prepared(config, tokenizer, tests, adapter, result, notes)

@@ -16,7 +16,6 @@ from pipeline.data.splits import LoadedData
 from pipeline.model_files import hf_folder
 from pipeline.model_files.model_source import find_model
 from pipeline.plan.hardware import refuse_plan_only
-from pipeline.plan.start import starting_sizes
 from pipeline.run_dir import RunFolder
 from pipeline.text.special_tokens import check_tokenizer
 from pipeline.text.tokenizer import Tokenizer, open_tokenizer
@@ -92,18 +91,7 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
         )
     for line in data.report:
         print(line, flush=True)
-    if not config.plan.fixed:
-        print(_planned(config), flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode)
-
-
-def _planned(config: Config) -> str:
-    """What a run begins with whose sizes are not fixed."""
-    sizes = starting_sizes(config)
-    return (
-        f"plan, estimated: {sizes.rollout_rows} slots a sampler, micro-batches of "
-        f"{sizes.micro_batch_tokens} tokens"
-    )
 
 
 def open_model_files(config: Config) -> Tokenizer:

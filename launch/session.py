@@ -11,7 +11,6 @@ from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import Clock, Deadline
-from pipeline.plan.start import with_sizes
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
@@ -34,7 +33,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held(), cluster(prepared.config.plan):
         stop.listen()
-        crew = Crew.spawn(with_sizes(prepared.config))
+        crew = Crew.spawn(prepared.config)
         try:
             load_s = await unless(stop, _start(crew, prepared))
             return await _coordinate(prepared, crew, stop, started=started, load_s=load_s)

@@ -41,12 +41,8 @@ def test_a_preset_passes_a_dry_run(preset: str, tmp_path: Path, capsys: pytest.C
     write_rows(path, [{"passage": "Sky is up.", "question": "is sky up", "answer": True}])
     settings += ["--eval.sets.0.path", str(path), "--eval.sets.0.split", "none"]
     before = everything_below(tmp_path)
-    planned = ["--plan.fixed", "false", "--plan.rollout_rows", "none"]
-    assert train.main([str(PROJECT / preset), *settings, *planned, "--dry-run"]) == 0
-    assert "plan, estimated: " in capsys.readouterr().out
     assert train.main([str(PROJECT / preset), *settings, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "plan, estimated" not in said
     shown = json.loads(said[said.index("{\n") :])
     assert shown["plan"]["platform"] == "tpu"
     assert shown["eval"]["every_minutes"] == 30.0
