@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 
 from actors.learner import PROBE_VERSION, LearnerActor
-from actors.opening import open_model
+from actors.memory import guarded
+from actors.opening import begin_model
+from actors.program_cache import share_programs
 from actors.sampler import SamplerActor
 from configs.schema import Config
 from pipeline.datatypes import Which
+from pipeline.plan.building import Ready
+from pipeline.plan.sizes import Sizes, sized
 
 
 class ColocatedActor(LearnerActor, SamplerActor):
@@ -21,12 +25,15 @@ class ColocatedActor(LearnerActor, SamplerActor):
         SamplerActor.__init__(self, config)
         LearnerActor.__init__(self, config)
 
-    def start(self) -> float:
-        """Opens devices and model once, for both."""
-        opened = open_model(self.config, which="learner")
-        self.learn(opened)
-        self.serve(opened)
-        return opened.load_s
+    def prepare(self, sizes: Sizes) -> Ready:
+        """Opens devices and model once, for both; see `LearnerActor.prepare`."""
+        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        if self.opening is None:
+            self.opening = begin_model(self.config, which="learner")
+        load_s = self.learn(self.opening)
+        self.serve(self.opening)
+        share_programs()
+        return Ready(load_s, self.log.read().done[known:])
 
     def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Version and hash; the adapter itself does not move."""
@@ -40,6 +47,10 @@ class ColocatedActor(LearnerActor, SamplerActor):
         del sha256, payload
         current = self.learner.state.version
         named: dict[int, Which] = {PROBE_VERSION: "probe", current: "current"}
-        adapter, _ = self._adapter(named.get(version, "best"))
-        self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
+
+        def take() -> None:
+            adapter, _ = self._adapter(named.get(version, "best"))
+            self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
+
+        guarded("sync", take)
         return self.sha256

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from actors.program_cache import VARIABLE, use_program_cache
+
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
@@ -29,6 +31,7 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
 
     from pipeline.model.sharding import make_mesh
 
+    use_program_cache()
     try:
         devices = jax.devices()
     except RuntimeError as error:
@@ -52,4 +55,6 @@ def environment(*, platform: str, count: int) -> dict[str, str]:
         # The last of two equal flags counts.
         devices = f"--xla_force_host_platform_device_count={count}"
         variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
+    if VARIABLE in os.environ:
+        variables[VARIABLE] = os.environ[VARIABLE]  # a cluster's workers do not inherit it
     return variables

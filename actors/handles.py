@@ -31,6 +31,8 @@ from pipeline.datatypes import (
     Work,
 )
 from pipeline.model_files.export_request import Format
+from pipeline.plan.building import Building, Ready
+from pipeline.plan.sizes import Sizes
 from rewards.base import Outcome, RewardInput
 
 # Two threads: one works, the other can be told to abort.
@@ -71,9 +73,15 @@ class RaySampler:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
-    async def start(self) -> None:
-        """Returns when it is compiled."""
-        await _call(self.actor.start.remote())
+    async def prepare(self, sizes: Sizes) -> Ready:
+        """See `pipeline.balance.Resizable`."""
+        ready: Ready = await _call(self.actor.prepare.remote(sizes))
+        return ready
+
+    async def building(self) -> Building:
+        """See `pipeline.balance.Resizable`."""
+        building: Building = await _call(self.actor.building.remote())
+        return building
 
     async def load(self, published: Published) -> str:
         """The payload goes from actor to actor; the driver never holds it."""
@@ -112,10 +120,15 @@ class RayLearner:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
-    async def start(self) -> float:
-        """Returns when it is compiled: the seconds that loading the base took."""
-        seconds: float = await _call(self.actor.start.remote())
-        return seconds
+    async def prepare(self, sizes: Sizes) -> Ready:
+        """See `pipeline.balance.Resizable`."""
+        ready: Ready = await _call(self.actor.prepare.remote(sizes))
+        return ready
+
+    async def building(self) -> Building:
+        """See `pipeline.balance.Resizable`."""
+        building: Building = await _call(self.actor.building.remote())
+        return building
 
     async def restore(self) -> Restored:
         """Goes on from the newest usable checkpoint."""
@@ -228,13 +241,14 @@ class RayRewardWorker:
 class SamplerCrew:
     """The processes that answer, where nothing is learned."""
 
+    config: Config
     samplers: list[RaySampler]
 
     @staticmethod
     def spawn(config: Config) -> SamplerCrew:
         """Asks Ray for the processes; they may have to wait for devices."""
         plan = config.plan
-        return SamplerCrew(_samplers(config, lease(plan, plan.devices_per_sampler)))
+        return SamplerCrew(config, _samplers(config, lease(plan, plan.devices_per_sampler)))
 
     @property
     def actors(self) -> list[Any]:
@@ -243,7 +257,8 @@ class SamplerCrew:
 
     async def start(self) -> None:
         """Returns when all are compiled."""
-        await asyncio.gather(*(sampler.start() for sampler in self.samplers))
+        sizes = Sizes.of(self.config)
+        await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
 
     def kill(self) -> None:
         """Ends all processes; their devices are free afterwards."""
@@ -289,15 +304,10 @@ class Crew:
         handles = [self.learner.actor, *(sampler.actor for sampler in self.samplers)]
         return list({id(handle): handle for handle in handles}.values())
 
-    async def start(self) -> float:
-        """Starts everything at once; returns the seconds that loading the base took."""
-        colocated = self.samplers[0].actor is self.learner.actor
-        load_s, *_ = await asyncio.gather(
-            self.learner.start(),
-            self.scorer.start(),
-            *(() if colocated else (sampler.start() for sampler in self.samplers)),
-        )
-        return float(load_s)
+    @property
+    def one_process(self) -> bool:
+        """Whether sampler and learner are the same process."""
+        return self.samplers[0].actor is self.learner.actor
 
     def kill(self) -> None:
         """Ends all processes; their devices are free afterwards."""

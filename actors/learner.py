@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.opening import OpenedModel, open_model
+from actors.memory import guarded
+from actors.opening import OpenedModel, OpeningModel, begin_model
+from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.data.packing import Packed
 from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
 from pipeline.model_files.model_source import find_model
+from pipeline.plan.building import Building, BuildLog, Ready
+from pipeline.plan.out_of_memory import OutOfMemory
+from pipeline.plan.sizes import Sizes, sized
 from pipeline.run_dir import RunFolder
 from pipeline.text.tokenizer import open_tokenizer
 
@@ -28,34 +33,60 @@ PROBE_VERSION = -1
 class LearnerActor:
     """A plain class; `actors.handles` makes a Ray actor of it.
 
-    JAX is imported in `start`, so that the driver can name this class without starting JAX.
+    JAX is imported in `prepare`, so that the driver can name this class without starting JAX.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.log = BuildLog()
+        self.opening: OpeningModel | None = None
         self.learner: Learner
         self.exporter: Exporter
         self.checkpoints: Checkpoints
+        self._tokens: int | None = None
 
-    def start(self) -> float:
-        """Opens devices and model, compiles; returns the seconds that loading took.
+    def prepare(self, sizes: Sizes) -> Ready:
+        """Opens devices and model, compiles; later on what other sizes need. May be tried again.
 
         Raises:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
             FileNotFoundError: if weights or tokenizer are not there.
+            OutOfMemory: if these sizes are too much.
         """
-        opened = open_model(self.config, which="learner")
-        self.learn(opened)
-        return opened.load_s
+        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        if self.opening is None:
+            self.opening = begin_model(self.config, which="learner")
+        load_s = self.learn(self.opening)
+        share_programs()
+        return Ready(load_s, self.log.read().done[known:])
 
-    def learn(self, opened: OpenedModel) -> None:
-        """Makes the learner on a model that is open already."""
-        from pipeline.learner.checkpoint import Checkpoints
-        from pipeline.learner.export import Exporter
+    def learn(self, model: OpeningModel | OpenedModel) -> float:
+        """Compiles while the base is read, then waits for it; returns the seconds that this took.
+
+        Raises:
+            OutOfMemory: if the sizes of the configuration are too much.
+        """
         from pipeline.learner.learner import Learner
 
+        config, tokens = self.config, self.config.plan.micro_batch_tokens
+        if not hasattr(self, "learner"):
+            self.learner = guarded(
+                "update",
+                lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
+            )
+            self._give_base(guarded("load", model.wait))
+        elif tokens != self._tokens:
+            self._tokens = None  # unless it succeeds, no size has programs
+            guarded("update", lambda: self.learner.resize(config, log=self.log))
+        self._tokens = tokens
+        return model.wait().load_s
+
+    def _give_base(self, opened: OpenedModel) -> None:
+        from pipeline.learner.checkpoint import Checkpoints
+        from pipeline.learner.export import Exporter
+
         config = self.config
-        self.learner = Learner(opened.policy, opened.base, config, opened.vocabulary)
+        self.learner.base = opened.base
         self.exporter = Exporter(
             opened.policy,
             opened.base,
@@ -67,6 +98,10 @@ class LearnerActor:
         )
         folder = RunFolder.of(config)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+
+    def building(self) -> Building:
+        """How far compiling is; answered meanwhile."""
+        return self.log.read()
 
     def restore(self) -> Restored:
         """Goes on from the newest usable checkpoint, if there is one.
@@ -94,26 +129,80 @@ class LearnerActor:
 
         Raises:
             FileNotFoundError: if the best one is asked for and none was kept.
+            OutOfMemory: if there is no room for it.
         """
         import jax
 
         from pipeline.model import lora
 
-        adapter, version = self._adapter(which)
-        payload = jax.device_get(adapter)
-        return (version, lora.sha256(payload)), payload
+        def take() -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+            adapter, version = self._adapter(which)
+            payload = jax.device_get(adapter)
+            return (version, lora.sha256(payload)), payload
+
+        return guarded("sync", take)
 
     def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
-        """Log-probs of the completions' tokens."""
-        return self.learner.score(completions, adapter=self._adapter(which)[0])
+        """Log-probs of the completions' tokens.
+
+        Raises:
+            OutOfMemory: if there is no room for a micro-batch.
+        """
+
+        def work() -> list[np.ndarray]:
+            adapter = self._adapter(which)[0]
+            self._check_room("score")
+            return self.learner.score(completions, adapter=adapter)
+
+        return guarded("score", work)
 
     def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
-        """See `pipeline.learner.learner.Learner.imitate`."""
-        return self.learner.imitate(sequences)
+        """See `pipeline.learner.learner.Learner.imitate`.
+
+        Raises:
+            OutOfMemory: if there is no room for a micro-batch; the state is as it was.
+        """
+        return self._update(lambda: self.learner.imitate(sequences))
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """See `pipeline.learner.learner.Learner.update`."""
-        return self.learner.update(rollouts)
+        """See `pipeline.learner.learner.Learner.update`.
+
+        Raises:
+            OutOfMemory: if there is no room for a micro-batch; the state is as it was.
+        """
+        return self._update(lambda: self.learner.update(rollouts))
+
+    def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Invariant 11: running out of memory cannot lose adapter or optimizer, nor use them twice.
+
+        Raises:
+            OutOfMemory: see `update`.
+            RuntimeError: if the state is lost all the same; the last checkpoint has one.
+        """
+        learner = self.learner
+        begun = learner.state
+        # Of several updates on one batch the first would be made again.
+        several = self.config.learner.updates_per_batch > 1
+        kept = learner.host_state() if several else None
+
+        def checked() -> dict[str, float]:
+            self._check_room("update")
+            return work()
+
+        try:
+            return guarded("update", checked)
+        except OutOfMemory as error:
+            if kept is not None:
+                learner.put_back(kept)
+            elif learner.state is not begun or not learner.is_whole:
+                raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
+            raise
+
+    def _check_room(self, what: Literal["score", "update"]) -> None:
+        from pipeline.model.footprint import check_room
+
+        if self.config.plan.hbm_gib is not None:
+            check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""
@@ -129,11 +218,18 @@ class LearnerActor:
         write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
     def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
-        """See `pipeline.learner.export.Exporter.export`."""
+        """See `pipeline.learner.export.Exporter.export`.
+
+        Raises:
+            OutOfMemory: if there is no room for it; the folder is as it was.
+        """
         from pipeline.learner.export import Tuned
 
-        tuned = Tuned(*self._adapter(which))
-        return self.exporter.export(Path(folder), tuned, examples=examples)
+        def work() -> ExportReport:
+            tuned = Tuned(*self._adapter(which))
+            return self.exporter.export(Path(folder), tuned, examples=examples)
+
+        return guarded("export", work)
 
     @property
     def _best(self) -> Path:

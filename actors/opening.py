@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -36,6 +37,34 @@ class OpenedModel:
     tokenizer: Tokenizer
     load_s: float
 
+    def wait(self) -> OpenedModel:
+        """Itself: see `OpeningModel`."""
+        return self
+
+
+@dataclass(frozen=True)
+class OpeningModel:
+    """A model whose base is being read.
+
+    Attributes:
+        policy: see `OpenedModel`; and so on.
+        loading: the base, and how long reading it took.
+    """
+
+    policy: Policy
+    vocabulary: Vocabulary
+    tokenizer: Tokenizer
+    loading: Future[tuple[Params, float]]
+
+    def wait(self) -> OpenedModel:
+        """Returns when the base is there.
+
+        Raises:
+            ValueError: if the weights are not what the configuration says.
+        """
+        base, load_s = self.loading.result()
+        return OpenedModel(self.policy, base, self.vocabulary, self.tokenizer, load_s)
+
 
 def open_model(config: Config, *, which: Literal["learner", "sampler"]) -> OpenedModel:
     """Starts JAX on the devices of a learner or of a sampler and loads the base.
@@ -44,12 +73,24 @@ def open_model(config: Config, *, which: Literal["learner", "sampler"]) -> Opene
         ValueError: if devices, weights or tokenizer are not what the configuration says.
         FileNotFoundError: if weights or tokenizer are not there.
     """
+    return begin_model(config, which=which).wait()
+
+
+def begin_model(config: Config, *, which: Literal["learner", "sampler"]) -> OpeningModel:
+    """Likewise; the base is read in a thread, so that programs can be compiled meanwhile.
+
+    Raises:
+        ValueError: likewise.
+        FileNotFoundError: likewise.
+    """
     plan = config.plan
     count, fsdp, tp = plan.learner_devices, plan.fsdp, plan.tp
+    quantization: str = config.model.quantization
     if which == "sampler":
         count, fsdp, tp = plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler
+        quantization = config.sampler_quantization
     mesh = open_mesh(platform=plan.platform, count=count, fsdp=fsdp, tp=tp)
-    from pipeline.model.policy import open_policy
+    from pipeline.model.policy import make_policy
     from pipeline.model.vocabulary import Vocabulary
     from pipeline.model.weights import read_text_config
 
@@ -62,14 +103,18 @@ def open_model(config: Config, *, which: Literal["learner", "sampler"]) -> Opene
         vocab_size=read_text_config(folder)["vocab_size"],
         stop_tokens=config.rollout.stop_tokens,
     )
-    started = time.monotonic()
-    policy, base = open_policy(
-        folder,
-        dtype=config.model.dtype,
-        lora=config.lora,
-        mesh=mesh,
-        quantization=(
-            config.sampler_quantization if which == "sampler" else config.model.quantization
-        ),
+    policy = make_policy(
+        folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh, quantization=quantization
     )
-    return OpenedModel(policy, base, vocabulary, tokenizer, time.monotonic() - started)
+
+    def load() -> tuple[Params, float]:
+        started = time.monotonic()
+        return policy.load_base(folder), time.monotonic() - started
+
+    reader = ThreadPoolExecutor(1)
+    loading = reader.submit(load)
+    reader.shutdown(wait=False)
+    if policy.is_quantized:
+        # Quantizing runs qwix's own code, which is not to run while it changes what others trace.
+        wait([loading])
+    return OpeningModel(policy, vocabulary, tokenizer, loading)

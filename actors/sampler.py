@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.opening import OpenedModel, open_model
+from actors.memory import guarded
+from actors.opening import OpenedModel, OpeningModel, begin_model
+from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest, Work
+from pipeline.plan.building import Building, BuildLog, Ready
+from pipeline.plan.sizes import Sizes, sized
 
 if TYPE_CHECKING:
     from pipeline.decode.engine import Engine
@@ -20,52 +24,89 @@ if TYPE_CHECKING:
 class SamplerActor:
     """A plain class; `actors.handles` makes a Ray actor of it.
 
-    JAX is imported in `start`, so that the driver can name this class without starting JAX.
+    JAX is imported in `prepare`, so that the driver can name this class without starting JAX.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.log = BuildLog()
+        self.opening: OpeningModel | None = None
         self.policy: Policy
         self.engine: Engine
         self.weights: RolloutWeights
         self.adapter: Params
         self.version = -1
         self.sha256 = ""
+        self._slots: int | None = None
         self._opened: dict[str | None, tuple[Params, OpenedAdapter]] = {}
 
-    def start(self) -> float:
-        """Opens devices and model, compiles; returns the seconds that loading took.
+    def prepare(self, sizes: Sizes) -> Ready:
+        """Opens devices and model, compiles; later on what other sizes need. May be tried again.
 
         Raises:
             ValueError: if devices, weights or tokenizer are not what the configuration says.
             FileNotFoundError: if weights or tokenizer are not there.
+            OutOfMemory: if these sizes are too much.
         """
-        opened = open_model(self.config, which="sampler")
-        self.serve(opened)
-        return opened.load_s
+        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        if self.opening is None:
+            self.opening = begin_model(self.config, which="sampler")
+        load_s = self.serve(self.opening)
+        share_programs()
+        return Ready(load_s, self.log.read().done[known:])
 
-    def serve(self, opened: OpenedModel) -> None:
-        """Makes the engine on a model that is open already."""
+    def serve(self, model: OpeningModel | OpenedModel) -> float:
+        """Compiles while the base is read, then waits for it; returns the seconds that this took.
+
+        Raises:
+            OutOfMemory: if the sizes of the configuration are too much.
+        """
         from pipeline.decode.engine import Engine
-        from pipeline.decode.rollout_weights import RolloutWeights
+        from pipeline.decode.rollout_weights import RolloutWeights, rollout_policy
 
-        self.policy = opened.policy
-        self.weights = RolloutWeights(opened.policy, opened.base, self.config)
-        self.engine = Engine(
-            self.weights.policy,
-            self.weights.base,
-            self.config,
-            opened.vocabulary,
-            text_of=opened.tokenizer.decode,
-        )
+        config, slots = self.config, self.config.plan.rollout_rows
+        if not hasattr(self, "engine"):
+            self.policy = model.policy
+            self.engine = guarded(
+                "generate",
+                lambda: Engine(
+                    rollout_policy(model.policy, config),
+                    None,
+                    config,
+                    model.vocabulary,
+                    text_of=model.tokenizer.decode,
+                    log=self.log,
+                ),
+            )
+            opened = guarded("load", model.wait)
+            self.weights = guarded(
+                "load", lambda: RolloutWeights(opened.policy, opened.base, config)
+            )
+        elif slots != self._slots:
+            self._slots = None  # unless it succeeds, no size has programs
+            guarded("generate", lambda: self.engine.resize(config, log=self.log))
+        self._slots = slots
+        return model.wait().load_s
+
+    def building(self) -> Building:
+        """How far compiling is; answered meanwhile."""
+        return self.log.read()
 
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
-        """Takes over an adapter; returns the hash of what arrived on the devices."""
+        """Takes over an adapter; returns the hash of what arrived on the devices.
+
+        Raises:
+            OutOfMemory: if there is no room for it.
+        """
         from pipeline.model import lora
 
         del sha256  # the sender's claim; the answer is what is found here
-        adapter = self.policy.place_adapter(payload)
-        self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
+
+        def take() -> None:
+            adapter = self.policy.place_adapter(payload)
+            self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
+
+        guarded("sync", take)
         return self.sha256
 
     def take_over(self, adapter: Params, *, version: int, sha256: str) -> None:
@@ -100,7 +141,22 @@ class SamplerActor:
     def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
-        """See `pipeline.decode.engine.Engine.generate`."""
+        """See `pipeline.decode.engine.Engine.generate`.
+
+        Raises:
+            OutOfMemory: if there is no room for so many slots.
+        """
+        return guarded(
+            "generate", lambda: self._generate(requests, temperature=temperature, enough=enough)
+        )
+
+    def _generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None
+    ) -> list[Completion]:
+        from pipeline.model.footprint import check_room
+
+        if self.config.plan.hbm_gib is not None:
+            check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
         return self.engine.generate(
             requests,
             base=self.weights.base,

@@ -65,6 +65,13 @@ class Plan(Table):
         "bfloat16 round otherwise than the learner and need learner.importance_cap. "
         "launch.evaluate and launch.chat use shared unless the command line says otherwise",
     )
+    hbm_gib: float | None = Field(
+        None,
+        gt=0,
+        description="GiB of each device that may be used; drawing, scoring and learning whose "
+        "programs take more by the compiler's account count as out of memory before they begin; "
+        "default: all there is, and the device says when it is used up",
+    )
     segment_steps: int = Field(
         32,
         ge=1,

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Everything else alters what is sampled, learned or measured. These only say when the run ends,
-# what is written beside it, how fast rewards are computed and what it costs. `budget.steps` is also
-# the default end of the learning rate's decay: `altering_changes` sees to that.
-FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
-FREE_KEYS = ("run.dir", "rewards.workers", "rewards.timeout_s", "plan.chip_hour_usd")
-
 Change = tuple[str, object, object]
 """A dotted key, its old value and its new one; None where the key is not set."""
+
+# Everything else alters what is sampled, learned or measured. These only say when the run ends,
+# what is written beside it, how fast rewards are computed, what it costs and what may be used of a
+# device, whose consequences are decisions that the journal has. `budget.steps` is also the default
+# end of the learning rate's decay: `altering_changes` sees to that.
+FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
+FREE_KEYS = (
+    "run.dir",
+    "rewards.workers",
+    "rewards.timeout_s",
+    "plan.hbm_gib",
+    "plan.chip_hour_usd",
+)
+# Sizes that were fixed may be let go: what becomes of them are decisions, too. Not the other way:
+# the run may have other ones by then.
+FREE_CHANGES: tuple[Change, ...] = (("plan.fixed", True, False),)
 
 
 def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -36,7 +46,7 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is no change.
     """
     changes = diff_configs(_with_decay_end(old), _with_decay_end(new))
-    return [change for change in changes if not _is_free(change[0])]
+    return [change for change in changes if not _is_free(change[0]) and change not in FREE_CHANGES]
 
 
 def _is_free(key: str) -> bool:

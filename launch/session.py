@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import traceback
+from functools import partial
 
 from actors.handles import Crew
 from launch.cluster import cluster, wait_for_devices
 from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
+from pipeline.balance import Balance
+from pipeline.balanced import Balanced
 from pipeline.budget import Budget
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import Clock, Deadline
+from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
@@ -34,31 +40,50 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     with prepared.folder.held(), cluster(prepared.config.plan):
         stop.listen()
         crew = Crew.spawn(prepared.config)
+        balanced = Balanced.of(
+            prepared.config,
+            prepared.folder,
+            samplers=crew.samplers,
+            learner=crew.learner,
+            say=partial(print, flush=True),
+        )
         try:
-            load_s = await unless(stop, _start(crew, prepared))
-            return await _coordinate(prepared, crew, stop, started=started, load_s=load_s)
+            load_s = await unless(stop, _start(crew, balanced, prepared))
+            return await _coordinate(prepared, crew, balanced, stop, started=started, load_s=load_s)
         except Stopped:
             return stop.exit_status
+        except OutOfMemory as error:
+            print(error, file=sys.stderr)
+            return EXIT_FAILED
         finally:
             crew.kill()
 
 
-async def _start(crew: Crew, prepared: Prepared) -> float:
+async def _start(crew: Crew, balanced: Balanced, prepared: Prepared) -> float:
     plan = prepared.config.plan
     await wait_for_devices(crew.actors, plan)
     print("devices are here; loading weights and compiling", flush=True)
-    return await crew.start()
+    load_s, _ = await asyncio.gather(
+        balanced.start(one_process=crew.one_process), crew.scorer.start()
+    )
+    return load_s
 
 
 async def _coordinate(
-    prepared: Prepared, crew: Crew, stop: Stop, *, started: float, load_s: float
+    prepared: Prepared,
+    crew: Crew,
+    balanced: Balanced,
+    stop: Stop,
+    *,
+    started: float,
+    load_s: float,
 ) -> int:
     config, folder = prepared.config, prepared.folder
     folder.create(config)
     if prepared.extend is not None:
         more = prepared.extend
         folder.journal("extended", steps=more.steps, time_s=more.time_s)
-    progress, resumed_from = await _resume(crew, folder)
+    progress, resumed_from = await _resume(crew, folder, balanced.balance)
     tracker = _track(prepared)
     budget = Budget.of(config, folder)
     deadline = Deadline(
@@ -70,12 +95,14 @@ async def _coordinate(
     for row in folder.metrics:
         deadline.observe_step(row["time/step_s"])
     console = Console(total=budget.steps, done=progress.step)
+    records = Records(folder, tracker, console)
+    balanced.balance.record(records)
     coordinator = Coordinator(
         config,
         data=prepared.data,
         tokenizer=prepared.tokenizer,
-        workers=Workers(crew.samplers, crew.learner, crew.scorer),
-        records=Records(folder, tracker, console),
+        workers=Workers(balanced.samplers, balanced.learner, crew.scorer),
+        records=records,
         deadline=deadline,
         progress=progress,
         resumed_from=resumed_from,
@@ -87,7 +114,10 @@ async def _coordinate(
         status = 0 if ended == "finished" else stop.exit_status
     except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-        traceback.print_exception(error)
+        if isinstance(error, OutOfMemory):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exception(error)
         print("the run failed; the same command goes on from its last checkpoint", flush=True)
         return status
     finally:
@@ -99,7 +129,7 @@ async def _coordinate(
     return status
 
 
-async def _resume(crew: Crew, folder: RunFolder) -> tuple[Progress, int | None]:
+async def _resume(crew: Crew, folder: RunFolder, balance: Balance) -> tuple[Progress, int | None]:
     """Goes on from the newest usable checkpoint; what came after it is done again."""
     restored = await crew.learner.restore()
     for line in restored.damaged:
@@ -108,7 +138,8 @@ async def _resume(crew: Crew, folder: RunFolder) -> tuple[Progress, int | None]:
     if restored.meta is None:
         folder.rewind(0)
         return Progress(), None
-    progress = Progress.of_meta(restored.meta)
+    progress = Progress.of_meta(balance.resume(restored.meta))
+    balance.step = progress.step
     folder.rewind(progress.step)
     folder.journal("resumed", step=progress.step)
     print(f"resuming after step {progress.step}", flush=True)

@@ -30,6 +30,7 @@ from pipeline.datatypes import Prompt, RolloutName, RolloutRequest
 from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
+from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Records, step_metrics
 from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
 from pipeline.team import Interrupted, Team, Workers
@@ -134,6 +135,7 @@ class Coordinator:
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
+            OutOfMemory: if there is nothing smaller to go on with; a checkpoint is written first.
         """
         try:
             self.records.truncation(self.config)
@@ -156,6 +158,11 @@ class Coordinator:
             await self._save()
             self._summarize(ended="interrupted")
             return "interrupted"
+        except OutOfMemory as error:
+            # Between an update and the end of its sync the learner is ahead of what is recorded.
+            if error.phase != "sync":
+                await self._save()
+            raise
         return "finished"
 
     async def _imitate(self) -> None:

@@ -35,6 +35,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
         self._config = path / "config.json"
+        self._plan = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
         self._summary = path / "summary.json"
@@ -136,6 +137,18 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replaces `summary.json`."""
         write_atomically(self._summary, json.dumps(summary, indent=2) + "\n")
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """What `write_plan` wrote last."""
+        if not self._plan.is_file():
+            return None
+        found: dict[str, Any] = json.loads(self._plan.read_text(encoding="utf-8"))
+        return found
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Replaces `plan.json`."""
+        write_atomically(self._plan, json.dumps(plan, indent=2) + "\n")
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends a decision or an event."""

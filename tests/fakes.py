@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
+from pipeline.balanced import Balanced
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
@@ -33,6 +34,8 @@ from pipeline.datatypes import (
     Work,
 )
 from pipeline.deadline import Clock, Deadline
+from pipeline.plan.building import Building, Ready
+from pipeline.plan.sizes import Sizes
 from pipeline.records import Console, Records
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
@@ -178,7 +181,25 @@ def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
     return -((tokens % 7 + int(adapter[:6], 16) / 2**20) / 10).astype(np.float32)
 
 
-class FakeSampler:
+class Prepares:
+    """Notes the sizes that it is prepared for, which change nothing.
+
+    Attributes:
+        sizes: these, in order.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[Sizes] = []
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        self.sizes.append(sizes)
+        return Ready()
+
+    async def building(self) -> Building:
+        return Building()
+
+
+class FakeSampler(Prepares):
     """Draws well-formed right answers, well-formed wrong ones, and such without an end.
 
     Attributes:
@@ -186,6 +207,7 @@ class FakeSampler:
     """
 
     def __init__(self, script: Script, *, seed: int, number: int) -> None:
+        super().__init__()
         self.script = script
         self.name = f"sampler{number}"
         self.adapter, self.version = "", -2
@@ -279,7 +301,7 @@ class Disk(dict[int, tuple[str, dict[str, Any]]]):
     best: tuple[int, str] | None = None
 
 
-class FakeLearner:
+class FakeLearner(Prepares):
     """Goes on from the newest checkpoint on `disk`.
 
     Attributes:
@@ -288,6 +310,7 @@ class FakeLearner:
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
+        super().__init__()
         self.script = script
         self.disk = disk
         self.version = max(disk, default=0)
@@ -426,10 +449,17 @@ class Process:
             for number in range(config.plan.num_samplers)
         ]
         self.scorer = FakeScorer(self.script, config)
+        self.balanced = Balanced.of(
+            config, self.folder, samplers=self.samplers, learner=self.learner, say=print
+        )
+        balance = self.balanced.balance
+        records = Records(self.folder, self.tracker, Console(total=None, done=0))
         restored = disk[self.learner.version][1] if disk else None
-        progress = Progress.of_meta(restored) if restored else Progress()
+        progress = Progress.of_meta(balance.resume(restored)) if restored else Progress()
+        balance.step = progress.step
         self.folder.create(config)
         self.folder.rewind(progress.step)
+        balance.record(records)
         clock = Clock(
             started=self.script.clock(), used_before_s=progress.wall_s, now=self.script.clock
         )
@@ -437,8 +467,8 @@ class Process:
             config,
             data=data or make_data(),
             tokenizer=CharTokenizer(),
-            workers=Workers(self.samplers, self.learner, self.scorer),
-            records=Records(self.folder, self.tracker, Console(total=None, done=0)),
+            workers=Workers(self.balanced.samplers, self.balanced.learner, self.scorer),
+            records=records,
             deadline=Deadline(clock, config.budget.steps, config.budget.time_s),
             progress=progress,
             resumed_from=progress.step if restored else None,

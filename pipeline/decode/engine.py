@@ -24,13 +24,15 @@ import numpy as np
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
-from pipeline.decode.programs import DecodePrograms
+from pipeline.decode.programs import Compiled, DecodePrograms
 from pipeline.decode.schedule import Given, Group, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.decode.stopping import StopStrings, TextOf
+from pipeline.model.footprint import array_bytes
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.plan.building import BuildLog
 
 Weights = tuple[Params, Params]
 """Base and adapter."""
@@ -62,14 +64,18 @@ class _Drawn:
 
 
 class Engine:
-    """Compiled programs and the loop around them. Compiles once, when it is made.
+    """Compiled programs and the loop around them. Compiles when it is made, and when resized.
+
+    Between two calls of `generate`, and after one that failed, it holds nothing on the devices.
 
     Args:
         policy: the model.
-        base: its frozen parameters, shared, never copied; `generate` may be given others.
+        base: its frozen parameters, shared, never copied; `generate` may be given others. None: it
+            is always given some.
         config: shapes, lengths, temperature and seed.
         vocabulary: token ids with a meaning.
         text_of: what tokens read as; only `rollout.stop_strings` need it.
+        log: told about each program.
 
     Attributes:
         work: of the last `generate`.
@@ -78,12 +84,14 @@ class Engine:
     def __init__(
         self,
         policy: Policy,
-        base: Params,
+        base: Params | None,
         config: Config,
         vocabulary: Vocabulary,
         *,
         text_of: TextOf | None = None,
+        log: BuildLog | None = None,
     ) -> None:
+        self._policy = policy
         self._base = base
         self._config = config
         self._vocabulary = vocabulary
@@ -93,9 +101,28 @@ class Engine:
             self._stop_strings = StopStrings(config.rollout.stop_strings, text_of)
         self._place = by_row(policy.mesh)
         self._shards = batch_shards(policy.mesh)
-        self._programs = DecodePrograms(policy, config, vocabulary).compile()
+        self._programs: Compiled
+        self.resize(config, log=log)
         self._abort = threading.Event()
         self.work = Work()
+
+    def resize(self, config: Config, *, log: BuildLog | None = None) -> None:
+        """Compiles for the sizes of another configuration; the programs there were are gone first.
+
+        If that fails, nothing can be drawn before it succeeds for other sizes.
+
+        Args:
+            config: differs in sizes only.
+            log: told about each program.
+        """
+        self._config = config
+        vars(self).pop("_programs", None)
+        self._programs = DecodePrograms(self._policy, config, self._vocabulary).compile(log)
+
+    @property
+    def needs(self) -> dict[str, int]:
+        """Bytes of each device that `generate` takes beside base and adapter, by program."""
+        return self._programs.needs(array_bytes(self._policy.abstract_params()))
 
     def generate(
         self,
@@ -133,8 +160,9 @@ class Engine:
                     f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
                     f"{request.num_begun + 1} to rollout.max_new_tokens = {most}"
                 )
-        weights = (self._base if base is None else base, adapter)
-        drawn = self._draw(requests, weights, Heat.of(temperature), enough=enough)
+        base = self._base if base is None else base
+        assert base is not None, "an engine without a base was given none"
+        drawn = self._draw(requests, (base, adapter), Heat.of(temperature), enough=enough)
         return [
             Completion(
                 name=request.name,
@@ -291,9 +319,10 @@ class Engine:
             for (bucket, caches), given in slots.give():
                 newcomers = jax.device_put(self._newcomers(requests, given), self._place)
                 state = self._programs.fill[bucket](state, caches, newcomers)
-            if not slots.wants_prompts():
+            prompt = slots.next_prompt()
+            if prompt is None or not slots.wants_prompts():
                 return state
-            bucket = config.prompt_bucket(len(slots.queue[0].prompt_tokens))
+            bucket = config.prompt_bucket(len(prompt))
             cost = bucket * config.prefill_rows(bucket)
             most = config.plan.prefill_tokens
             if spent and spent + cost > most and slots.busy.mean() >= _FEW:

@@ -7,6 +7,7 @@ silent compilation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -27,19 +28,21 @@ from pipeline.decode.cache import (
     settle,
 )
 from pipeline.decode.state import DecodeState, Heat, Newcomers
+from pipeline.model.building import Builder, results
+from pipeline.model.footprint import program_bytes, result_bytes
 from pipeline.model.gumbel import keys_at
 from pipeline.model.head import Head, draw
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import (
     BATCH_AXES,
     batch_shards,
-    build,
     by_row,
     by_row_and_head,
     replicated,
 )
 from pipeline.model.truncation import Truncation
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.plan.building import BuildLog
 
 T = TypeVar("T")
 
@@ -85,6 +88,26 @@ class Compiled:
     fill: Mapping[int, jax.stages.Compiled]
     segment: Mapping[int, jax.stages.Compiled]
     compact: Mapping[int, Compact]
+
+    def needs(self, weights: int) -> dict[str, int]:
+        """Bytes of each device beside base and adapter, at the fullest moment of each program.
+
+        The slots are there all along, and prompts that were read wait while others decode or read.
+
+        Args:
+            weights: bytes of each device that base and adapter take.
+        """
+        slots, waiting = result_bytes(self.empty), max(map(result_bytes, self.prefill.values()))
+        named = {
+            "segment": (self.segment, waiting - weights),
+            "prefill": (self.prefill, waiting + slots - weights),
+            "fill": (self.fill, 0),
+        }
+        return {
+            f"{name} {size}": program_bytes(program) + beside
+            for name, (programs, beside) in named.items()
+            for size, program in programs.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -271,18 +294,33 @@ class DecodePrograms:
         """Where an array by slot is; those of three axes and more are rings."""
         return self._rings if x.ndim > 2 else by_row(self.policy.mesh)
 
-    def compile(self) -> Compiled:
-        """Compiles all programs; allocates nothing."""
-        mesh, sizes, buckets = self.policy.mesh, self.config.plan.slots, self.config.prompt_buckets
-        return Compiled(
-            empty=build(self.trace_empty(), mesh),
-            prefill={bucket: build(self.trace_prefill(bucket), mesh) for bucket in buckets},
-            fill={bucket: build(self.trace_fill(bucket), mesh) for bucket in buckets},
-            segment={size: build(self.trace_segment(size), mesh) for size in sizes},
-            compact={
-                small: self._compile_compact(large, small) for large, small in pairwise(sizes)
-            },
-        )
+    def compile(self, log: BuildLog | None = None) -> Compiled:
+        """Compiles all programs, several at a time; allocates nothing.
+
+        Args:
+            log: told about each of them.
+        """
+        sizes, buckets = self.config.plan.slots, self.config.prompt_buckets
+        with Builder(self.policy.mesh, log=log) as builder:
+            # Those that take longest are asked for first.
+            segment = {n: builder.build(f"segment {n}", self.trace_segment(n)) for n in sizes}
+            prefill = {n: builder.build(f"prefill {n}", self.trace_prefill(n)) for n in buckets}
+            fill = {n: builder.build(f"fill {n}", self.trace_fill(n)) for n in buckets}
+            empty = builder.build("empty slots", self.trace_empty())
+            compact = {
+                small: self._build_compact(large, small, builder)
+                for large, small in pairwise(sizes)
+            }
+            return Compiled(
+                empty=empty.result(),
+                prefill=results(prefill),
+                fill=results(fill),
+                segment=results(segment),
+                compact={
+                    size: Compact(rest=rest.result(), rings=results(rings))
+                    for size, (rest, rings) in compact.items()
+                },
+            )
 
     def trace_empty(self) -> jax.stages.Traced:
         """The program of `empty`."""
@@ -313,19 +351,21 @@ class DecodePrograms:
         program = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
         return program.trace(*self.policy.abstract_params(), state, Heat(scalar, scalar))
 
-    def _compile_compact(self, large: int, small: int) -> Compact:
+    def _build_compact(
+        self, large: int, small: int, builder: Builder
+    ) -> tuple[Future[jax.stages.Compiled], dict[tuple[int, ...], Future[jax.stages.Compiled]]]:
+        """The programs of a `Compact`."""
         kept, state = self._by_slot(small), self._state(large)
 
-        def program(arrays: Any) -> jax.stages.Compiled:
+        def program(what: str, arrays: Any) -> Future[jax.stages.Compiled]:
             places = jax.tree.map(self._place, arrays)
             traced = jax.jit(self.compact, out_shardings=places).trace(arrays, kept)
-            return build(traced, self.policy.mesh)
+            return builder.build(f"compact {small} {what}", traced)
 
         rings = {ring[0].shape: ring for ring in state.caches}
-        return Compact(
-            rest=program(replace(state, caches=())),
-            rings={shape: program(ring) for shape, ring in rings.items()},
-        )
+        return program("slots", replace(state, caches=())), {
+            shape: program(f"rings of {shape[-2]}", ring) for shape, ring in rings.items()
+        }
 
     def _empty_rings(self, rows: int, max_tokens: int) -> Caches:
         eight_bits = self._eight_bits

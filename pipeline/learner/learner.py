@@ -22,12 +22,19 @@ from pipeline.data.packing import Packed, packed_batches, padding_metrics
 from pipeline.datatypes import Completion, Rollout
 from pipeline.learner.batches import DeviceBatch, ExampleBatch, Inputs, place_inputs
 from pipeline.learner.optimizer import grpo_rate, imitation_rate
-from pipeline.learner.programs import ABOUT_UPDATE, BySize, LearnerPrograms
+from pipeline.learner.programs import (
+    ABOUT_UPDATE,
+    BySize,
+    CompiledPrograms,
+    LearnerPrograms,
+)
 from pipeline.learner.scorer import score_completions
 from pipeline.model import lora
+from pipeline.model.footprint import array_bytes
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.plan.building import BuildLog
 
 
 @dataclass(frozen=True)
@@ -51,32 +58,73 @@ class LearnerState:
 
 
 class Learner:
-    """Compiled programs and the state they work on. Compiles once, when it is made.
+    """Compiled programs and the state they work on. Compiles when it is made, and when resized.
 
     Args:
         policy: the model.
-        base: its frozen parameters, shared, never copied or donated.
+        base: its frozen parameters, shared, never copied or donated; may be put in their place
+            later, before anything is computed.
         config: the loss, the optimizer and the shapes.
         vocabulary: token ids with a meaning.
+        log: told about each program.
     """
 
     def __init__(
-        self, policy: Policy, base: Params, config: Config, vocabulary: Vocabulary
+        self,
+        policy: Policy,
+        base: Params,
+        config: Config,
+        vocabulary: Vocabulary,
+        *,
+        log: BuildLog | None = None,
     ) -> None:
         self.policy = policy
         self.base = base
-        self._config = config
         self._vocabulary = vocabulary
-        programs = LearnerPrograms(policy, config, vocabulary)
-        self._programs = programs
+        self._config = config
+        self._programs = LearnerPrograms(policy, config, vocabulary)
         self._rates = {"sft": imitation_rate(config), "grpo": grpo_rate(config)}
         for rate in self._rates.values():
             rate(0)  # compiles the operations that it consists of
         self._teacher = _open_teacher(config.learner.teacher, policy)
-        self._compiled = programs.compile()
+        self._compiled: CompiledPrograms
+        self.resize(config, log=log)
         self._zeros = policy.no_adapter()
         self._whole = replicated(policy.mesh)
         self.state = self._fresh()
+
+    def resize(self, config: Config, *, log: BuildLog | None = None) -> None:
+        """Compiles for the sizes of another configuration; the programs there were are gone first.
+
+        Adapter and optimizer stay. If that fails, nothing can be computed before it succeeds for
+        other sizes.
+
+        Args:
+            config: differs in sizes only.
+            log: told about each program.
+        """
+        vars(self).pop("_compiled", None)
+        self._config = config
+        self._programs = LearnerPrograms(self.policy, config, self._vocabulary)
+        self._compiled = self._programs.compile(log)
+
+    @property
+    def needs(self) -> dict[str, dict[str, int]]:
+        """Bytes of each device beside base and adapter, by what for and by program."""
+        return self._compiled.needs(array_bytes(self.policy.abstract_params()))
+
+    def host_state(self) -> LearnerState:
+        """A copy of the state in host memory."""
+        return _with_arrays(self.state, jax.tree.map(np.array, _arrays(self.state)))
+
+    def put_back(self, state: LearnerState) -> None:
+        """Goes on from what `host_state` returned, bit for bit."""
+        self.state = _with_arrays(state, jax.device_put(_arrays(state), self._whole))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the state is gone, as it is when a program takes it and then fails."""
+        return not any(leaf.is_deleted() for leaf in jax.tree.leaves(_arrays(self.state)))
 
     def _fresh(self) -> LearnerState:
         start = self._config.lora.start
@@ -256,6 +304,17 @@ class Learner:
         sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
         sums |= {"grad_norm": float(norm), "lr": float(self._rates["grpo"](state.updates))}
         return sums, logprobs
+
+
+def _arrays(state: LearnerState) -> tuple[Params, optax.OptState, Params | None]:
+    return state.adapter, state.optimizer, state.reference
+
+
+def _with_arrays(
+    state: LearnerState, arrays: tuple[Params, optax.OptState, Params | None]
+) -> LearnerState:
+    adapter, optimizer, reference = arrays
+    return replace(state, adapter=adapter, optimizer=optimizer, reference=reference)
 
 
 def _open_teacher(path: str | None, policy: Policy) -> Params | None:

@@ -8,6 +8,8 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +27,21 @@ from pipeline.learner.objective import asked_for, objective
 from pipeline.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
 from pipeline.learner.topk import keep
 from pipeline.model.attention import PackedAttention
+from pipeline.model.building import Builder, results
 from pipeline.model.flash import FlashAttention
+from pipeline.model.footprint import program_bytes
 from pipeline.model.head import Head, Scores, score
 from pipeline.model.policy import Params, Policy
 from pipeline.model.remat import Remat
-from pipeline.model.sharding import build, by_row, replicated
+from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
+from pipeline.plan.building import BuildLog
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
 """A program for each size of a micro-batch, by its rows."""
+FutureBySize = dict[int, Future[jax.stages.Compiled]]
+"""The same while they are compiled."""
 
 IMITATION_TEMPERATURE = 1.0
 """Worked examples are learned at the model's own temperature, whatever rollouts are drawn at."""
@@ -57,6 +64,33 @@ class CompiledPrograms:
     apply: jax.stages.Compiled
     imitation: BySize
     apply_imitation: jax.stages.Compiled | None
+
+    def needs(self, weights: int) -> dict[str, dict[str, int]]:
+        """Bytes of each device beside base and adapter while a program runs.
+
+        By what it is for, "score" or "update", and by its name. The one that applies an update
+        takes optimizer state in place and less than a gradient; it is left out.
+
+        Args:
+            weights: bytes of each device that base and adapter take.
+        """
+        named = {
+            "score": {"score": self.score},
+            "update": {
+                "score": self.score,
+                "keep": self.keep,
+                "gradient": self.gradient,
+                "imitation": self.imitation,
+            },
+        }
+        return {
+            phase: {
+                f"{name} {size}": program_bytes(program) - weights
+                for name, programs in by_name.items()
+                for size, program in programs.items()
+            }
+            for phase, by_name in named.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -194,29 +228,38 @@ class LearnerPrograms:
             top_k=top_k,
         )
 
-    def compile(self) -> CompiledPrograms:
-        """Compiles everything for the configured shapes; allocates nothing."""
-        mesh, sizes = self.policy.mesh, self.shape.sizes
-        imitation: BySize = {}
-        apply_imitation = None
-        if self.config.run.warm_start:
-            imitation = {size: build(self.trace_imitation(size), mesh) for size in sizes}
-            apply_imitation = build(self._trace_apply(self.apply_imitation), mesh)
-        keep: BySize = {}
-        if self.config.learner.keeps_top_k:
-            keep = {size: build(self.trace_keep(size), mesh) for size in sizes}
-        return CompiledPrograms(
-            score=self.compile_score(),
-            keep=keep,
-            gradient={size: build(self.trace_gradient(size), mesh) for size in sizes},
-            apply=build(self.trace_apply(), mesh),
-            imitation=imitation,
-            apply_imitation=apply_imitation,
-        )
+    def compile(self, log: BuildLog | None = None) -> CompiledPrograms:
+        """Compiles everything for the configured shapes, several at a time; allocates nothing.
+
+        Args:
+            log: told about each program.
+        """
+        with Builder(self.policy.mesh, log=log) as builder:
+            # Those that take longest are asked for first.
+            gradient = self._by_size("gradient", self.trace_gradient, builder)
+            imitation, keep, apply_imitation = {}, {}, None
+            if self.config.run.warm_start:
+                imitation = self._by_size("imitation", self.trace_imitation, builder)
+            if self.config.learner.keeps_top_k:
+                keep = self._by_size("keep", self.trace_keep, builder)
+            score = self._by_size("score", self.trace_score, builder)
+            apply = builder.build("apply", self.trace_apply())
+            if self.config.run.warm_start:
+                traced = self._trace_apply(self.apply_imitation)
+                apply_imitation = builder.build("apply imitation", traced)
+            return CompiledPrograms(
+                score=results(score),
+                keep=results(keep),
+                gradient=results(gradient),
+                apply=apply.result(),
+                imitation=results(imitation),
+                apply_imitation=None if apply_imitation is None else apply_imitation.result(),
+            )
 
     def compile_score(self) -> BySize:
         """The scoring program alone."""
-        return {size: build(self.trace_score(size), self.policy.mesh) for size in self.shape.sizes}
+        with Builder(self.policy.mesh) as builder:
+            return results(self._by_size("score", self.trace_score, builder))
 
     def trace_score(self, rows: int) -> jax.stages.Traced:
         """The program of `score`, for so many rows."""
@@ -260,6 +303,12 @@ class LearnerPrograms:
         base, adapter = self.policy.abstract_params()
         program = jax.jit(function, out_shardings=by_row(self.policy.mesh))
         return program.trace(base, adapter, self.abstract_inputs(rows))
+
+    def _by_size(
+        self, name: str, trace: Callable[[int], jax.stages.Traced], builder: Builder
+    ) -> FutureBySize:
+        sizes = self.shape.sizes
+        return {size: builder.build(f"{name} {size}", trace(size)) for size in sizes}
 
     @property
     def keeps_old(self) -> bool:

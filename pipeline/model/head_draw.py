@@ -23,6 +23,9 @@ from pipeline.model.truncation import Truncation, threshold
 Drawn = tuple[Int[Array, " block"], Float[Array, " block"], Float[Array, " block"]]
 """Tokens, log-probs under the whole distribution and under what could be drawn."""
 
+_WHOLE_ROWS = 4
+"""Scores that exist at a time where something is cut away, in blocks of those without."""
+
 
 def draw(
     blocks: Blocks,
@@ -45,10 +48,10 @@ def draw(
     if truncation is None:
         tokens, logprobs = by_block(blocks, partial(_in_blocks, blocks, *vocabulary), *by_position)
         return tokens, logprobs, logprobs
-    # A threshold is known only after many looks at all scores of a row, which are therefore kept:
-    # of so few rows at a time that no more scores exist than of a block without truncation.
+    # A threshold is known only after many looks at all scores of a row, which are therefore kept,
+    # and each block of rows reads the whole embedding: of few rows, but not of too few.
     vocab = embedding.shape[0]
-    rows = max(1, blocks.tokens * min(blocks.vocab, vocab) // vocab)
+    rows = max(1, _WHOLE_ROWS * blocks.tokens * min(blocks.vocab, vocab) // vocab)
     whole = replace(blocks, tokens=rows, vocab=vocab)
     return by_block(whole, partial(_truncated, whole, truncation, *vocabulary), *by_position)
 

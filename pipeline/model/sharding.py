@@ -142,6 +142,11 @@ def is_sharded(mesh: Mesh) -> bool:
 
 def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
     """Compiles for the mesh's kind of device, which need not be on this machine."""
+    return lowered(traced, mesh).compile()
+
+
+def lowered(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Lowered:
+    """What is given to the compiler of the mesh's kind of device."""
     kind = mesh.devices.flat[0].platform
     # JAX calls the devices "gpu" and the compiler's target "cuda".
-    return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,)).compile()
+    return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,))

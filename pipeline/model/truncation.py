@@ -19,6 +19,7 @@ from pipeline.model.head_blocks import FORBIDDEN
 from pipeline.model.sharding import VOCAB_AXES
 
 _BITS = 32
+_AT_ONCE = 2
 _SIGN = np.uint32(1 << (_BITS - 1))
 _LOWEST = np.nextafter(np.float32(FORBIDDEN), np.float32(0))
 """The lowest score that is not that of a forbidden token."""
@@ -85,15 +86,17 @@ def _total(values: Array) -> Array:
 def _largest(reaches: Reaches, rows: int) -> Float[Array, " rows"]:
     """The largest float32 threshold of each row that `reaches`, which higher ones do not.
 
-    By the bits of its place in the order of all float32 values, the highest first. One threshold at
-    a time: several would read the scores less often, but take longer in all (measured on a CPU).
+    By the bits of its place in the order of all float32 values, the highest first, `_AT_ONCE` of
+    them at each look at the scores.
     """
 
     def narrow(number: Array, place: UInt32[Array, " rows"]) -> UInt32[Array, " rows"]:
-        higher = place | (_SIGN >> number.astype(jnp.uint32))
-        return jnp.where(reaches(_value(higher)), higher, place)
+        shift = _BITS - _AT_ONCE * (number.astype(jnp.uint32) + 1)
+        higher = (place | (np.uint32(part) << shift) for part in range(1, 1 << _AT_ONCE))
+        reached = sum(reaches(_value(one)).astype(jnp.uint32) for one in higher)
+        return place | (reached << shift)
 
-    place = jax.lax.fori_loop(0, _BITS, narrow, jnp.zeros(rows, jnp.uint32))
+    place = jax.lax.fori_loop(0, _BITS // _AT_ONCE, narrow, jnp.zeros(rows, jnp.uint32))
     return _value(place)
 
 

@@ -30,6 +30,9 @@ WARM = [
     *("--sft.steps=1", "--sft.sequences_per_step=4", "--learner.kl_coef=0.05"),
 ]
 
+# Rollouts that are cut wait for the next step, in the checkpoint too.
+PARTIAL = ["--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"]
+
 
 def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -64,6 +67,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *VALIDATED]
+    settings += [*PARTIAL, "--learner.importance_cap=2"]
     whole = write_config(tmp_path, name="whole")
     status, output = finish(start(*train_command(whole, *settings)))
     assert status == 0, output
@@ -84,6 +88,9 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
     expected = tmp_path / "runs" / "whole"
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
     assert metrics(run) == metrics(expected)
+    assert metrics(run)[1]["rollout/waiting"] > 0  # at the checkpoint that was resumed
+    assert summary(run)["rollouts"] == summary(expected)["rollouts"]
+    assert summary(run)["rollouts"]["continued"] > 0
     assert summary(run)["best"] == summary(expected)["best"]
     for name in ("step_000002", "step_000004", "validation_000004", "test_after"):
         path = f"rollouts/{name}.jsonl"

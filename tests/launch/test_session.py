@@ -17,6 +17,7 @@ from launch.preparation import Prepared
 from launch.session import _coordinate
 from launch.stop import Stop
 from pipeline import tracking
+from pipeline.balanced import Balanced
 from pipeline.budget import Budget
 from pipeline.datatypes import Restored
 from pipeline.deadline import Clock
@@ -60,6 +61,13 @@ class Session:
             _coordinate(
                 self.prepared,
                 cast("Crew", self),
+                Balanced.of(
+                    self.prepared.config,
+                    self.folder,
+                    samplers=self.samplers,
+                    learner=self.learner,
+                    say=print,
+                ),
                 self.stop,
                 started=started,
                 load_s=load_s,

@@ -1,0 +1,130 @@
+"""JAX's persistent compilation cache, where several processes and killed ones cannot spoil it.
+
+JAX writes an entry in place: a process that is killed meanwhile would leave half of one for good.
+So each process lets JAX write into a folder of its own, which links to the shared entries, and what
+is whole there is moved among those. Used inside actors only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+VARIABLE = "GEMMA_GRPO_CACHE"
+"""Names the folder of caches; by default it is gemma-grpo in the user's folder of caches."""
+
+MOST_BYTES = 4 * 2**30
+"""Beyond this the oldest programs are deleted."""
+
+_SUFFIX = "-cache"
+_LOCK = ".lock"
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser() / "xla"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "gemma-grpo" / "xla"
+
+
+class ProgramCache:
+    """One process's view of the shared cache.
+
+    Args:
+        shared: the folder that all share; made if it is not there.
+    """
+
+    def __init__(self, shared: Path) -> None:
+        self._shared = shared
+        self._own_folders = shared / "processes"
+        self._own_folders.mkdir(parents=True, exist_ok=True)
+        with (shared / _LOCK).open("w") as door:
+            # A folder that was made and not locked yet would be taken for a left one.
+            fcntl.flock(door, fcntl.LOCK_EX)
+            self._remove_left()
+            self.path = Path(tempfile.mkdtemp(dir=self._own_folders))
+            # A plain descriptor: held until the process ends, however it does.
+            self._lock = self._take(self.path)
+        for entry in shared.glob(f"*{_SUFFIX}"):
+            (self.path / entry.name).symlink_to(entry)
+
+    def share(self) -> None:
+        """Moves what was compiled since to where all find it; to be called between compilations."""
+        for entry in self.path.glob(f"*{_SUFFIX}"):
+            if not entry.is_symlink():
+                entry.replace(self._shared / entry.name)
+                entry.symlink_to(self._shared / entry.name)
+        self._prune()
+
+    def _prune(self) -> None:
+        entries = []
+        for entry in self._shared.glob(f"*{_SUFFIX}"):
+            try:
+                found = entry.stat()
+            except FileNotFoundError:
+                continue  # another process has deleted it
+            entries.append((found.st_mtime, found.st_size, entry))
+        total = sum(size for _, size, _ in entries)
+        for _, size, entry in sorted(entries):
+            if total <= MOST_BYTES:
+                return
+            entry.unlink(missing_ok=True)
+            total -= size
+
+    def _remove_left(self) -> None:
+        """Deletes the folders of processes that are gone; the kernel has let go of their locks."""
+        for folder in self._own_folders.iterdir():
+            try:
+                lock = self._take(folder)
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+    @staticmethod
+    def _take(folder: Path) -> int:
+        lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise
+        return lock
+
+
+@cache
+def _of_this_process() -> ProgramCache | None:
+    """None: what the user chose for JAX stands, or the folder cannot be written."""
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return None
+    try:
+        return ProgramCache(cache_folder())
+    except OSError:
+        return None
+
+
+def use_program_cache() -> None:
+    """Lets JAX look for programs before it compiles them."""
+    import jax
+
+    programs = _of_this_process()
+    if programs is None:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(programs.path))
+    # All of them: a run has a few dozen, and small ones add up where the machine is slow.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # XLA's own would be keyed by a path that each process has another one of.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+
+
+def share_programs() -> None:
+    """See `ProgramCache.share`; does nothing without a cache."""
+    programs = _of_this_process()
+    if programs is not None:
+        programs.share()

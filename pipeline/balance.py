@@ -1,0 +1,279 @@
+"""The balance between work and memory: which sizes are in force, and smaller ones when they fail.
+
+    coordinator -> [BalancedSampler, BalancedLearner] -> workers
+                      ^   out of memory: the next smaller sizes, compiled, and the same again   |
+                      +-------------------------------------------------------------------------+
+
+Stands between the coordinator and the workers with their Protocols on both sides, so neither knows.
+A phase that is done again is asked for the same by name, so nothing is lost or counted twice. Each
+decision is journaled; a checkpoint carries the sizes in force, and a resume begins with those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from configs.schema import Config
+from pipeline.interfaces import Learner, Sampler
+from pipeline.plan.building import Building, Built, Ready, built_facts, built_line
+from pipeline.plan.out_of_memory import NothingSmaller, OutOfMemory
+from pipeline.plan.sizes import Phase, Sizes, smaller
+from pipeline.records import Records
+from pipeline.run_dir import RunFolder
+
+T = TypeVar("T")
+
+POLL_S = 0.5
+"""How often a process that compiles is asked how far it is."""
+
+_DOING: dict[Phase, str] = {
+    "generate": "drawing",
+    "score": "scoring",
+    "update": "learning",
+    "sync": "taking over an adapter",
+    "export": "exporting",
+    "load": "loading the model",
+}
+
+
+class Resizable(Protocol):
+    """A process that compiles for given sizes."""
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        """Returns when it can work with these sizes; what was compiled for others is gone.
+
+        Raises:
+            OutOfMemory: if they are too much; it may be asked again for smaller ones.
+        """
+
+    async def building(self) -> Building:
+        """How far it is; answered while it prepares itself."""
+
+
+class ResizableSampler(Sampler, Resizable, Protocol):
+    """A sampler whose slots may become fewer."""
+
+
+class ResizableLearner(Learner, Resizable, Protocol):
+    """A learner whose micro-batches may become smaller."""
+
+
+@dataclass
+class Worker:
+    """A process, and what it is prepared for.
+
+    Attributes:
+        name: what it is called in what is said.
+        process: it.
+        sizes: that it is prepared for; None: for none yet.
+        told: programs of its log that were said.
+    """
+
+    name: str
+    process: Resizable
+    sizes: Sizes | None = None
+    told: int = 0
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """Smaller sizes, and why."""
+
+    error: OutOfMemory
+    before: Sizes
+    after: Sizes
+
+
+@dataclass
+class Balance:
+    """The sizes of one run.
+
+    Attributes:
+        config: what is wanted, and whether sizes may change.
+        sizes: in force.
+        say: says a line, until there are records.
+        step: steps learned from.
+        records: where decisions are written down; None: not yet, they are kept until then.
+    """
+
+    config: Config
+    sizes: Sizes
+    say: Callable[[str], None]
+    step: int = 0
+    records: Records | None = None
+    _kept: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    _at_checkpoint: Sizes | None = None
+
+    @staticmethod
+    def of(config: Config, folder: RunFolder, *, say: Callable[[str], None]) -> Balance:
+        """Begins with the sizes of the run's newest checkpoint, or with the configured ones."""
+        found, sizes = None if config.plan.fixed else folder.plan, Sizes.of(config)
+        if found is not None:
+            sizes = Sizes.of_json(found["at_checkpoint"] or found["in_force"])
+        return Balance(config, sizes, say)
+
+    def resume(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes what a checkpoint says of sizes, and returns the rest of what it says."""
+        rest = dict(meta)
+        found = rest.pop("sizes", None)
+        if found is not None and not self.config.plan.fixed:
+            self.sizes = self._at_checkpoint = Sizes.of_json(found)
+        return rest
+
+    def record(self, records: Records) -> None:
+        """Writes down what was decided so far, and from now on at once."""
+        self.records = records
+        for event, facts in self._kept:
+            records.folder.journal(event, **facts)
+        self._kept.clear()
+        self._write_plan()
+
+    async def start(self, workers: Sequence[Worker], *, one_process: bool) -> list[Ready]:
+        """Prepares all, side by side unless they are one process; a journal entry says what for."""
+        started, ready = time.monotonic(), list[Ready]()
+        if one_process:
+            ready = [await self._fit(worker) for worker in workers]
+        else:
+            ready = list(await asyncio.gather(*(self._fit(worker) for worker in workers)))
+        named = [
+            Built(f"{worker.name}: {built.name}", built.seconds, built.cached)
+            for worker, one in zip(workers, ready, strict=True)
+            for built in one.built
+        ]
+        facts = {"seconds": round(time.monotonic() - started, 3), **built_facts(named)}
+        cached = facts["from_cache"]
+        text = f"{len(named)} programs in {facts['seconds']:.1f} s, {cached} from the cache"
+        self._note("compiled", text, **facts)
+        return ready
+
+    async def hold(self, worker: Worker, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`, which is done again with smaller sizes as often as it takes.
+
+        Raises:
+            NothingSmaller: if sizes are fixed, or there are no smaller ones; a sentence.
+        """
+        while True:
+            await self._fit(worker)
+            used = self.sizes
+            try:
+                return await work()
+            except OutOfMemory as error:
+                await self._fit(worker, self._decide(error, used))
+
+    def checkpointed(self) -> None:
+        """Notes that the newest checkpoint has the sizes in force."""
+        self._at_checkpoint = self.sizes
+        self._write_plan()
+
+    def _decide(self, error: OutOfMemory, used: Sizes) -> _Decision | None:
+        """Puts the next smaller sizes in force; None: another process has brought that about."""
+        less = smaller(self.config, used, error.phase)
+        if less is None or self.config.plan.fixed:
+            raise NothingSmaller(error.phase, self._sentence(error, used, less)) from error
+        before = self.sizes
+        after = Sizes(
+            min(before.rollout_rows, less.rollout_rows),
+            min(before.micro_batch_tokens, less.micro_batch_tokens),
+        )
+        if after == before:
+            return None
+        self.sizes = after
+        self._write_plan()
+        return _Decision(error, before, after)
+
+    async def _fit(self, worker: Worker, decision: _Decision | None = None) -> Ready:
+        """Prepares a process for the sizes in force, if it is not."""
+        while True:
+            sizes, failed = self.sizes, None
+            if worker.sizes == sizes:
+                return Ready()
+            try:
+                ready = await self._prepare(worker, sizes)
+            except OutOfMemory as error:
+                ready, failed = Ready(), error
+            else:
+                worker.sizes = sizes
+            if decision is not None:
+                self._journal(worker, decision, ready)
+            elif ready.built and self.records is not None:
+                text = f"{worker.name}: {len(ready.built)} programs for {_words(sizes)}"
+                self._note("compiled", text, worker=worker.name, **built_facts(ready.built))
+            if failed is None:
+                return ready
+            decision = self._decide(failed, sizes)
+
+    async def _prepare(self, worker: Worker, sizes: Sizes) -> Ready:
+        """Says each program when it is compiled."""
+        task = asyncio.ensure_future(worker.process.prepare(sizes))
+        try:
+            while True:
+                await asyncio.wait({task}, timeout=POLL_S)
+                ready = task.result() if task.done() else None
+                building = await worker.process.building()
+                for number in range(worker.told, len(building.done)):
+                    built = building.done[number]
+                    line = built_line(built, number=number + 1, total=building.total)
+                    self._say(f"{worker.name}: {line}")
+                worker.told = len(building.done)
+                if ready is not None:
+                    return ready
+        finally:
+            task.cancel()
+
+    def _journal(self, worker: Worker, decision: _Decision, ready: Ready) -> None:
+        error, before, after = decision.error, decision.before, decision.after
+        self._note(
+            "replan",
+            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; going on "
+            f"with {_words(after)} instead of {_words(before)}",
+            step=self.step,
+            phase=error.phase,
+            worker=worker.name,
+            reason=error.what,
+            **{"from": before.to_json(), "to": after.to_json()},
+            **built_facts(ready.built),
+        )
+
+    def _sentence(self, error: OutOfMemory, used: Sizes, less: Sizes | None) -> str:
+        told = f"out of memory while {_DOING[error.phase]}: {error.what}"
+        if error.phase == "load":
+            return told
+        if less is None:
+            return f"{told}; there is nothing smaller than {_words(used)}"
+        return (
+            f"{told}; plan.fixed = true keeps {_words(used)}. The same command with "
+            f"--plan.fixed false goes on with smaller sizes; the next are {_words(less)}"
+        )
+
+    def _write_plan(self) -> None:
+        if self.records is None:
+            return
+        kept = self._at_checkpoint
+        self.records.folder.write_plan(
+            {
+                "fixed": self.config.plan.fixed,
+                "in_force": self.sizes.to_json(),
+                "at_checkpoint": None if kept is None else kept.to_json(),
+            }
+        )
+
+    def _note(self, event: str, text: str, **facts: Any) -> None:
+        if self.records is None:
+            self._kept.append((event, facts))
+            self.say(text)
+        else:
+            self.records.event(event, text, **facts)
+
+    def _say(self, text: str) -> None:
+        (self.say if self.records is None else self.records.console.say)(text)
+
+
+def _words(sizes: Sizes) -> str:
+    return (
+        f"plan.rollout_rows = {sizes.rollout_rows} and "
+        f"plan.micro_batch_tokens = {sizes.micro_batch_tokens}"
+    )

@@ -1,0 +1,29 @@
+"""Running out of memory as a value that crosses process boundaries."""
+
+from __future__ import annotations
+
+from pipeline.plan.sizes import Phase
+
+
+class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a signal
+    """A process ran out of memory, on a device or beside it; it is alive and as it was before.
+
+    Attributes:
+        phase: what it was doing.
+        what: what it was told, one line.
+    """
+
+    def __init__(self, phase: Phase, what: str) -> None:
+        super().__init__(phase, what)
+        self.phase = phase
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"out of memory ({self.phase}): {self.what}"
+
+
+class NothingSmaller(OutOfMemory):
+    """Out of memory, and there are no smaller sizes to go on with; `what` is a sentence."""
+
+    def __str__(self) -> str:
+        return self.what

@@ -1,0 +1,366 @@
+"""Running out of memory: what is done again and written down, and how a resume begins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.balance import Balance, Worker
+from pipeline.plan.building import Building, Built, Ready
+from pipeline.plan.out_of_memory import NothingSmaller, OutOfMemory
+from pipeline.plan.sizes import Phase, Sizes
+from pipeline.records import Console, Records
+from pipeline.run_dir import RunFolder
+from tests.fakes import (
+    Disk,
+    FakeTracker,
+    Killed,
+    Process,
+    left_behind,
+    make_config,
+    make_data,
+)
+
+ROW = 88
+WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(8, 4 * ROW), Sizes(6, 4 * ROW), Sizes(8, 3 * ROW)
+CALLS: dict[str, tuple[Phase, int]] = {
+    "sampler0.generate:probe 0": ("generate", 0),
+    "learner.score probe": ("score", 0),
+    "learner.publish 0": ("sync", 0),
+    "sampler0.load 0": ("sync", 0),
+    "sampler0.generate:test 0": ("generate", 0),
+    "sampler0.generate:train 2": ("generate", 2),
+    "sampler0.generate:validation 0": ("generate", 0),
+    "learner.imitate 0": ("update", 0),
+    "learner.update 2": ("update", 2),
+    "learner.publish 3": ("sync", 3),
+    "sampler0.load 3": ("sync", 3),
+    "learner.export 0": ("export", 4),  # the best version is the first one
+}
+"""Everything that takes memory, the phase that it is and the steps learned by then, in a run of
+four steps, the first of them supervised."""
+
+
+def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
+    plan = {"fixed": fixed, "rollout_rows": 8, "micro_batch_tokens": 4 * ROW}
+    common: dict[str, Any] = {
+        "run": {"phases": ["sft", "grpo"]},
+        "sft": {"train": {"path": "worked.jsonl"}, "completion_column": "text", "steps": 1},
+        "data": {"validation": {"path": "validation.jsonl"}},
+        "eval": {"every_steps": 2},
+        "budget": {"steps": 4},
+    }
+    return make_config(
+        folder, **common, plan={"platform": "cpu", "placement": "split", **plan}, **tables
+    )
+
+
+def process(config: Config, disk: Disk) -> Process:
+    return Process(config, disk=disk, data=make_data(validation=3, sft=4))
+
+
+def full(phase: Phase, then: Callable[[], None] | None = None) -> Callable[[], None]:
+    def run_out() -> None:
+        if then is not None:
+            then()
+        raise OutOfMemory(phase, "RESOURCE_EXHAUSTED: so many bytes")
+
+    return run_out
+
+
+def plan_of(folder: RunFolder) -> dict[str, Any]:
+    found = folder.plan
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_runs_out_of_memory_is_done_again_and_nothing_else_changes(
+    tmp_path: Path, call: str
+):
+    phase, step = CALLS[call]
+    whole, run = process(config(tmp_path / "a"), Disk()), process(config(tmp_path / "b"), Disk())
+    assert whole.run() == "finished"
+    run.script.on[call] = full(phase)
+    assert run.run() == "finished"
+    assert run.learner.adapter == whole.learner.adapter
+    assert left_behind(run.folder) == left_behind(whole.folder)
+    # One call more, and it is the same one again.
+    at = run.script.calls.index(call)
+    assert run.script.calls[at + 1] == call
+    assert [*run.script.calls[:at], *run.script.calls[at + 1 :]] == whole.script.calls
+    (entry,) = run.events("replan")
+    after = FEWER_SLOTS if phase in {"generate", "sync"} else FEWER_ROWS
+    assert entry == {
+        "step": step,
+        "phase": phase,
+        "worker": "learner" if call.startswith("learner") else "sampler 0",
+        "reason": "RESOURCE_EXHAUSTED: so many bytes",
+        "from": WHOLE.to_json(),
+        "to": after.to_json(),
+        "programs": {},
+        "program_seconds": 0,
+        "from_cache": 0,
+    }
+    assert plan_of(run.folder)["in_force"] == after.to_json()
+    used = run.learner if call.startswith("learner") else run.samplers[0]
+    assert used.sizes == [WHOLE, after]
+    assert list(whole.folder.events("replan")) == []
+
+
+def test_it_goes_down_as_far_as_it_takes(tmp_path: Path):
+    run = process(config(tmp_path), Disk())
+    name = "sampler0.generate:train 1"
+
+    def twice_more() -> None:
+        run.script.on[name] = full(
+            "generate", lambda: run.script.on.update({name: full("generate")})
+        )
+
+    run.script.on[name] = full("generate", twice_more)
+    assert run.run() == "finished"
+    entries = run.events("replan")
+    assert [entry["from"]["rollout_rows"] for entry in entries] == [8, 6, 4]
+    assert [entry["to"]["rollout_rows"] for entry in entries] == [6, 4, 3]
+    assert {entry["step"] for entry in entries} == {1}
+    assert run.samplers[0].sizes[-1] == Sizes(3, 4 * ROW)
+
+
+@pytest.mark.parametrize(
+    ("call", "phase", "saved"),
+    [
+        ("sampler0.generate:train 3", "generate", {0, 2, 3}),
+        ("learner.update 3", "update", {0, 2, 3}),
+        # The learner has made a step that is nowhere recorded.
+        ("learner.publish 4", "sync", {0, 2}),
+    ],
+)
+def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
+    tmp_path: Path, call: str, phase: Phase, saved: set[int]
+):
+    fixed, disk = config(tmp_path / "cut", fixed=True), Disk()
+    first = process(fixed, disk)
+    first.script.on[call] = full(phase)
+    with pytest.raises(NothingSmaller) as told:
+        first.run()
+    assert set(disk) == saved
+    less = "plan.micro_batch_tokens = 264" if phase == "update" else "plan.rollout_rows = 6"
+    for words in ("RESOURCE_EXHAUSTED: so many bytes", "--plan.fixed false", less):
+        assert words in str(told.value)
+    assert first.events("replan") == []
+    # What it has said to do: the same run, no longer fixed.
+    whole = process(config(tmp_path / "whole", fixed=True), Disk())
+    whole.run()
+    second = process(config(tmp_path / "cut"), disk)
+    second.script.on["sampler0.generate:train 3"] = full("generate")
+    assert second.run() == "finished"
+    assert left_behind(second.folder) == left_behind(whole.folder)
+
+
+def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
+    made = config(tmp_path)
+    small = made.model_copy(update={"plan": made.plan.model_copy(update={"rollout_rows": 1})})
+    run = process(small, Disk())
+    run.script.on["sampler0.generate:train 1"] = full("generate")
+    with pytest.raises(NothingSmaller, match=r"nothing smaller than plan\.rollout_rows = 1"):
+        run.run()
+    assert 1 in run.disk
+
+
+@pytest.mark.parametrize(
+    ("at", "killed", "begins"),
+    [
+        # The checkpoint after step 2 has it.
+        ("sampler0.generate:train 1", "learner.update 3", FEWER_SLOTS),
+        # It came behind that checkpoint: the steps that are done again begin as they began.
+        ("sampler0.generate:train 2", "learner.update 3", WHOLE),
+        # Without a checkpoint nothing is repeated.
+        ("sampler0.generate:probe 0", "learner.publish 0", FEWER_SLOTS),
+    ],
+)
+def test_invariant_7_a_resume_begins_with_the_sizes_of_its_checkpoint(
+    tmp_path: Path, at: str, killed: str, begins: Sizes
+):
+    disk = Disk()
+    first = process(config(tmp_path), disk)
+
+    def die() -> None:
+        raise Killed
+
+    first.script.on = {at: full("generate"), killed: die}
+    with pytest.raises(Killed):
+        first.run()
+    assert plan_of(first.folder)["in_force"] == FEWER_SLOTS.to_json()
+    second = process(config(tmp_path), disk)
+    assert second.balanced.balance.sizes == begins
+    if killed == "learner.update 3":
+        assert disk[2][1]["sizes"] == begins.to_json()
+    assert second.run() == "finished"
+    assert second.learner.sizes == [begins]
+    assert second.samplers[0].sizes == [begins]
+
+
+def test_a_checkpoint_says_more_than_the_plan_that_was_in_force_later(tmp_path: Path):
+    made = config(tmp_path)
+    folder = RunFolder.of(made)
+    folder.create(made)
+    folder.write_plan({"in_force": FEWER_ROWS.to_json(), "at_checkpoint": FEWER_SLOTS.to_json()})
+    balance = Balance.of(made, folder, say=print)
+    assert balance.sizes == FEWER_SLOTS
+    # An older one was restored, because the newest is damaged.
+    assert balance.resume({"step": 2, "sizes": WHOLE.to_json()}) == {"step": 2}
+    assert balance.sizes == WHOLE
+    folder.close()
+
+
+def test_a_fixed_plan_is_not_changed_by_what_a_folder_says(tmp_path: Path):
+    fixed, disk = config(tmp_path, fixed=True), Disk()
+    run = process(fixed, disk)
+    assert run.run() == "finished"
+    assert "sizes" not in disk[4][1]
+    assert plan_of(run.folder) == {
+        "fixed": True,
+        "in_force": WHOLE.to_json(),
+        "at_checkpoint": WHOLE.to_json(),
+    }
+    run.folder.write_plan(plan_of(run.folder) | {"at_checkpoint": FEWER_ROWS.to_json()})
+    assert Balance.of(fixed, run.folder, say=print).sizes == WHOLE
+
+
+# --- compiling
+
+
+@dataclass
+class Compiling:
+    """A process that needs programs; too large ones do not compile."""
+
+    most: int
+    asked: list[int] = field(default_factory=list)
+    built: tuple[Built, ...] = ()
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        self.asked.append(sizes.rollout_rows)
+        if sizes.rollout_rows > self.most:
+            raise OutOfMemory("generate", f"segment {sizes.rollout_rows} does not fit")
+        new = tuple(
+            Built(f"{name} {sizes.rollout_rows}", 1.5, cached=name == "fill")
+            for name in ("segment", "fill")
+        )
+        self.built += new
+        return Ready(2.0, new)
+
+    async def building(self) -> Building:
+        return Building(self.built, 5)
+
+
+def journal(folder: RunFolder) -> list[dict[str, Any]]:
+    lines = (folder.path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines]
+
+
+def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_path: Path):
+    made, said = config(tmp_path), list[str]()
+    folder = RunFolder.of(made)
+    balance = Balance.of(made, folder, say=said.append)
+    process = Compiling(most=4)
+    worker = Worker("sampler 0", process)
+    (ready,) = asyncio.run(balance.start([worker], one_process=False))
+    assert (process.asked, ready.load_s) == ([8, 6, 4], 2.0)
+    assert (worker.sizes, balance.sizes) == (Sizes(4, 4 * ROW), Sizes(4, 4 * ROW))
+    assert not folder.path.exists()
+    folder.create(made)
+    balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+    folder.close()
+    first, second, compiled = journal(folder)
+    programs = {"segment 4": 1.5, "fill 4": 1.5}
+    assert (first["event"], first["to"]["rollout_rows"], first["programs"]) == ("replan", 6, {})
+    assert (second["reason"], second["to"]["rollout_rows"]) == ("segment 6 does not fit", 4)
+    assert (second["programs"], second["program_seconds"], second["from_cache"]) == (
+        programs,
+        3.0,
+        1,
+    )
+    assert compiled.pop("seconds") >= 0
+    assert compiled == {
+        "event": "compiled",
+        "programs": {f"sampler 0: {name}": seconds for name, seconds in programs.items()},
+        "program_seconds": 3.0,
+        "from_cache": 1,
+    }
+    assert said[1:3] == [
+        "sampler 0: segment 4: 1.5 s, 1 of 5",
+        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5",
+    ]
+    assert plan_of(folder)["in_force"] == Sizes(4, 4 * ROW).to_json()
+
+
+def test_fixed_sizes_that_do_not_fit_at_the_start_are_said_at_once(tmp_path: Path):
+    made = config(tmp_path, fixed=True)
+    balance = Balance.of(made, RunFolder.of(made), say=print)
+    process = Compiling(most=4)
+    with pytest.raises(NothingSmaller, match="segment 8 does not fit"):
+        asyncio.run(balance.start([Worker("sampler 0", process)], one_process=True))
+    assert process.asked == [8]
+
+
+def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path: Path):
+    made = config(tmp_path)
+    balance = Balance.of(made, RunFolder.of(made), say=print)
+    one, other = (Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1))
+
+    async def scenario() -> list[int]:
+        await balance.start([one, other], one_process=False)
+        full_once = [OutOfMemory("generate", "full")]
+
+        async def work() -> int:
+            if full_once:
+                raise full_once.pop()
+            return balance.sizes.rollout_rows
+
+        return [await balance.hold(worker, work) for worker in (one, other)]
+
+    assert asyncio.run(scenario()) == [6, 6]
+    for worker in (one, other):
+        assert isinstance(worker.process, Compiling)
+        assert worker.process.asked == [8, 6]
+
+
+def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
+    made = config(tmp_path)
+    said = list[str]()
+    balance = Balance.of(made, RunFolder.of(made), say=said.append)
+    workers = [Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1)]
+
+    async def scenario() -> list[int]:
+        both, full_once = asyncio.Barrier(2), {0, 1}
+
+        async def work(number: int) -> int:
+            await both.wait()
+            if number in full_once:
+                full_once.remove(number)
+                raise OutOfMemory("generate", "full")
+            return balance.sizes.rollout_rows
+
+        await balance.start(workers, one_process=False)
+        return await asyncio.gather(
+            *(balance.hold(worker, partial(work, n)) for n, worker in enumerate(workers))
+        )
+
+    assert asyncio.run(scenario()) == [6, 6]
+    assert sum("out of memory" in line for line in said) == 1
+
+
+def test_the_exceptions_come_through_a_pickle_as_they_are():
+    import pickle
+
+    for error in (OutOfMemory("update", "full"), NothingSmaller("sync", "a sentence.")):
+        copy = pickle.loads(pickle.dumps(error))  # our own
+        assert (type(copy), copy.phase, str(copy)) == (type(error), error.phase, str(error))
