@@ -327,7 +327,9 @@ def test_what_does_not_compile_is_compiled_smaller(
 # --- turns on the same devices
 
 
-def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(actor: ColocatedActor):
+def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
+    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
+):
     whole = draw(actor)
     there = resident_bytes()
     needs = {WHOLE.rollout_rows: max(actor.engine.needs.values())}
@@ -336,8 +338,8 @@ def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(actor: Col
     assert needs[3] < needs[4]
     actor.prepare(WHOLE)
     plan = actor.config.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
-    actor.config = actor.config.model_copy(update={"plan": plan})
-    with pytest.raises(OutOfMemory, match=r"segment 4 needs .* plan\.hbm_gib"):
+    monkeypatch.setattr(actor, "config", actor.config.model_copy(update={"plan": plan}))
+    with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib"):
         draw(actor)
     actor.prepare(FEWER_SLOTS)
     for one, other in zip(whole, draw(actor), strict=True):
@@ -348,6 +350,8 @@ def test_sampler_and_learner_never_hold_their_peaks_at_once(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
     """Caches are gone before the update begins, gradients before drawing does."""
+    actor.update(ROLLOUTS)
+    publish(actor)
     idle, seen = resident_bytes(), dict[str, int]()
     segment, gradient = actor.engine._programs.segment[4], actor.learner._compiled.gradient[2]
 
