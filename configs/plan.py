@@ -16,7 +16,11 @@ _HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist
 class Plan(Table):
     """Sizes and placement: which processes own which devices and how much they do at once."""
 
-    fixed: Literal[True] = Field(True, description="sizes are the ones below, whatever happens")
+    fixed: bool = Field(
+        True,
+        description="true: sizes are the ones below, whatever happens; false: they are planned, "
+        "and smaller ones taken when memory runs out",
+    )
     platform: Literal["cpu", "tpu", "gpu"] = Field(description="kind of device; never substituted")
     placement: Literal["split", "colocated"] = Field(
         description="split: samplers and learner own devices each; colocated: one process owns all"

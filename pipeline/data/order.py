@@ -1,5 +1,7 @@
 """Which prompts a step learns from: a pure function of seed and step, so a resume needs no cursor.
 
+Where steps take as many as they need it is one of seed and of how many were drawn before.
+
 Each source goes through its prompts epoch by epoch; epochs follow each other without a gap, and a
 step may span two of them. How many prompts of a step come from which source follows the weights.
 """
@@ -69,6 +71,52 @@ def prompts_for_step(
         drawn = _of_source(len(own), before, seed=_source_seed(seed, name), step=step)
         chosen += [own[index] for index in drawn]
     return tuple(chosen)
+
+
+def continued_prompts(
+    prompts: Sequence[Prompt], *, seed: int, start: int, count: int, window: int
+) -> tuple[Prompt, ...]:
+    """`count` prompts of one source, from place `start` of the endless row of its epochs.
+
+    Every epoch holds each prompt once, and any `window` prompts that follow one another differ.
+
+    Args:
+        prompts: of the source.
+        seed: of the run.
+        start: how many were drawn before.
+        count: how many, at most `window`.
+        window: the most that a step may draw.
+
+    Raises:
+        ValueError: if there are too few prompts for that; see `check_window`.
+    """
+    check_window(window, len(prompts))
+    assert count <= window
+    # As if at each beginning of an epoch a step could stand that has all but one prompt before it,
+    # or all but one behind: so the order does not depend on where steps really begin.
+    edge = Spanning(window - 1, window - 1)
+    drawn = _slice(
+        len(prompts),
+        seed=seed,
+        start=start,
+        count=count,
+        spanning=lambda epoch: edge if epoch else Spanning(0, 0),
+    )
+    return tuple(prompts[index] for index in drawn)
+
+
+def check_window(window: int, total: int) -> None:
+    """Refuses steps that may draw so many of `total` prompts that one could come twice.
+
+    Raises:
+        ValueError: naming the most there may be.
+    """
+    if 2 * (window - 1) > total:
+        raise ValueError(
+            f"rollout.max_prompts_per_step = {window} is too much for the {total} prompts of "
+            "data.train: neither in an epoch nor where two of them meet may a step have a prompt "
+            f"twice; at most {total // 2 + 1}"
+        )
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:

@@ -45,7 +45,6 @@ def told(path: Path, key: str, text: str) -> str:
         ("learner.lr", "true", "= true: must be a number, above 0; default: 1e-05"),
         ("learner.lr", "'1e-4'", '= "1e-4": must be a number, above 0; nearest valid: 0.0001'),
         ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
-        ("plan.fixed", "false", "= false: must be true; nearest valid: true"),
         (
             "learner.schedule",
             "cosinus",

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.order import most_of_a_source, prompts_for_step, shares
+from pipeline.data.order import (
+    continued_prompts,
+    most_of_a_source,
+    prompts_for_step,
+    shares,
+)
 from pipeline.datatypes import Prompt
 
 
@@ -145,3 +150,37 @@ def test_a_source_smaller_than_its_share_is_refused():
     prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(3)]
     with pytest.raises(ValueError, match="step 1: the share of 'a' = 4 is more than the 3"):
         prompts_for_step(prompts, seed=0, step=0, prompts_per_step=5, weights={"a": 0.8, "b": 0.2})
+
+
+def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
+    drawn = continued_prompts(_prompts(total), seed=seed, start=start, count=count, window=window)
+    return [prompt.id for prompt in drawn]
+
+
+@given(st.data(), st.integers(1, 14), st.integers(0, 2**32 - 1))
+def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: int, seed: int):
+    window = data.draw(st.integers(1, total // 2 + 1))
+    stream = [
+        _continued(total, seed=seed, start=start, count=1, window=window)[0]
+        for start in range(5 * total)
+    ]
+    for epoch in range(5):
+        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+    for start in range(len(stream) - window + 1):
+        assert len(set(stream[start : start + window])) == window
+    # However it is cut up, and wherever one begins.
+    start = data.draw(st.integers(0, len(stream) - window))
+    count = data.draw(st.integers(0, window))
+    found = _continued(total, seed=seed, start=start, count=count, window=window)
+    assert found == stream[start : start + count]
+
+
+def test_the_order_of_steps_of_any_size_is_the_same_on_every_machine():
+    assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
+
+
+def test_a_window_in_which_a_prompt_could_stand_twice_is_refused():
+    message = r"max_prompts_per_step = 6 is too much for the 9 prompts .* twice; at most 5"
+    with pytest.raises(ValueError, match=message):
+        _continued(9, seed=0, start=0, count=1, window=6)
+    assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5
