@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What was measured of the steps so far, the last ones first.
+    """What was measured of the steps so far; a later one weighs more.
 
     Attributes:
         signal: groups with signal.
