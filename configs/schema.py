@@ -385,7 +385,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("rewards", "rollout"), _overlong_problems),
     (("rollout", "learner", "plan"), partial_problems),
     (("rollout", "learner", "plan"), ahead_problems),
-    (("rollout", "plan", "data"), dynamic_problems),
+    (("rollout", "plan"), dynamic_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from configs.base import Problem, Strings, Table, Text, refuse
 from configs.learner import Learner
 from configs.plan import Plan
-from configs.task import Data, Source
+from configs.task import Source
 
 
 def enough(rollouts: int, *, cut_off: float) -> int:
@@ -205,19 +205,15 @@ def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Pro
     return []
 
 
-def dynamic_problems(rollout: Rollout, plan: Plan, data: Data) -> list[Problem]:
-    """What `rollout.dynamic_sampling` needs of the other tables."""
-    problems: list[Problem] = []
+def dynamic_problems(rollout: Rollout, plan: Plan) -> list[Problem]:
+    """What `rollout.dynamic_sampling` needs of the plan."""
     if rollout.dynamic_sampling == "adaptive" and plan.fixed:
         what = (
             '"adaptive" decides by measured seconds, and plan.fixed = true takes no decision from '
             'the clock; nearest valid: "capped", or plan.fixed = false'
         )
-        problems.append(("rollout.dynamic_sampling", what))
-    if rollout.dynamic_sampling != "off" and data.mixture:
-        what = "draws from a single source and there is data.mixture"
-        problems.append(("rollout.dynamic_sampling", f'{what}; nearest valid: "off"'))
-    return problems
+        return [("rollout.dynamic_sampling", what)]
+    return []
 
 
 def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:

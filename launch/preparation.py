@@ -89,7 +89,8 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
             f"{len(data.train.prompts)} prompts of data.train"
         )
     if config.rollout.max_prompts_per_step is not None:
-        check_window(config.rollout.max_prompts_per_step, len(data.train.prompts))
+        most = config.rollout.max_prompts_per_step
+        check_window(data.train.prompts, window=most, weights=data.weights)
     for line in data.report:
         print(line, flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode)

@@ -127,6 +127,7 @@ class Drawer:
             start=drawn,
             count=size,
             window=self._config.rollout.max_prompts_per_step,
+            weights=self._data.weights,
         )
 
     async def _round(self, prompts: Sequence[Prompt], start: Start, watch: Stopwatch) -> Round:

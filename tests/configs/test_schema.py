@@ -16,7 +16,6 @@ from .test_load import mistakes
 
 CAPPED = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "12")]
 ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
-MIXTURE = '[{ name = "more", path = "more.jsonl", weight = 0.5 }]'
 
 
 @pytest.mark.parametrize(
@@ -221,11 +220,6 @@ def test_what_is_not_a_duration(text: str) -> None:
             [*ADAPTIVE],
             "rollout.dynamic_sampling",
             'takes no decision from the clock; nearest valid: "capped", or plan.fixed = false',
-        ),
-        (
-            [*CAPPED, ("data.mixture", MIXTURE)],
-            "rollout.dynamic_sampling",
-            'draws from a single source and there is data.mixture; nearest valid: "off"',
         ),
         (
             [("rollout.ahead", "one")],
