@@ -244,6 +244,9 @@ class LearnerActor:
             return learner.policy.probe_adapter(self.config.run.seed), PROBE_VERSION
         if which == "current":
             return learner.state.adapter, learner.state.version
+        if which == "previous":
+            assert learner.state.previous is not None
+            return learner.state.previous, learner.state.version - 1
         from pipeline.model.adapter_file import read_adapter_file
 
         adapter, version = read_adapter_file(self._best)
