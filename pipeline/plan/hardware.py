@@ -164,6 +164,20 @@ def topology_of(config: Config, name: str | None) -> Topology:
     return found if price is None else replace(found, chip=replace(found.chip, chip_hour_usd=price))
 
 
+def refuse_plan_only(config: Config) -> None:
+    """Does nothing if a run can have the devices that it asks for, as far as their number tells.
+
+    Raises:
+        ValueError: if it is more chips than one host has.
+    """
+    if config.plan.platform != "tpu":
+        return
+    why = topology_of(config, None).why_not_trained
+    if why is not None:
+        what = f"{devices_of(config)} chips: {why}; nearest valid: 8"
+        raise ValueError(f"plan.learner_devices = {config.plan.learner_devices}: {what}")
+
+
 def _named(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]

@@ -169,12 +169,12 @@ def in_its_place(case: Case, plan: Planned) -> Planned | None:
 
 
 def shortage(case: Case, plan: Planned) -> str:
-    """What is short where a plan does not fit."""
+    """What is short where a plan does not fit, as estimated."""
     full = plan.fullest
     largest = max(full.parts, key=lambda name: full.parts[name])
     return (
-        f"{plan.name}: {full.phase} takes {full.total / GIB:.2f} GiB of the "
-        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} {full.parts[largest] / GIB:.2f}"
+        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} GiB of the "
+        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} ~{full.parts[largest] / GIB:.2f}"
     )
 
 

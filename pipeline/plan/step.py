@@ -7,6 +7,7 @@ what it takes to draw and learn all of its rollouts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -146,10 +147,11 @@ def learning(pace: Pace, lengths: Lengths) -> dict[str, Seconds]:
     shards = config.plan.learner_shards
     score = update = fixed(0.0, chip=pace.chip)
     passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
-    for positions in batches:
+    for positions, number in Counter(batches).items():
         each = positions // shards
-        score += pace.score(each, seq=lengths.sequence) * passes
-        update += pace.gradient(each, seq=lengths.sequence) * settings.updates_per_batch
+        score += pace.score(each, seq=lengths.sequence) * (passes * number)
+        gradient = pace.gradient(each, seq=lengths.sequence)
+        update += gradient * (settings.updates_per_batch * number)
     update += pace.apply() * settings.updates_per_batch
     return {"score": score, "update": update}
 

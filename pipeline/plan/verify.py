@@ -32,10 +32,8 @@ PHASE = {
     "score": "score",
     "segment": "decode",
     "prefill": "prefill",
-    "fill": "prefill",
 }
 """Which phase a kind of program belongs to."""
-_TIMED = ("gradient", "keep", "score", "segment", "prefill")
 
 
 @dataclass(frozen=True)
@@ -206,14 +204,17 @@ class Verifier:
 
 
 def largest_programs(config: Config) -> list[str]:
-    """The largest program of each phase, and what copies prompts into slots."""
+    """The largest program of each phase.
+
+    What copies prompts into slots is left out: it changes the caches where they are, and holds less
+    than the prefill beside them.
+    """
     rows, bucket = config.micro_batch_rows, max(config.prompt_buckets)
     return [
         f"gradient {rows}",
         f"segment {config.rollout_rows}",
         f"keep {rows}" if config.learner.keeps_top_k else f"score {rows}",
         f"prefill {bucket}",
-        f"fill {bucket}",
     ]
 
 
@@ -251,7 +252,7 @@ def program_s(case: Case, config: Config, program: str) -> Seconds:
     if kind == "segment":
         slots = size // plan.sampler_shards
         return pace.decode_step(slots) * config.segment_steps + pace.settle(slots)
-    if kind in {"prefill", "fill"}:
+    if kind == "prefill":
         return pace.prefill(config.prefill_rows(size) * size, seq=size)
     positions = size * config.row_tokens // plan.learner_shards
     run = pace.gradient if kind == "gradient" else pace.score
@@ -264,8 +265,8 @@ def timed(step: Step, programs: Mapping[str, Compiled]) -> Step:
     The limits of the hardware stay, and so does the share by which it may take longer.
     """
     seconds = dict(step.seconds)
-    for name, program in programs.items():
-        if _kind(name) in _TIMED and program.figures.seconds > 0:
+    for program in programs.values():
+        if program.figures.seconds > 0:
             before = seconds[program.phase]
             share = program.figures.seconds / program.estimated_s
             expected, high = share * before.expected, share * before.high
