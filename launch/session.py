@@ -19,6 +19,7 @@ from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
+from pipeline.revision import Revision
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
 from pipeline.tracking import Tracker
@@ -37,10 +38,10 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
+    beginning = Beginning.of(prepared.config, prepared.folder)
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held(), cluster(prepared.config.plan):
         stop.listen()
-        beginning = Beginning.of(prepared.config, prepared.folder)
         crew = Crew.spawn(prepared.config)
         balanced = Balanced.of(
             prepared.config,
@@ -69,12 +70,14 @@ async def _start(crew: Crew, balanced: Balanced, beginning: Beginning, prepared:
     load_s, _ = await asyncio.gather(
         balanced.start(one_process=crew.one_process), crew.scorer.start()
     )
-    await calibrate(
-        balanced.balance,
+    balance = balanced.balance
+    found = await calibrate(
+        balance,
         beginning,
         sampler=(balanced.samplers[0].worker, crew.samplers[0]),
         learner=(balanced.learner.worker, crew.learner),
     )
+    balance.revise = None if found is None else Revision(balance, found)
     return load_s
 
 

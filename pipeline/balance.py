@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from configs.schema import Config
+from pipeline.datatypes import Rollout
 from pipeline.interfaces import Learner, Sampler
 from pipeline.plan.building import Building, Built, Ready, built_facts, built_line
 from pipeline.plan.out_of_memory import NothingSmaller, OutOfMemory
@@ -99,6 +100,7 @@ class Balance:
         say: says a line, until there are records.
         step: steps learned from.
         records: where decisions are written down; None: not yet, they are kept until then.
+        revise: is shown what each step has learned from, and may put other sizes in force.
     """
 
     config: Config
@@ -106,6 +108,7 @@ class Balance:
     say: Callable[[str], None]
     step: int = 0
     records: Records | None = None
+    revise: Callable[[Sequence[Rollout]], None] | None = None
     _kept: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _at_checkpoint: Sizes | None = None
 
@@ -190,6 +193,12 @@ class Balance:
         self.sizes = sizes
         self._note(event, text, **facts)
         self._write_plan()
+
+    def learned(self, rollouts: Sequence[Rollout]) -> None:
+        """Counts a step."""
+        self.step += 1
+        if self.revise is not None:
+            self.revise(rollouts)
 
     def checkpointed(self) -> None:
         """Notes that the newest checkpoint has the sizes in force."""

@@ -90,7 +90,7 @@ class BalancedLearner:
     async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """See `pipeline.interfaces.Learner`."""
         metrics = await self.balance.hold(self.worker, lambda: self.inner.update(rollouts))
-        self.balance.step += 1
+        self.balance.learned(rollouts)
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:

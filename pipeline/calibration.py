@@ -107,6 +107,23 @@ class Beginning:
         return Beginning(choice.sizes, case, ladder, key, kept)
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """What was found.
+
+    Attributes:
+        case: what was measured for.
+        ladder: what could be chosen.
+        speeds: what was measured.
+        choice: what was taken.
+    """
+
+    case: Case
+    ladder: Ladder
+    speeds: Speeds
+    choice: Choice
+
+
 def share_s(config: Config) -> float:
     """Seconds in which sizes may be measured."""
     share = config.plan.calibration_share
@@ -121,7 +138,7 @@ async def calibrate(
     sampler: tuple[Worker, Draws],
     learner: tuple[Worker, Learns],
     now: Callable[[], float] = time.monotonic,
-) -> Choice | None:
+) -> Calibrated | None:
     """Measures, and puts the best sizes in force; who has other ones is prepared before it works.
 
     The largest sizes, which are compiled already, are measured in any case; a smaller one only
@@ -129,7 +146,7 @@ async def calibrate(
     memory is noted and the next smaller one tried.
 
     Returns:
-        What was chosen; None: nothing is measured in this run, or nothing had room.
+        What was found; None: nothing is measured in this run, or nothing had room.
     """
     case, ladder = beginning.case, beginning.ladder
     if case is None or ladder is None:
@@ -157,8 +174,9 @@ async def calibrate(
         "lengths": vars(case.lengths),
         "speeds": speeds.to_json(),
     }
-    balance.put_in_force(choice.sizes, "calibrated", _sentence(choice, seconds, kept=kept), facts)
-    return choice
+    text = _sentence(choice, seconds, kept=kept)
+    balance.put_in_force(choice.sizes, "calibrated", text, facts)
+    return Calibrated(case, ladder, speeds, choice)
 
 
 def _whole(case: Case, ladder: Ladder, speeds: Speeds) -> Choice | None:

@@ -39,6 +39,12 @@ class Choice:
     learning_s: Mapping[int, float]
     tokens_per_s: float
 
+    def seconds(self, slots: int, rows: int) -> float | None:
+        """Of drawing and learning with these sizes; None: they were not compared."""
+        if slots not in self.sampling_s or rows not in self.learning_s:
+            return None
+        return self.sampling_s[slots] + self.learning_s[rows]
+
     def to_json(self) -> dict[str, Any]:
         """As the journal has it, to five digits."""
         return {

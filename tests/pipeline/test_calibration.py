@@ -17,10 +17,9 @@ from configs.schema import Config
 from pipeline import calibration
 from pipeline.balance import Balance, Worker
 from pipeline.cache_folder import CACHE_VARIABLE
-from pipeline.calibration import Beginning, calibrate, share_s
+from pipeline.calibration import Beginning, Calibrated, calibrate, share_s
 from pipeline.plan import kept
 from pipeline.plan.building import Building, Ready
-from pipeline.plan.choice import Choice
 from pipeline.plan.ladder import Ladder
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
@@ -114,10 +113,10 @@ class Start:
             self.config, self.folder, say=self.said.append, sizes=self.beginning.sizes
         )
 
-    def run(self) -> Choice | None:
+    def run(self) -> Calibrated | None:
         worker = Worker("both", self.device)
 
-        async def scenario() -> Choice | None:
+        async def scenario() -> Calibrated | None:
             await self.balance.start([worker], one_process=True)
             return await calibrate(
                 self.balance,
@@ -143,10 +142,10 @@ def start(folder: Path, device: Callable[[Config], Device] = Device, **changes: 
 
 
 def chosen(run: Start) -> Sizes:
-    choice = run.run()
-    assert choice is not None
-    assert choice.sizes == run.balance.sizes
-    return choice.sizes
+    found = run.run()
+    assert found is not None
+    assert found.choice.sizes == run.balance.sizes
+    return found.choice.sizes
 
 
 def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
