@@ -40,6 +40,9 @@ SHARE = 0.02
 """Default of `plan.calibration_share`."""
 _OF_STEPS_S = 3600.0
 """A budget of steps has no seconds: the share is of an hour."""
+STEADY = 1.5
+"""What was kept counts while micro-batches take no more than so many times what they took, and no
+less than that part of it."""
 _SLACK = 1.25
 """The next size may take so many times what the last one did."""
 
@@ -153,12 +156,13 @@ async def calibrate(
         return None
     began, speeds = now(), beginning.kept
     bench = _Bench(balance, case, ladder, sampler, learner, now)
-    if speeds is not None and not await bench.is_on(speeds.device):
-        balance.say_line("measuring anew: what was kept was measured on another device")
+    if speeds is not None and not await bench.agrees(speeds):
+        balance.say_line("measuring anew: this device is not as fast as what was kept says")
         speeds = None
     kept, until = speeds is not None, began + share_s(case.config)
     if speeds is None:
-        speeds = await bench.slots(bench.begin(), until=(began + until) / 2)
+        speeds = _begun(beginning.sizes, balance.sizes, ladder, row=case.config.row_tokens)
+        speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
         keep_speeds(beginning.key, speeds)
     choice = choose_sizes(case.config, ladder, speeds, case.lengths)
@@ -177,6 +181,18 @@ async def calibrate(
     text = _sentence(choice, seconds, kept=kept)
     balance.put_in_force(choice.sizes, "calibrated", text, facts)
     return Calibrated(case, ladder, speeds, choice)
+
+
+def _begun(asked: Sizes, got: Sizes, ladder: Ladder, *, row: int) -> Speeds:
+    """Nothing measured yet; what had no room when the process was started is known."""
+    speeds = Speeds()
+    if got.rollout_rows < asked.rollout_rows:
+        for slots in (slots for slots in ladder.slots if slots > got.rollout_rows):
+            speeds = speeds.without(slots=slots)
+    if got.micro_batch_tokens < asked.micro_batch_tokens:
+        for rows in (rows for rows in ladder.rows if rows * row > got.micro_batch_tokens):
+            speeds = speeds.without(rows=rows)
+    return speeds
 
 
 def _whole(case: Case, ladder: Ladder, speeds: Speeds) -> Choice | None:
@@ -209,24 +225,19 @@ class _Bench:
     learner: tuple[Worker, Learns]
     now: Callable[[], float]
 
-    async def is_on(self, device: str) -> bool:
-        """Whether this is a device of this kind; measures the sizes in force to find out."""
+    async def agrees(self, kept: Speeds) -> bool:
+        """Whether this is such a device, about as fast: measures the micro-batches in force."""
         try:
-            return (await self.learner[1].learning_speed()).device == device
+            found = await self.learner[1].learning_speed()
         except OutOfMemory:
             return False
-
-    def begin(self) -> Speeds:
-        """Nothing measured yet; what had no room when the process was started is known."""
-        sizes, row = self.balance.sizes, self.case.config.row_tokens
-        speeds = Speeds()
-        for slots in self.ladder.slots:
-            if slots > sizes.rollout_rows:
-                speeds = speeds.without(slots=slots)
-        for rows in self.ladder.rows:
-            if rows * row > sizes.micro_batch_tokens:
-                speeds = speeds.without(rows=rows)
-        return speeds
+        ratios = [
+            seconds / kept.micro_batch_s[rows]
+            for rows, seconds in found.micro_batch_s.items()
+            if rows in kept.micro_batch_s
+        ]
+        steady = all(1 / STEADY <= ratio <= STEADY for ratio in ratios)
+        return found.device == kept.device and steady
 
     async def slots(self, speeds: Speeds, *, until: float) -> Speeds:
         """Adds what a sampler takes with each number of slots, and puts the best in force."""

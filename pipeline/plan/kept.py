@@ -1,8 +1,8 @@
 """Keeps what was measured for the next run of the same programs on the same machine.
 
 A file for each machine, version, source and setting that a speed depends on; what another machine,
-version or shape has measured is never found. Devices are only named, as the control plane opens
-none: who uses what is kept looks at whether they are the same.
+version or shape has measured is never found. What the devices are is not in it, as the control
+plane opens none: who uses what is kept looks at whether they are the same and as fast.
 """
 
 from __future__ import annotations

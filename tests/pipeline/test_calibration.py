@@ -309,15 +309,30 @@ def test_another_program_or_machine_measures_anew(
     assert start(tmp_path / "b", **changes).beginning.kept is None
 
 
-def test_speeds_of_another_device_are_not_used(tmp_path: Path):
+@pytest.mark.parametrize("what", ["name", "slower", "faster", "full"])
+def test_speeds_of_another_device_are_not_used(tmp_path: Path, what: str):
     first = start(tmp_path / "a")
-    chosen(first)
-    other = start(tmp_path / "b", lambda config: Device(config, name="1 x TPU v9"))
+    sizes = chosen(first)
+    changes: dict[str, Any] = {
+        "name": {"name": "1 x TPU v9"},
+        "slower": {"batch": lambda rows: 1.6 * (0.05 + 0.02 * rows)},
+        "faster": {"batch": lambda rows: (0.05 + 0.02 * rows) / 1.6},
+        "full": {"most": replace(sizes, micro_batch_tokens=sizes.micro_batch_tokens - 1)},
+    }
+    other = start(tmp_path / "b", lambda config: Device(config, **changes[what]))
     assert other.beginning.kept is not None
     chosen(other)
-    assert other.journal()[-1]["speeds"]["device"] == "1 x TPU v9"
-    assert other.journal()[-1]["kept"] is False
+    entry = other.journal()[-1]
+    assert entry["kept"] is False
+    assert entry["speeds"]["device"] == other.device.name
     assert len(other.device.measured) > 2
+    assert entry["speeds"]["full_slots"] == []
+    # A little more or less is the weather.
+    near = Device(other.config, batch=lambda rows: 1.2 * other.device.batch(rows))
+    near.name, near.most = other.device.name, other.device.most
+    third = start(tmp_path / "c", lambda _: near)
+    chosen(third)
+    assert third.journal()[-1]["kept"] is True
 
 
 def test_a_file_that_is_damaged_or_cannot_be_written_is_no_obstacle(
