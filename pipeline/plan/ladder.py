@@ -10,7 +10,7 @@ from pipeline.plan.options import most_rows, most_slots
 from pipeline.plan.search import Case, measured
 from pipeline.plan.sizes import Sizes, sized
 
-ABOVE = 4
+ABOVE = 8
 """What is estimated may be wrong by so much: larger sizes than this multiple are not tried."""
 
 

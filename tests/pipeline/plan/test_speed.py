@@ -11,7 +11,7 @@ from configs.load import load_config
 from configs.schema import Config
 from pipeline.plan.choice import best, choose_sizes, still_improves
 from pipeline.plan.hardware import topology_of
-from pipeline.plan.ladder import Ladder
+from pipeline.plan.ladder import ABOVE, Ladder
 from pipeline.plan.search import Case
 from pipeline.plan.shapes import shape_of
 from pipeline.plan.sizes import Sizes, sized
@@ -130,7 +130,7 @@ def test_more_than_what_is_estimated_to_fit_is_not_tried():
     case = Case(made, shape_of(made), topology_of(made, None), Lengths.expected(made))
     planned = Sizes(512, 2 * 8 * made.row_tokens)
     ladder = Ladder.of(case, planned)
-    assert ladder.top(made).micro_batch_tokens <= 4 * planned.micro_batch_tokens
+    assert ladder.top(made).micro_batch_tokens <= ABOVE * planned.micro_batch_tokens
     less = Case(
         made.model_copy(update={"plan": made.plan.model_copy(update={"hbm_gib": None})}),
         case.shape,
