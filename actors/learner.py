@@ -66,6 +66,7 @@ class LearnerActor:
         Raises:
             OutOfMemory: if the sizes of the configuration are too much.
         """
+        from pipeline.learner.checkpoint import Checkpoints
         from pipeline.learner.learner import Learner
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
@@ -75,14 +76,17 @@ class LearnerActor:
                 lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
             )
             self._give_base(guarded("load", model.wait))
+            folder = RunFolder.of(config)
+            self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         elif tokens != self._tokens:
             self._tokens = None  # unless it succeeds, no size has programs
             guarded("update", lambda: self.learner.resize(config, log=self.log))
+            guarded("update", lambda: self._give_base(model.wait()))
         self._tokens = tokens
         return model.wait().load_s
 
     def _give_base(self, opened: OpenedModel) -> None:
-        from pipeline.learner.checkpoint import Checkpoints
+        """Puts the base where it is computed with; what exports are scored by has sizes, too."""
         from pipeline.learner.export import Exporter
 
         config = self.config
@@ -96,8 +100,6 @@ class LearnerActor:
             tokenizer=open_tokenizer(config.model).path,
             score=self.learner.score,
         )
-        folder = RunFolder.of(config)
-        self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
 
     def building(self) -> Building:
         """How far compiling is; answered meanwhile."""
@@ -242,6 +244,9 @@ class LearnerActor:
             return learner.policy.probe_adapter(self.config.run.seed), PROBE_VERSION
         if which == "current":
             return learner.state.adapter, learner.state.version
+        if which == "previous":
+            assert learner.state.previous is not None
+            return learner.state.previous, learner.state.version - 1
         from pipeline.model.adapter_file import read_adapter_file
 
         adapter, version = read_adapter_file(self._best)

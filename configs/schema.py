@@ -35,7 +35,7 @@ from configs.task import (
     Source,
     repeated_names,
 )
-from configs.training import Rollout, Sft, partial_problems
+from configs.training import Rollout, Sft, ahead_problems, dynamic_problems, partial_problems
 
 __all__ = [
     "Budget",
@@ -390,6 +390,8 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
     (("rollout", "learner", "plan"), partial_problems),
+    (("rollout", "learner", "plan"), ahead_problems),
+    (("rollout", "plan"), dynamic_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

@@ -79,6 +79,21 @@ class Rollout(Table):
         description="a sampler's part of a step is over when this share of the rollouts that it "
         "was asked for has ended; needed with partial",
     )
+    dynamic_sampling: Literal["off", "capped", "adaptive"] = Field(
+        "off",
+        description="groups whose rewards are all equal teach nothing: capped: further prompts are "
+        "drawn until prompts_per_step groups have signal or max_prompts_per_step are drawn; "
+        "adaptive: only while that gains more groups with signal a second than the next step would "
+        "(DAPO, arXiv:2503.14476)",
+    )
+    max_prompts_per_step: int | None = Field(
+        None, ge=1, description="most prompts that a step draws; needed with dynamic_sampling"
+    )
+    ahead: Literal["off", "one"] = Field(
+        "off",
+        description="one: while the learner learns from a step's rollouts the samplers draw the "
+        "next step's, so all but the first step's are one version behind; split placement only",
+    )
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
     )
@@ -115,8 +130,35 @@ class Rollout(Table):
         if self.overlong_tokens > self.max_new_tokens:
             what = f"may be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
             problems.append(("overlong_tokens", what))
-        refuse(problems)
+        refuse([*problems, *self._dynamic_problems()])
         return self
+
+    def _dynamic_problems(self) -> list[Problem]:
+        most, mode = self.max_prompts_per_step, self.dynamic_sampling
+        if mode == "off":
+            what = 'means nothing with rollout.dynamic_sampling = "off"; remove it, or set that'
+            return [] if most is None else [("max_prompts_per_step", what)]
+        problems: list[Problem] = []
+        wanted, key = self.prompts_per_step, "dynamic_sampling"
+        if most is None:
+            what = f"needs rollout.max_prompts_per_step, e.g. {3 * wanted}; set that"
+            problems.append((key, what))
+        elif most <= wanted:
+            what = f"must be above prompts_per_step; nearest valid: {wanted + 1}"
+            problems.append(("max_prompts_per_step", what))
+        if self.partial != "off":
+            what = (
+                f'"{mode}" has to know all rewards of a group before the step is over, and '
+                f'rollout.partial = "{self.partial}" ends steps without them; nearest valid: "off"'
+            )
+            problems.append((key, what))
+        if mode == "adaptive" and self.ahead != "off":
+            what = (
+                '"adaptive" weighs seconds of sampling against seconds of learning, which with '
+                f'rollout.ahead = "{self.ahead}" are the same ones; nearest valid: "capped"'
+            )
+            problems.append((key, what))
+        return problems
 
     @property
     def truncates(self) -> bool:
@@ -161,3 +203,34 @@ def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Pro
         )
         return [("rollout.partial", what)]
     return []
+
+
+def dynamic_problems(rollout: Rollout, plan: Plan) -> list[Problem]:
+    """What `rollout.dynamic_sampling` needs of the plan."""
+    if rollout.dynamic_sampling == "adaptive" and plan.fixed:
+        what = (
+            '"adaptive" decides by measured seconds, and plan.fixed = true takes no decision from '
+            'the clock; nearest valid: "capped", or plan.fixed = false'
+        )
+        return [("rollout.dynamic_sampling", what)]
+    return []
+
+
+def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+    """What `rollout.ahead` needs of the other tables."""
+    if rollout.ahead == "off":
+        return []
+    problems: list[Problem] = []
+    if plan.placement == "colocated":
+        what = (
+            'needs plan.placement = "split": a process that owns all devices either samples or '
+            'learns; nearest valid: "off"'
+        )
+        problems.append(("rollout.ahead", what))
+    if not learner.importance_cap:
+        what = (
+            '"one" learns from what the version before drew, and only importance weights correct '
+            "for that; needs learner.importance_cap above 0, e.g. 2"
+        )
+        problems.append(("rollout.ahead", what))
+    return problems

@@ -12,6 +12,7 @@ from configs.schema import Config, Rewards, Rollout
 from pipeline import tracking
 from pipeline.budget import Budget, extension
 from pipeline.data.dataset import load_data, setting_of
+from pipeline.data.order import check_window
 from pipeline.data.splits import LoadedData
 from pipeline.model_files import hf_folder
 from pipeline.model_files.model_source import find_model
@@ -89,6 +90,9 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
             f"rollout.prompts_per_step = {config.rollout.prompts_per_step} is more than the "
             f"{len(data.train.prompts)} prompts of data.train"
         )
+    if config.rollout.max_prompts_per_step is not None:
+        most = config.rollout.max_prompts_per_step
+        check_window(data.train.prompts, window=most, weights=data.weights)
     for line in data.report:
         print(line, flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode)

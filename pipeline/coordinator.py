@@ -11,6 +11,7 @@
     between     validates now and then, keeps the best version (examiner.py)
     the end     tests and exports the best version, writes the summary
 
+How rollouts are drawn says drawing.py, and that they may be drawn a step ahead says ahead.py.
 Whether sampler and learner share a process is not known here. A signal sets `stop`: sampling and
 scoring are abandoned, an update is finished, then a checkpoint is written.
 """
@@ -18,26 +19,26 @@ scoring are abandoned, an update is finished, then a checkpoint is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline.data.order import prompts_for_step
+from pipeline.ahead import Supply
 from pipeline.data.packing import sequences_for_step
 from pipeline.data.splits import LoadedData
-from pipeline.datatypes import Prompt, RolloutName, RolloutRequest
 from pipeline.deadline import Deadline, Stopwatch
+from pipeline.drawing import Drawer
+from pipeline.drawn import Start
+from pipeline.dynamic import Estimates
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
 from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.records import Records, step_metrics
-from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
+from pipeline.records import Records
 from pipeline.team import Interrupted, Team, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
-from pipeline.waiting import Settled, Waiting, settle
-from rewards.base import Tags
+from pipeline.waiting import Waiting
 
 COMPARED = 32
 """Answers of the test whose log-probs an export has to reproduce."""
@@ -58,6 +59,9 @@ class Progress:
         continued: how often one was gone on with.
         dropped: rollouts that were cut and lost.
         waiting: rollouts that wait for a later step.
+        prompts_drawn: prompts that groups were drawn for.
+        unused: with dynamic sampling, rollouts that were drawn and not learned from.
+        estimates: with dynamic sampling, what was measured so far.
         wall_s: time used when the checkpoint was written.
     """
 
@@ -71,16 +75,28 @@ class Progress:
     continued: int = 0
     dropped: int = 0
     waiting: Waiting = field(default_factory=Waiting)
+    prompts_drawn: int = 0
+    unused: int = 0
+    estimates: Estimates = field(default_factory=Estimates)
     wall_s: float = 0.0
 
     def to_meta(self) -> dict[str, Any]:
         """As a checkpoint carries it: JSON."""
-        return {**vars(self), "waiting": self.waiting.to_json()}
+        waiting, estimates = self.waiting.to_json(), self.estimates.to_json()
+        return {**vars(self), "waiting": waiting, "estimates": estimates}
 
     @staticmethod
     def of_meta(meta: Mapping[str, Any]) -> Progress:
         """What `to_meta` made."""
-        return Progress(**{**meta, "waiting": Waiting.of_json(meta["waiting"])})
+        found = {**meta, "waiting": Waiting.of_json(meta["waiting"])}
+        if "estimates" in meta:  # not in checkpoints from before there was dynamic sampling
+            found["estimates"] = Estimates.of_json(meta["estimates"])
+        return Progress(**found)
+
+    @property
+    def start(self) -> Start:
+        """What the next step is drawn by."""
+        return Start(self.step, self.waiting, self.prompts_drawn, self.estimates)
 
 
 class Coordinator:
@@ -113,14 +129,27 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.data = data
-        self.prompts = {prompt.id: prompt for prompt in data.train.prompts}
-        self.maker = PromptMaker(config.prompt, tokenizer)
         self.team = Team(workers, config=config, stop=stop)
         self.records = records
         self.deadline = deadline
         self.progress = progress
         self.resumed_from = resumed_from
-        self.tags = Tags.of(config.prompt)
+        drawer = Drawer(
+            config,
+            data=data,
+            maker=PromptMaker(config.prompt, tokenizer),
+            team=self.team,
+            folder=records.folder,
+            may_go_on=deadline.allows,
+            now=deadline.clock.now,
+        )
+        self.supply = Supply(
+            drawer,
+            self.team,
+            ahead=config.rollout.ahead != "off",
+            first=config.sft_steps,
+            will_be=deadline.allows,
+        )
         self.examiner = Examiner(
             config,
             data=data,
@@ -191,48 +220,37 @@ class Coordinator:
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
         config, step, watch = self.config, self.progress.step, self._stopwatch()
-        prompts = prompts_for_step(
-            self.data.train.prompts,
-            seed=config.run.seed,
-            step=step - config.sft_steps,
-            prompts_per_step=config.rollout.prompts_per_step,
-            weights=self.data.weights,
-        )
-        settled = await self._sample(prompts, step)
-        watch.lap("sample")
-        completions = settled.ended
-        inputs = reward_inputs(completions, self.prompts, maker=self.maker, tags=self.tags)
-        outcomes = await self.team.unless_stopped(self.team.scorer.score(inputs))
-        errors = reward_errors(outcomes)
-        rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
-        watch.lap("reward")
-        learned = await self.team.learner.update(rollouts)
-        watch.lap("learn")
+        drawn = await self.supply.take(self.progress.start, watch)
+        async with self.supply.beside(drawn.following):
+            learned = await self.team.learner.update(drawn.rollouts)
+            watch.lap("learn")
+        if config.rollout.ahead != "off":
+            watch.lap("wait")
         self._watch_parity(learned)
         await self.team.publish()
         watch.lap("sync")
+        errors, settled, everybody = drawn.errors, drawn.settled, drawn.everybody
         self.progress = replace(
             self.progress,
             step=step + 1,
-            samples=self.progress.samples + len(rollouts),
-            tokens_generated=self.progress.tokens_generated + settled.tokens,
+            samples=self.progress.samples + len(everybody),
+            tokens_generated=self.progress.tokens_generated + drawn.tokens,
             **self._learned_tokens(learned),
             reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
             cut=self.progress.cut + settled.cut,
             continued=self.progress.continued + settled.continued,
             dropped=self.progress.dropped + settled.dropped,
             waiting=settled.waiting,
+            prompts_drawn=drawn.following.prompts_drawn,
+            unused=self.progress.unused + len(everybody) - len(drawn.rollouts),
+            estimates=drawn.learned(watch),
         )
-        metrics = (
-            step_metrics(rollouts, stats)
-            | self.team.work.metrics
-            | {f"learner/{name}": value for name, value in learned.items()}
-        )
-        if config.rollout.partial != "off":
-            metrics |= settled.metrics
+        metrics = drawn.metrics(config) | {
+            f"learner/{name}": value for name, value in learned.items()
+        }
         self.records.reward_errors(step + 1, errors)
         self.records.step(
-            step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
+            step + 1, metrics | watch.metrics(), drawn.rollouts, tokens=config.records.tokens
         )
 
     def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
@@ -254,19 +272,6 @@ class Coordinator:
             bound=bound,
         )
         await self.team.publish()
-
-    async def _sample(self, prompts: Sequence[Prompt], step: int) -> Settled:
-        """The rest of what waits, and a new group for each prompt."""
-        rollout, waiting = self.config.rollout, self.progress.waiting
-        new = [
-            RolloutRequest(RolloutName("train", step, prompt.id, sample), prompt.tokens)
-            for prompt in prompts
-            for sample in range(rollout.group_size)
-        ]
-        drawn = await self.team.generate(
-            [*waiting.requests(), *new], temperature=rollout.temperature, cut_off=rollout.cut_off
-        )
-        return settle(drawn, waiting, partial=rollout.partial)
 
     def _watch_parity(self, learned: dict[str, float]) -> None:
         alarm = self.team.bounds.alarm(learned)
@@ -299,19 +304,24 @@ class Coordinator:
         )
 
     def _summarize(self, *, ended: str, **more: Any) -> None:
-        progress = self.progress
+        progress, left = self.progress, self.supply.left if ended == "finished" else None
         lost = len(progress.waiting) if ended == "finished" else 0
+        if left is not None:
+            lost += len(left.everybody)
+        dynamic = self.config.rollout.dynamic_sampling != "off"
+        unused = {"unused": progress.unused} if dynamic else {}
         summary = {
             "ended": ended,
             "steps": progress.step,
             "samples": progress.samples,
-            "tokens_generated": progress.tokens_generated,
+            "tokens_generated": progress.tokens_generated + (left.tokens if left else 0),
             "tokens_trained": progress.tokens_trained,
             "tokens_padded": progress.tokens_padded,
             "rollouts": {
                 "cut": progress.cut,
                 "continued": progress.continued,
                 "dropped": progress.dropped + lost,
+                **unused,
             },
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,

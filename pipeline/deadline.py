@@ -75,9 +75,9 @@ class Stopwatch:
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Ends the part that began at the last lap."""
+        """Ends the part that began at the last lap; laps of one name are added up."""
         now = self._now()
-        self._laps[name] = now - self._last
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
 
     @property

@@ -56,6 +56,7 @@ class Team:
         self.published: Published | None = None
         self.work = Work()
         self._config = config
+        self._abandoned = False
 
     async def probe(self, prompts: Sequence[Prompt]) -> float:
         """Largest log-prob difference between samplers and learner under a random adapter.
@@ -75,9 +76,13 @@ class Team:
         )
 
     async def publish(self, which: Which = "current") -> Published:
-        """Brings an adapter of the learner to the samplers; it is in force from then on."""
+        """Brings an adapter of the learner to the samplers; it is in force from then on.
+
+        Samplers that were told to end what they did draw nothing any more and get nothing.
+        """
         self.published = await self.learner.publish(which)
-        await parity.sync(self.samplers, self.published)
+        if not self._abandoned:
+            await parity.sync(self.samplers, self.published)
         return self.published
 
     async def generate(
@@ -129,10 +134,16 @@ class Team:
             work.close()
             raise Interrupted
         task, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            stopped.cancel()
         if task.done():
             return task.result()
+        self._abandoned = bool(aborts)
         # What goes wrong while ending is of no interest: a sampler that is gone has ended.
         ending = asyncio.gather(
             task, *(sampler.abort() for sampler in aborts), return_exceptions=True

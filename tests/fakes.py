@@ -296,9 +296,14 @@ class Disk(dict[int, tuple[str, dict[str, Any]]]):
 
     Attributes:
         best: version and adapter that were kept as the best.
+        previous: the adapter of the version before, by version.
     """
 
     best: tuple[int, str] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.previous: dict[int, str] = {}
 
 
 class FakeLearner(Prepares):
@@ -315,6 +320,7 @@ class FakeLearner(Prepares):
         self.disk = disk
         self.version = max(disk, default=0)
         self.adapter = disk[self.version][0] if disk else FRESH
+        self.previous = disk.previous.get(self.version, FRESH)
         self.metrics: dict[str, float] = {}
         self.score_error = 0.0
         self.seen: list[Rollout] = []
@@ -333,6 +339,8 @@ class FakeLearner(Prepares):
         if which == "best":
             assert self.disk.best is not None
             return self.disk.best
+        if which == "previous":
+            return self.version - 1, self.previous
         return (-1, PROBE) if which == "probe" else (self.version, self.adapter)
 
     async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
@@ -355,6 +363,7 @@ class FakeLearner(Prepares):
 
     async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
+        await asyncio.sleep(0)  # what is done beside it begins
         shas = {
             (rollout.completion.version, rollout.completion.adapter_sha256) for rollout in rollouts
         }
@@ -366,6 +375,7 @@ class FakeLearner(Prepares):
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
             if drawn.begun:
                 digest.update(f"{drawn.logprobs.tolist()} {drawn.stretches}".encode())
+        self.previous = self.adapter
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
         metrics = {"loss": int(self.adapter[:4], 16) / 2**16, **_tokens(learned)}
@@ -374,6 +384,7 @@ class FakeLearner(Prepares):
     async def save(self, meta: Mapping[str, Any]) -> None:
         self.script.note(f"learner.save {self.version}")
         self.disk.setdefault(self.version, (self.adapter, dict(meta)))
+        self.disk.previous.setdefault(self.version, self.previous)
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which

@@ -48,6 +48,8 @@ class LearnerState:
         updates: optimizer updates made in this phase.
         reference: the adapter that the KL term pulls towards, which is the one at the beginning of
             the GRPO phase; None where that is the base itself or there is no KL term.
+        previous: the adapter of the version before, under which rollouts were drawn ahead; where
+            GRPO begins it is the current one. None: nothing is drawn ahead.
     """
 
     adapter: Params
@@ -55,6 +57,7 @@ class LearnerState:
     version: int
     updates: int
     reference: Params | None = None
+    previous: Params | None = None
 
 
 class Learner:
@@ -144,7 +147,23 @@ class Learner:
         if self._programs.keeps_reference and moved:
             # A copy: updates take the adapter's own memory.
             reference = self.policy.place_adapter(jax.device_get(adapter))
-        return LearnerState(adapter, optimizer, version=version, updates=0, reference=reference)
+        return LearnerState(
+            adapter,
+            optimizer,
+            version=version,
+            updates=0,
+            reference=reference,
+            previous=self._copy_ahead(adapter),
+        )
+
+    def _copy_ahead(self, adapter: Params) -> Params | None:
+        """What `LearnerState.previous` is to be; a copy, because updates take what they are given.
+
+        None unless rollouts are drawn ahead.
+        """
+        if self._config.rollout.ahead == "off":
+            return None
+        return self.policy.place_adapter(jax.device_get(adapter))
 
     @property
     def teacher_sha256(self) -> str | None:
@@ -169,6 +188,8 @@ class Learner:
             Metrics: means over learned tokens, and the parity between sampler and learner.
         """
         batches = self._pack(rollouts)
+        previous, drawn_by = self.state.previous, self.state.version - 1
+        self.state = replace(self.state, previous=self._copy_ahead(self.state.adapter))
         # What is used once is asked for just before, so that it exists for one micro-batch only.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
         if self._programs.keeps_old:
@@ -180,6 +201,8 @@ class Learner:
             shares, logprobs = self._one_update(placed)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
+                if previous is not None and "parity_mean" not in metrics:
+                    metrics |= self._parity_of(batches, previous, version=drawn_by)
                 if self._programs.keeps_old:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
@@ -245,6 +268,18 @@ class Learner:
         return score_completions(
             completions, run, shape=self._programs.shape, mesh=self.policy.mesh
         )
+
+    def _parity_of(
+        self, batches: Sequence[TokenBatch], adapter: Params, *, version: int
+    ) -> dict[str, float]:
+        """`parity` of what `version`, which is `adapter`, drew: in one of the batches.
+
+        Which one moves on from step to step, so that long and short rollouts have their turn.
+        """
+        batch = batches[version % len(batches)]
+        inputs = place_inputs(batch, self.policy.mesh)
+        scored = np.asarray(self._run(self._compiled.score, adapter, inputs))
+        return parity([batch], [scored], version=version)
 
     def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
         return batches_to_learn(

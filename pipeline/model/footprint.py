@@ -45,12 +45,12 @@ def array_bytes(arrays: Any) -> int:
 
 def resident_bytes() -> int:
     """Of this process's fullest device: all arrays that are there now."""
-    held: dict[jax.Device, int] = defaultdict(int)
+    held: dict[jax.Device, dict[int, int]] = defaultdict(dict)
     for array in jax.live_arrays():
-        size = array_bytes(array)
-        for device in array.sharding.addressable_devices:
-            held[device] += size
-    return max(held.values(), default=0)
+        for shard in array.addressable_shards:
+            # By address: reading an array on the host leaves a view of it behind.
+            held[shard.device][shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return max((sum(sizes.values()) for sizes in held.values()), default=0)
 
 
 def check_room(needs: Mapping[str, int], *, hbm_gib: float) -> None:

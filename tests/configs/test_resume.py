@@ -112,3 +112,10 @@ def test_a_longer_budget_with_the_old_decay_does_not(small: Path) -> None:
     linear = [("learner.schedule", "linear")]
     longer = [*linear, ("budget.steps", "20"), ("learner.decay_steps", "10")]
     assert altering(small, longer, old=linear) == []
+
+
+def test_memory_may_be_limited_and_sizes_let_go_but_not_fixed_again(small: Path) -> None:
+    fixed, free = [("plan.fixed", "true")], [("plan.fixed", "false")]
+    assert altering(small, [("plan.hbm_gib", "3.5")]) == []
+    assert altering(small, free, fixed) == []
+    assert altering(small, fixed, free) == [("plan.fixed", False, True)]

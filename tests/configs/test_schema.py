@@ -14,6 +14,9 @@ from configs.schema import Plan, parse_duration_s
 
 from .test_load import mistakes
 
+CAPPED = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "12")]
+ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
+
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("9h", 32_400), ("1h30m", 5_400), ("90s", 90), ("1d1s", 86_401)]
@@ -203,6 +206,50 @@ def test_what_is_not_a_duration(text: str) -> None:
             "rollout.partial",
             "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
         ),
+        (
+            [("rollout.max_prompts_per_step", "12")],
+            "rollout.max_prompts_per_step",
+            'means nothing with rollout.dynamic_sampling = "off"; remove it, or set that',
+        ),
+        (
+            [("rollout.dynamic_sampling", "capped")],
+            "rollout.dynamic_sampling",
+            "needs rollout.max_prompts_per_step, e.g. 12; set that",
+        ),
+        (
+            [*CAPPED, ("rollout.max_prompts_per_step", "4")],
+            "rollout.max_prompts_per_step",
+            "must be above prompts_per_step; nearest valid: 5",
+        ),
+        (
+            [*CAPPED, ("rollout.partial", "drop"), ("rollout.cut_off", "0.5")],
+            "rollout.dynamic_sampling",
+            'rollout.partial = "drop" ends steps without them; nearest valid: "off"',
+        ),
+        (
+            [*ADAPTIVE, ("rollout.ahead", "one"), ("learner.importance_cap", "2")],
+            "rollout.dynamic_sampling",
+            'with rollout.ahead = "one" are the same ones; nearest valid: "capped"',
+        ),
+        (
+            [*ADAPTIVE],
+            "rollout.dynamic_sampling",
+            'takes no decision from the clock; nearest valid: "capped", or plan.fixed = false',
+        ),
+        (
+            [("rollout.ahead", "one")],
+            "rollout.ahead",
+            "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
+        ),
+        (
+            [
+                ("rollout.ahead", "one"),
+                ("learner.importance_cap", "2"),
+                ("plan.placement", "colocated"),
+            ],
+            "rollout.ahead",
+            'needs plan.placement = "split"',
+        ),
         ([("learner.clip_epsilon", "0.1")], "learner.clip_epsilon", "where the ratio is 1"),
         ([("learner.clip_epsilon_high", "0.1")], "learner.clip_epsilon_high", "the ratio is 1"),
         ([("learner.kl", "topk")], "learner.kl", "means nothing with learner.kl_coef = 0"),
@@ -304,6 +351,21 @@ def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
     assert load_config(small, [*keep, *one_token]).prompt_buckets == (16, 17)
     dropped = load_config(small, [keep[0], ("rollout.partial", "drop")])
     assert dropped.prompt_buckets == (16,)
+
+
+def test_sampling_goes_by_the_clock_only_where_the_plan_is_not_fixed(small: Path) -> None:
+    config = load_config(small, [*ADAPTIVE, ("plan.fixed", "false")])
+    assert (config.rollout.dynamic_sampling, config.rollout.max_prompts_per_step) == (
+        "adaptive",
+        12,
+    )
+
+
+def test_capped_rounds_may_be_drawn_ahead(small: Path) -> None:
+    config = load_config(
+        small, [*CAPPED, ("rollout.ahead", "one"), ("learner.importance_cap", "2")]
+    )
+    assert (config.rollout.dynamic_sampling, config.rollout.ahead) == ("capped", "one")
 
 
 def test_colocated_sampling_uses_the_learners_devices(small: Path) -> None:

@@ -63,6 +63,17 @@ def test_the_first_lines_say_how_wandb_runs_and_what_the_data_are(
     assert others == ["train: 6 prompts", "test: 4 prompts"]
 
 
+def test_more_prompts_in_a_step_than_can_differ_are_refused(tmp_path: Path, config: Config):
+    del config
+    given = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "5")]
+    with pytest.raises(
+        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 and there are 6"
+    ):
+        prepare(load_config(tmp_path / "small.toml", given), extend=None)
+    given[1] = ("rollout.max_prompts_per_step", "4")
+    prepare(load_config(tmp_path / "small.toml", given), extend=None)
+
+
 def test_the_same_data_are_recognized(config: Config):
     began = begin(config)
     again = prepare(config, extend=None)
