@@ -56,7 +56,7 @@ def test_what_is_printed_is_what_is_written(found: Plan) -> None:
         cells = [f"~{seconds[pace]:.2f}" for pace in ("expected", "low", "high")]
         assert re.findall(r"~[\d.]+", row) == cells
     for one in figures["compared"]:
-        row = line(text, one["name"])
+        row = line(text, f"{one['name']}  ")
         for cell in (f"~{one['gib']:.2f}", f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}"):
             assert cell in row
         assert ("chosen" in row) == one["chosen"]
