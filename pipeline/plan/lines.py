@@ -178,6 +178,8 @@ def _verified(report: Figures) -> Iterator[str]:
 
 
 def _larger(one: Figures) -> str:
+    if one["gain"] == 0:
+        return str(one["what"])
     gain = f"{one['what']}: trained tokens a second ~{one['gain']:+.1%}"
     if one["fits"] is None:
         return gain
