@@ -143,7 +143,7 @@ def _compared(report: Figures) -> Iterator[str]:
     ]
     yield from _table(rows)
     yield "slots of a shard, tokens of a micro-batch; seconds on links were never measured"
-    best = compared[0]
+    best = next(one for one in compared if one["same_run"])
     if best["fits"] and not best["chosen"] and best["set"]:
         yield f"the fastest, in [plan]: {_settings(best['set'])}"
 
@@ -153,7 +153,8 @@ def _verdict(one: Figures) -> str:
         return "chosen"
     if not one["fits"]:
         return f"does not fit: {one['why']}"
-    return f"~{one['gain']:+.0%}: {one['why']}"
+    other = "" if one["same_run"] else "another run; "
+    return f"~{one['gain']:+.0%}: {other}{one['why']}"
 
 
 def _verified(report: Figures) -> Iterator[str]:
@@ -177,6 +178,8 @@ def _verified(report: Figures) -> Iterator[str]:
 
 
 def _larger(one: Figures) -> str:
+    if one["gain"] == 0:
+        return str(one["what"])
     gain = f"{one['what']}: trained tokens a second ~{one['gain']:+.1%}"
     if one["fits"] is None:
         return gain

@@ -222,6 +222,7 @@ def _compared(case: Case, one: Planned, found: Plan) -> Figures:
     return {
         "name": one.name,
         "chosen": one is chosen,
+        "same_run": one.same_run,
         "slots_per_shard": config.rollout_rows // config.plan.sampler_shards,
         "micro_batch_tokens": config.plan.micro_batch_tokens,
         "remat": config.plan.remat,
@@ -242,6 +243,8 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
         return shortage(case, one).partition(": ")[2]
     if one is chosen:
         return "chosen"
+    if one.step.ahead and not chosen.step.ahead:
+        return "draws the next step's rollouts while it learns (rollout.ahead)"
     spent = {
         phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
         for phase in PHASES

@@ -62,9 +62,15 @@ def test_every_preset_has_a_plan(model: str) -> None:
     assert found.chosen.fits
     assert found.chosen.fullest.total <= (1 - RESERVE) * 15.75 * GIB
     assert {one.name for one in found.compared} > {"split, 7 + 1", "split, 4 + 4"}
-    fitting = [one.step.tokens_per_s for one in found.compared if one.fits]
-    assert fitting == sorted(fitting, reverse=True)
-    assert max(fitting) <= (1 + GAIN) * found.chosen.step.tokens_per_s
+    fitting = [one for one in found.compared if one.fits]
+    speeds = [one.step.tokens_per_s for one in fitting]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found.chosen.same_run
+    assert found.best is next(one for one in found.compared if one.same_run)
+    assert (
+        max(one.step.tokens_per_s for one in fitting if one.same_run)
+        <= (1 + GAIN) * found.chosen.step.tokens_per_s
+    )
     for one in found.compared:
         assert checked(one.config) == one.config  # a run would take it
 
