@@ -30,6 +30,11 @@ WARM = [
     *("--sft.steps=1", "--sft.sequences_per_step=4", "--learner.kl_coef=0.05"),
 ]
 
+AHEAD = [
+    *("--rollout.ahead=one", "--learner.importance_cap=2"),
+    *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
+]
+
 
 def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -62,8 +67,9 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
-    settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *VALIDATED]
+@pytest.mark.parametrize("how", [WARM, pytest.param([*WARM, *AHEAD], marks=pytest.mark.slow)])
+def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
+    settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *how, *VALIDATED]
     whole = write_config(tmp_path, name="whole")
     status, output = finish(start(*train_command(whole, *settings)))
     assert status == 0, output
