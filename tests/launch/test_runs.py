@@ -31,7 +31,14 @@ WARM = [
 ]
 
 # Rollouts that are cut wait for the next step, in the checkpoint too.
-PARTIAL = ["--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"]
+PARTIAL = [
+    *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
+    "--learner.importance_cap=2",
+]
+AHEAD = [
+    *("--rollout.ahead=one", "--learner.importance_cap=2"),
+    *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
+]
 
 
 def start(*command: str) -> subprocess.Popen[str]:
@@ -69,9 +76,9 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
-    settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *VALIDATED]
-    settings += [*PARTIAL, "--learner.importance_cap=2"]
+@pytest.mark.parametrize("how", [PARTIAL, pytest.param(AHEAD, marks=pytest.mark.slow)])
+def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
+    settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     whole = write_config(tmp_path, name="whole")
     status, output = finish(start(*train_command(whole, *settings)))
     assert status == 0, output
@@ -92,9 +99,10 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
     expected = tmp_path / "runs" / "whole"
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
     assert metrics(run) == metrics(expected)
-    assert metrics(run)[1]["rollout/waiting"] > 0  # at the checkpoint that was resumed
     assert summary(run)["rollouts"] == summary(expected)["rollouts"]
-    assert summary(run)["rollouts"]["continued"] > 0
+    if how is PARTIAL:
+        assert metrics(run)[1]["rollout/waiting"] > 0  # at the checkpoint that was resumed
+        assert summary(run)["rollouts"]["continued"] > 0
     assert summary(run)["best"] == summary(expected)["best"]
     for name in ("step_000002", "step_000004", "validation_000004", "test_after"):
         path = f"rollouts/{name}.jsonl"
