@@ -111,9 +111,9 @@ class LearnerActor:
         """See `pipeline.learner.learner.Learner.imitate`."""
         return self.learner.imitate(sequences)
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.learner.learner.Learner.update`."""
-        return self.learner.update(rollouts)
+        return self.learner.update(rollouts, rate=rate)
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""

@@ -9,7 +9,8 @@
                            enough completions: what becomes of the others says waiting.py
     warm start  examples -> [learner] -> adapter v + 1, steps like the others
     between     validates now and then, keeps the best version (examiner.py)
-    the end     tests and exports the best version, writes the summary
+    the end     tests and exports the best version, writes the summary; when, and in which order
+                where there is a deadline, says timed.py
 
 Whether sampler and learner share a process is not known here. A signal sets `stop`: sampling and
 scoring are abandoned, an update is finished, then a checkpoint is written.
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline.data.order import prompts_for_step
+from pipeline.data.order import prompts_for_step, spread
 from pipeline.data.packing import sequences_for_step
 from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Prompt, RolloutName, RolloutRequest
@@ -32,14 +34,12 @@ from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
 from pipeline.records import Records, step_metrics
 from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
-from pipeline.team import Interrupted, Team, Workers
+from pipeline.team import Interrupted, OutOfTime, Team, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
+from pipeline.timed import Timed
 from pipeline.waiting import Settled, Waiting, settle
 from rewards.base import Tags
-
-COMPARED = 32
-"""Answers of the test whose log-probs an export has to reproduce."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Coordinator:
         self.data = data
         self.prompts = {prompt.id: prompt for prompt in data.train.prompts}
         self.maker = PromptMaker(config.prompt, tokenizer)
-        self.team = Team(workers, config=config, stop=stop)
+        self.team = Team(workers, config=config, stop=stop, patience_s=deadline.patience_s)
         self.records = records
         self.deadline = deadline
         self.progress = progress
@@ -128,35 +128,51 @@ class Coordinator:
             records=records,
             deadline=deadline,
         )
+        self.timed = Timed(
+            config,
+            examiner=self.examiner,
+            team=self.team,
+            records=records,
+            deadline=deadline,
+            step=progress.step,
+        )
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """The whole run.
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
+            BudgetTooSmallError: if not one step fits into a budget of time.
         """
         try:
             self.records.truncation(self.config)
             await self._check_parity()
-            before = await self.examiner.before(self.progress.step)
-            await self._validate()  # a signal may have come between a step and its validation
-            while self.deadline.allows(self.progress.step):
-                self.team.raise_if_stopped()
-                watch = self._stopwatch()
-                warming_up = self.progress.step < self.config.sft_steps
-                await (self._imitate() if warming_up else self._step())
-                self.deadline.observe_step(watch.total_s)
-                await self._validate()
-                if self.progress.step % self.config.checkpoint.every_steps == 0:
-                    await self._save()
+            # Validated, too: a signal may have come between a step and its validation.
+            before = await self.timed.rehearse(self.progress.step, self._validate)
+            try:
+                while self.timed.allows(self.progress.step):
+                    await self._turn()
+            except OutOfTime:
+                self.timed.abandoned("what was being done", self.progress.step)
             await self._save()
-            await self._validate(last=True)
             await self._finish(before)
         except Interrupted:
             await self._save()
             self._summarize(ended="interrupted")
             return "interrupted"
         return "finished"
+
+    async def _turn(self) -> None:
+        """A step and what is due after it."""
+        self.team.raise_if_stopped()
+        with self.timed.step(self.progress.step):
+            warming_up = self.progress.step < self.config.sft_steps
+            await (self._imitate() if warming_up else self._step())
+        with self.timed.between():
+            await self._validate()
+            await self.timed.follow(self.progress.step)
+            if self.progress.step % self.config.checkpoint.every_steps == 0:
+                await self._save()
 
     async def _imitate(self) -> None:
         """Worked examples -> update -> publish."""
@@ -179,7 +195,7 @@ class Coordinator:
             **self._learned_tokens(learned),
         )
         metrics = {f"sft/{name}": value for name, value in learned.items()}
-        self.records.imitation(step + 1, metrics | watch.metrics())
+        self.records.imitation(step + 1, metrics | watch.metrics() | self.timed.metrics)
 
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
@@ -191,7 +207,7 @@ class Coordinator:
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self.data.weights,
         )
-        settled = await self._sample(prompts, step)
+        settled = await self._sample(spread(prompts, self.timed.prompts), step)
         watch.lap("sample")
         completions = settled.ended
         inputs = reward_inputs(completions, self.prompts, maker=self.maker, tags=self.tags)
@@ -199,7 +215,8 @@ class Coordinator:
         errors = reward_errors(outcomes)
         rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
         watch.lap("reward")
-        learned = await self.team.learner.update(rollouts)
+        with self.timed.update(watch.lap_s("sample")):
+            learned = await self.team.learner.update(rollouts, rate=self.timed.rate)
         watch.lap("learn")
         self._watch_parity(learned)
         await self.team.publish()
@@ -225,7 +242,10 @@ class Coordinator:
             metrics |= settled.metrics
         self.records.reward_errors(step + 1, errors)
         self.records.step(
-            step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
+            step + 1,
+            metrics | watch.metrics() | self.timed.metrics,
+            rollouts,
+            tokens=config.records.tokens,
         )
 
     def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
@@ -268,25 +288,16 @@ class Coordinator:
 
     async def _finish(self, before: dict[str, Evaluation]) -> None:
         """Tests the policy that is exported, exports it, sums up."""
-        step = self.progress.step
-        result = await self.examiner.after(step, before=before)
-        report = await self.team.learner.export(
-            str(self.records.folder.export),
-            result.completions[:COMPARED],
-            which=result.which,
-        )
-        equal = (
-            "read back number by number; the devices have no room to score it"
-            if report.max_difference is None
-            else f"log-probs differ by at most {report.max_difference:.1e}"
-        )
-        self.records.event("exported", f"export: {report.folder}, {equal}", **asdict(report))
+        validate = partial(self._validate, last=True)
+        result = await self.timed.end(self.progress.step, before, validate)
         best = {} if result.best is None else {"best": result.best}
         self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
+        watch = self._stopwatch()
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
         await self.team.learner.save(self.progress.to_meta())
+        self.timed.saved(self.progress.step, watch.total_s)
         self.records.folder.journal(
             "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
         )
@@ -308,6 +319,7 @@ class Coordinator:
             },
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
+            **({} if self.deadline.until_s is None else {"until_s": self.deadline.until_s}),
             **more,
             "adapter_sha256": self.team.published.sha256 if self.team.published else None,
             "resumed_from": self.resumed_from,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
+from pipeline.budget import used_s
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
@@ -247,6 +248,10 @@ class FakeSampler:
         self.script.note(f"{self.name}.abort")
         self.aborted.set()
 
+    async def resume(self) -> None:
+        self.script.note(f"{self.name}.resume")
+        self.aborted.clear()
+
 
 def behind(begun: Completion, drawn: Completion) -> Completion:
     """What a sampler has begun, and from there on what it would draw now, at least a stop token."""
@@ -285,6 +290,7 @@ class FakeLearner:
     Attributes:
         metrics: laid over those of each update.
         score_error: added to the log-probs that it scores.
+        rates: learning rates it was told, one for each update.
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
@@ -296,6 +302,7 @@ class FakeLearner:
         self.score_error = 0.0
         self.seen: list[Rollout] = []
         self.exported: list[Completion] = []
+        self.rates: list[float | None] = []
 
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None)
@@ -330,14 +337,17 @@ class FakeLearner:
         self.script.note(f"learner.keep_best {self.version}")
         self.disk.best = (self.version, self.adapter)
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
         shas = {
             (rollout.completion.version, rollout.completion.adapter_sha256) for rollout in rollouts
         }
         assert {sha for version, sha in shas if version >= self.version} <= {self.adapter}
         self.seen = list(rollouts)
-        digest = hashlib.sha256(self.adapter.encode())
+        self.rates.append(rate)
+        digest = hashlib.sha256(f"{self.adapter}{rate or ''}".encode())
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
@@ -355,9 +365,17 @@ class FakeLearner:
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which
     ) -> ExportReport:
-        self.script.note(f"learner.export {self.named(which)[0]}")
+        version, adapter = self.named(which)
+        self.script.note(f"learner.export {version}")
         self.exported = list(examples)
-        return ExportReport(folder, 0.0, sum(len(drawn.tokens) for drawn in examples))
+        _write_export(Path(folder), f"{version} {adapter}")
+        tokens = sum(len(drawn.tokens) for drawn in examples)
+        return ExportReport(folder, 0.0, tokens, version)
+
+
+def _write_export(folder: Path, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter").write_text(text)
 
 
 def _tokens(learned: int) -> dict[str, float]:
@@ -429,17 +447,25 @@ class Process:
         restored = disk[self.learner.version][1] if disk else None
         progress = Progress.of_meta(restored) if restored else Progress()
         self.folder.create(config)
-        self.folder.rewind(progress.step)
         clock = Clock(
-            started=self.script.clock(), used_before_s=progress.wall_s, now=self.script.clock
+            started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
         )
+        deadline = Deadline(
+            clock,
+            config.budget.steps,
+            config.budget.time_s,
+            prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
+            validates=config.eval.validates,
+        )
+        self.folder.rewind(progress.step)
+        deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.coordinator = Coordinator(
             config,
             data=data or make_data(),
             tokenizer=CharTokenizer(),
             workers=Workers(self.samplers, self.learner, self.scorer),
             records=Records(self.folder, self.tracker, Console(total=None, done=0)),
-            deadline=Deadline(clock, config.budget.steps, config.budget.time_s),
+            deadline=deadline,
             progress=progress,
             resumed_from=progress.step if restored else None,
             stop=self.script.stop,

@@ -48,7 +48,8 @@ class CompiledPrograms:
     """What `LearnerPrograms.compile` returns.
 
     `keep` is there only where the top of a distribution is kept, `imitation` and `apply_imitation`
-    only in runs with a supervised phase.
+    only in runs with a supervised phase. `apply` takes the learning rate, too, where the clock
+    plans it.
     """
 
     score: BySize
@@ -150,6 +151,13 @@ class LearnerPrograms:
         """One GRPO update; also returns the gradient's norm before clipping."""
         return _apply(self.optimizer, adapter, state, grads)
 
+    def apply_planned(
+        self, adapter: Params, state: optax.OptState, grads: Params, rate: Float[Array, ""]
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        """The same at a learning rate that is given: the plan may change, the program does not."""
+        optimizer = make_optimizer(self.config, lambda _: rate)
+        return _apply(optimizer, adapter, state, grads)
+
     def apply_imitation(
         self, adapter: Params, state: optax.OptState, grads: Params
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
@@ -214,7 +222,13 @@ class LearnerPrograms:
                 imitation[size] = build(imitate.trace(base, adapter, adapter, examples), mesh)
             apply_other = jax.jit(self.apply_imitation, donate_argnums=(0, 1), out_shardings=whole)
             apply_imitation = build(apply_other.trace(adapter, state, adapter), mesh)
-        apply = jax.jit(self.apply, donate_argnums=(0, 1), out_shardings=whole)
+        planned = self.config.plans_decay
+        apply = jax.jit(
+            self.apply_planned if planned else self.apply,
+            donate_argnums=(0, 1),
+            out_shardings=whole,
+        )
+        rate = [jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)] if planned else []
         return CompiledPrograms(
             score=self.compile_score(),
             keep=self._forward_only(self.keep) if self.config.learner.keeps_top_k else {},
@@ -222,7 +236,7 @@ class LearnerPrograms:
                 size: build(gradient.trace(base, adapter, adapter, self.abstract_batch(size)), mesh)
                 for size in sizes
             },
-            apply=build(apply.trace(adapter, state, adapter), mesh),
+            apply=build(apply.trace(adapter, state, adapter, *rate), mesh),
             imitation=imitation,
             apply_imitation=apply_imitation,
         )
