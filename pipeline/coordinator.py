@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from configs.schema import Config
@@ -152,6 +151,7 @@ class Coordinator:
             try:
                 while self.timed.allows(self.progress.step):
                     await self._turn()
+                    await self.timed.last_look(self.progress.step, self._validate)
             except OutOfTime:
                 self.timed.abandoned("what was being done", self.progress.step)
             await self._save()
@@ -189,6 +189,7 @@ class Coordinator:
         watch.lap("learn")
         await self.team.publish()
         watch.lap("sync")
+        self.timed.synced(watch.lap_s("sync"))
         self.progress = replace(
             self.progress,
             step=step + 1,
@@ -221,6 +222,7 @@ class Coordinator:
         self._watch_parity(learned)
         await self.team.publish()
         watch.lap("sync")
+        self.timed.synced(watch.lap_s("sync"))
         self.progress = replace(
             self.progress,
             step=step + 1,
@@ -266,7 +268,9 @@ class Coordinator:
             largest=largest,
             bound=bound,
         )
+        watch = self._stopwatch()
         await self.team.publish()
+        self.timed.synced(watch.total_s)
 
     async def _sample(self, prompts: Sequence[Prompt], step: int) -> Settled:
         """The rest of what waits, and a new group for each prompt."""
@@ -288,18 +292,18 @@ class Coordinator:
 
     async def _finish(self, before: dict[str, Evaluation]) -> None:
         """Tests the policy that is exported, exports it, sums up."""
-        validate = partial(self._validate, last=True)
-        result = await self.timed.end(self.progress.step, before, validate)
+        result = await self.timed.end(self.progress.step, before, self._validate)
         best = {} if result.best is None else {"best": result.best}
         self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
-        watch = self._stopwatch()
+        watch, step = self._stopwatch(), self.progress.step
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
         await self.team.learner.save(self.progress.to_meta())
-        self.timed.saved(self.progress.step, watch.total_s)
+        seconds = watch.total_s
+        self.timed.saved(step, seconds)
         self.records.folder.journal(
-            "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
+            "checkpoint", step=step, wall_s=self.progress.wall_s, seconds=seconds
         )
 
     def _summarize(self, *, ended: str, **more: Any) -> None:

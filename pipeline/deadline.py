@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.pace import Pace
-from pipeline.reserve import CHECKPOINT, EXIT, EXPORT, SAFETY, VALIDATION, Reserve
+from pipeline.reserve import CHECKPOINT, EXIT, EXPORT, SAFETY, SYNC, VALIDATION, Reserve
 
 IDLE_SHARE = 0.04
 """Share of the budget that caution may leave unused."""
-_CLOSE = 0.9999
+_CLOSE, _UNMEASURED = 0.9999, 1.5
 _UNFORESEEN = 0.01
 """Share of the budget kept for what nothing else is kept for."""
 
@@ -115,9 +115,9 @@ class Deadline:
     def missing_for_update_s(self, sampled_s: float, *, share: float) -> float:
         """Seconds that are missing for the update of a step that was sampled, and for its export.
 
-        Until an update was measured it is taken to need as long as sampling did.
+        Until an update was measured it is taken to need half as long again as sampling did.
         """
-        update_s = self.updates.expected_s(share=share) or sampled_s
+        update_s = self.updates.expected_s(share=share) or _UNMEASURED * sampled_s
         return update_s + self.end_s - self.tests_s - self.left_s
 
     def recall(self, rows: Sequence[Mapping[str, Any]], *, sft_steps: int) -> None:
@@ -140,7 +140,7 @@ class Deadline:
     def end_s(self) -> float:
         """What comes after a step that is the last one, slack not included."""
         validation_s = self.reserve.part_s(VALIDATION) if self.validates else 0.0
-        return self.reserve.part_s(CHECKPOINT) + validation_s + self.export_s + self._closing_s
+        return validation_s + self.export_s + self.closing_s
 
     @property
     def export_s(self) -> float:
@@ -148,8 +148,14 @@ class Deadline:
         return self.reserve.part_s(EXPORT)
 
     @property
-    def _closing_s(self) -> float:
-        return self.tests_s + self.exit_s
+    def closing_s(self) -> float:
+        """What comes after a step that is the last one, but for validation and export."""
+        return self._writing_s + self.tests_s
+
+    @property
+    def _writing_s(self) -> float:
+        """A checkpoint, the best version's way to the samplers, and the end of the process."""
+        return self.reserve.part_s(CHECKPOINT) + self.reserve.part_s(SYNC) + self.exit_s
 
     @property
     def exit_s(self) -> float:
@@ -172,8 +178,7 @@ class Deadline:
 
     def keep_for_export_s(self, *, tests: bool) -> float:
         """What an export needs that is still to come, with or without the evaluations after it."""
-        closing_s = self._closing_s if tests else self.exit_s
-        return SAFETY * self.export_s + closing_s
+        return SAFETY * self.export_s + (self.closing_s if tests else self._writing_s)
 
     def has_time_to_validate(self) -> bool:
         """Whether a validation leaves room for an export after it; tests can be shortened."""

@@ -57,7 +57,11 @@ class Pace:
         """How many times as long as the first steps the last ones took."""
         if not self._steps:
             return 1.0
-        return median_high(self._steps[-_LAST:]) / max(median_high(self._steps[:_LAST]), 1e-9)
+        now, first = median_high(self._steps[-_LAST:]), self._steps[:_LAST]
+        middle = max(median_high(first), 1e-9)
+        # It may have begun with the first step, which may have been a stall.
+        began = min(first) if now > middle else min(max(first), _GROWTH[1] * middle)
+        return now / max(began, 1e-9)
 
 
 def _cost(share: float) -> float:

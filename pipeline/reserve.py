@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any
 
-SAFETY = 1.25
+SAFETY = 1.15
 """What was measured may take this much longer the next time."""
-EXPORT, CHECKPOINT, VALIDATION, EXIT = "export", "checkpoint", "validation evaluation", "exit"
+EXPORT, CHECKPOINT, SYNC, EXIT = "export", "checkpoint", "sync", "exit"
+VALIDATION = "validation evaluation"
 _EVALUATION = " evaluation"
 _LAST, _STALL = 3, 1.5
 

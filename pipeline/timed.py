@@ -7,8 +7,9 @@ exported, as long as there is time for it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from configs.schema import Config
 from pipeline.budget import show_duration
@@ -18,11 +19,18 @@ from pipeline.evaluate.examiner import Examiner, Result
 from pipeline.exports import Exports
 from pipeline.horizon import Horizon
 from pipeline.records import Records
-from pipeline.reserve import CHECKPOINT, evaluation
+from pipeline.reserve import CHECKPOINT, SYNC, evaluation
 from pipeline.team import OutOfTime, Team
 
 _AS_MUCH_AGAIN = 2.0
 """Until a step was measured learning is taken to need as long as sampling."""
+
+
+class Validate(Protocol):
+    """Reads the validation split if that is due."""
+
+    async def __call__(self, *, last: bool = False) -> None:
+        """It always is for the last version."""
 
 
 class Timed:
@@ -55,15 +63,15 @@ class Timed:
         self._began_s = deadline.clock.elapsed_s
         entries = list(records.folder.events("planned"))
         self._planned_before = bool(entries)
-        self._saved = step or -1
+        self._saved = -1
+        for entry in records.folder.events("checkpoint"):
+            self.saved(entry["step"], entry["seconds"])
         self._horizon = Horizon(config, entries=entries, step=step)
         self.exports = Exports(examiner, team=team, records=records, deadline=deadline)
 
     # --- before the first step
 
-    async def rehearse(
-        self, step: int, validate: Callable[[], Awaitable[None]]
-    ) -> dict[str, Evaluation]:
+    async def rehearse(self, step: int, validate: Validate) -> dict[str, Evaluation]:
         """Does before the first step what comes after the last one, so that its time is known.
 
         Returns:
@@ -84,7 +92,10 @@ class Timed:
                 await validate()
         except OutOfTime:
             if not self._planned_before:
-                self._refuse(2 * self._deadline.clock.elapsed_s)
+                # How long it would have taken is not known.
+                more_s = self._deadline.keep_for_export_s(tests=True)
+                time_s = self._deadline.time_s or 0.0
+                self._refuse(max(2 * self._deadline.clock.elapsed_s, time_s + more_s))
             self.abandoned("the validation", step)
             before = await self._examiner.before(step)
         answers = self._config.eval.samples * max(1, self._examiner.test_prompts)
@@ -176,8 +187,9 @@ class Timed:
         """What is needed at the end if nothing more is learned."""
         if self._examiner.is_due(step, last=True):
             return self._deadline.end_s
-        exports = self.exports.pending or not self._config.eval.validates
-        return self._deadline.keep_for_export_s(tests=True) if exports else self._deadline.tests_s
+        if self.exports.pending or not self._config.eval.validates:
+            return self._deadline.keep_for_export_s(tests=True)
+        return self._deadline.closing_s
 
     @contextmanager
     def between(self) -> Iterator[None]:
@@ -198,11 +210,13 @@ class Timed:
             self._deadline.reserve.observe(CHECKPOINT, seconds)
         self._saved = step
 
+    def synced(self, seconds: float) -> None:
+        """Takes note of how long it takes to bring an adapter to the samplers."""
+        self._deadline.reserve.observe(SYNC, seconds)
+
     # --- after the last step
 
-    async def end(
-        self, step: int, before: dict[str, Evaluation], validate: Callable[[], Awaitable[None]]
-    ) -> Result:
+    async def end(self, step: int, before: dict[str, Evaluation], validate: Validate) -> Result:
         """Validates what was learned, exports the best version, evaluates it, while there is time.
 
         What is exported at last has been evaluated: a version that nothing has measured does not
@@ -210,16 +224,11 @@ class Timed:
         """
         deadline, examiner = self._deadline, self._examiner
         if not self._on:
-            await validate()
+            await validate(last=True)
             result = await examiner.after(step, before=before)
             await self.exports.export(result.which, reason="last")
             return result
-        if deadline.has_time_to_validate():
-            try:
-                with deadline.keeping(deadline.keep_for_export_s(tests=False)):
-                    await validate()
-            except OutOfTime:
-                self.abandoned("the last validation", step)
+        await self._validate_last(step, validate)
         recalled = await examiner.recall(step)
         if recalled[1] is not None and recalled[1]["step"] != self.exports.version:
             await self.exports.export(recalled[0], reason="best")
@@ -231,6 +240,20 @@ class Timed:
         if not evaluated and step != self.exports.version and "after" in result.compared:
             await self.exports.export(result.which, reason="last")
         return result
+
+    async def last_look(self, step: int, validate: Validate) -> None:
+        """Validates what seems to be the last version: it may leave time for one more."""
+        if self._on and not self._deadline.allows(step, kind=self._kind(step)):
+            await self._validate_last(step, validate)
+
+    async def _validate_last(self, step: int, validate: Validate) -> None:
+        deadline = self._deadline
+        if deadline.has_time_to_validate():
+            try:
+                with deadline.keeping(deadline.keep_for_export_s(tests=False)):
+                    await validate(last=True)
+            except OutOfTime:
+                self.abandoned("the last validation", step)
 
     def abandoned(self, what: str, step: int) -> None:
         """Writes down that something took too long to be waited for."""

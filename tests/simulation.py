@@ -57,12 +57,16 @@ class World:
 
     Attributes:
         seed: of the noise.
-        seconds: of a call, by the first word of its name; of `generate` by its phase.
-        drift: how many times as long things take at the end of the budget as at its start.
-        budget_s: that.
+        seconds: of a call, by its name; of `generate` by its phase.
+        budget_s: of the run.
+        drift: how many times as long what depends on the policy takes at the end of the budget as
+            when training began.
         stalls: seconds added to the nth call of that name.
         kills: at which seconds of the run, on its own clock, processes are killed.
         noise: standard deviation of the logarithm of a call's seconds.
+        calls: how often each name was called.
+        trains_from_s: when training began.
+        updates: from when to when updates went on, on the run's clock.
     """
 
     seed: int
@@ -73,14 +77,20 @@ class World:
     kills: list[float] = field(default_factory=list)
     noise: float = 0.05
     calls: dict[str, int] = field(default_factory=dict)
+    trains_from_s: float | None = None
+    updates: list[tuple[float, float]] = field(default_factory=list)
 
     def takes_s(self, name: str, *, now_s: float, share: float = 1.0) -> float:
         """Seconds of the next call of that name, which begins now."""
         count = self.calls[name] = self.calls.get(name, 0) + 1
         rng = np.random.default_rng([self.seed, len(name), sum(name.encode()), count])
         seconds = self.seconds.get(name, 0.0) * float(np.exp(self.noise * rng.standard_normal()))
+        if name == "train" and self.trains_from_s is None:
+            self.trains_from_s = now_s
         if name in _DRIFTING:
-            seconds *= self.drift ** min(now_s / self.budget_s, 1.0) * (0.2 + 0.8 * share)
+            began_s = now_s if self.trains_from_s is None else self.trains_from_s
+            passed = (now_s - began_s) / max(self.budget_s - began_s, 1.0)
+            seconds *= self.drift ** min(passed, 1.0) * (0.2 + 0.8 * share)
         return seconds + self.stalls.get((name, count), 0.0)
 
 
@@ -107,6 +117,8 @@ class Timeline(Script):
         """
         now_s = self.used_s + asyncio.get_running_loop().time()
         seconds = self.world.takes_s(name, now_s=now_s, share=share)
+        if name == "update":
+            self.world.updates.append((now_s, now_s + seconds))
         kill_s = self.world.kills[0] if self.world.kills else float("inf")
         if now_s + seconds > kill_s:
             await asyncio.sleep(max(kill_s - now_s, 0.0))
