@@ -178,7 +178,8 @@ class Deadline:
 
     def keep_for_export_s(self, *, tests: bool) -> float:
         """What an export needs that is still to come, with or without the evaluations after it."""
-        return SAFETY * self.export_s + (self.closing_s if tests else self._writing_s)
+        needed_s = SAFETY * (self.export_s + self._writing_s)
+        return needed_s + self.tests_s if tests else needed_s
 
     def has_time_to_validate(self) -> bool:
         """Whether a validation leaves room for an export after it; tests can be shortened."""

@@ -22,6 +22,8 @@ from pipeline.records import Records
 from pipeline.reserve import CHECKPOINT, SYNC, evaluation
 from pipeline.team import OutOfTime, Team
 
+_ENOUGH = 0.2
+"""Share of the evaluations at the end that they may take longer than expected."""
 _AS_MUCH_AGAIN = 2.0
 """Until a step was measured learning is taken to need as long as sampling."""
 
@@ -186,10 +188,10 @@ class Timed:
     def _keep_s(self, step: int) -> float:
         """What is needed at the end if nothing more is learned."""
         if self._examiner.is_due(step, last=True):
-            return self._deadline.end_s
+            return self._deadline.end_s + _ENOUGH * self._deadline.tests_s
         if self.exports.pending or not self._config.eval.validates:
             return self._deadline.keep_for_export_s(tests=True)
-        return self._deadline.closing_s
+        return self._deadline.closing_s + _ENOUGH * self._deadline.tests_s
 
     @contextmanager
     def between(self) -> Iterator[None]:

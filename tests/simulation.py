@@ -90,7 +90,8 @@ class World:
         if name in _DRIFTING:
             began_s = now_s if self.trains_from_s is None else self.trains_from_s
             passed = (now_s - began_s) / max(self.budget_s - began_s, 1.0)
-            seconds *= self.drift ** min(passed, 1.0) * (0.2 + 0.8 * share)
+            fixed = 0.2 if name in {"train", "update"} else 0.05
+            seconds *= self.drift ** min(passed, 1.0) * (fixed + (1 - fixed) * share)
         return seconds + self.stalls.get((name, count), 0.0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -25,8 +26,8 @@ from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
 _MINUTE_S = 60.0
-_PIECES = 8
-"""In so many pieces a set is read when there may be no time for all of it."""
+_PIECES = (0.5, 0.75, 1.0)
+"""Where the pieces end in which a set is read when there may be no time for all of it."""
 
 
 @dataclass(frozen=True)
@@ -275,14 +276,15 @@ class Examiner:
     ) -> tuple[Evaluation, list[Completion]]:
         """The first prompts, as many as time allows: in pieces where it is short."""
         count = ceil(share * len(prompts))
-        piece = count if share == 1 else -(-len(prompts) // _PIECES)
+        ends = [ceil(part * count) for part in ((1.0,) if share == 1 else _PIECES)]
         answers: list[Answer] = []
         drawn: list[Completion] = []
         try:
-            for start in range(0, count, piece):
-                found, new = await self._examine(name, prompts[start : min(start + piece, count)])
-                answers += found.answers
-                drawn += new
+            for start, end in pairwise([0, *ends]):
+                if start < end:
+                    found, new = await self._examine(name, prompts[start:end])
+                    answers += found.answers
+                    drawn += new
         except OutOfTime:
             pass
         return Evaluation(tuple(answers)), drawn
