@@ -2,9 +2,8 @@
 
     python -m launch.demo.deadline_table [--seeds 0 1 2] [--minimum 2m] [--dir runs]
 
-A run with far too little says what the minimum is, as measured on this machine; the others get it
-with a quarter more, since no two starts take equally long. Each run has a cosine decay, which ends
-with the time.
+A run with far too little says what the minimum is, as measured on this machine; it is taken where a
+run with it does. Each run has a cosine decay, which ends with the time.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from pipeline.run_dir import RunFolder
 
 SEEDS = (0, 1, 2)
 FACTORS = (1, 2, 4)
-_SPARE = 1.25
-_TOO_LITTLE = "40s"
+_TOO_LITTLE_S = 40
 _EXIT_MISTAKE = 2
 _SETTINGS = (
     *("--budget.steps", "none"),
@@ -82,17 +81,22 @@ def train(name: str, *, folder: Path, settings: Sequence[str]) -> int:
 
 
 def find_minimum_s(*, folder: Path, stamp: str) -> int:
-    """The smallest budget, as a run with too little names it.
+    """The smallest budget that does: what is refused names what would do, until nothing is.
 
     Raises:
-        RuntimeError: if that run is not refused.
+        RuntimeError: if a run fails in another way.
     """
-    name = f"deadline-minimum-{stamp}"
-    status = train(name, folder=folder, settings=["--budget.time", _TOO_LITTLE])
-    refused = list(RunFolder(folder / name).events("refused"))
-    if status != _EXIT_MISTAKE or not refused:
-        raise RuntimeError(f"{name}: a budget of {_TOO_LITTLE} ended with status {status}")
-    return int(_SPARE * refused[-1]["minimum_s"])
+    budget_s = _TOO_LITTLE_S
+    while True:
+        name = f"deadline-minimum-{show_duration(budget_s)}-{stamp}"
+        settings = ["--budget.time", show_duration(budget_s)]
+        status = train(name, folder=folder, settings=settings)
+        if status == 0:
+            return budget_s
+        refused = list(RunFolder(folder / name).events("refused"))
+        if status != _EXIT_MISTAKE or not refused:
+            raise RuntimeError(f"{name}: exit status {status}")
+        budget_s = ceil(refused[-1]["minimum_s"])
 
 
 def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
