@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Everything else alters what is sampled, learned or measured. These only say when the run ends,
-# what is written beside it and how fast rewards are computed. `budget.steps` is also the default
-# end of the learning rate's decay: `altering_changes` sees to that.
+# Everything else alters what is sampled, learned or measured. These only say when the run ends and
+# how, what is written beside it and how fast rewards are computed. `budget.steps` is also the
+# default end of the learning rate's decay: `altering_changes` sees to that.
 FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
-FREE_KEYS = ("run.dir", "rewards.workers", "rewards.timeout_s")
+FREE_KEYS = ("run.dir", "rewards.workers", "rewards.timeout_s", "rollout.min_prompts_per_step")
 
 Change = tuple[str, object, object]
 """A dotted key, its old value and its new one; None where the key is not set."""

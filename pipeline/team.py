@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -153,12 +152,12 @@ class Team:
         ending = asyncio.gather(
             task, *(sampler.abort() for sampler in aborts), return_exceptions=True
         )
-        with suppress(TimeoutError):
+        try:
             await asyncio.wait_for(ending, ABORT_PATIENCE_S if aborts else 0)
+        except TimeoutError:
+            self._stuck = bool(aborts)
         if self.stop.is_set():
             raise Interrupted
-        if aborts:
-            self._stuck = not task.done()
-            if not self._stuck:
-                await asyncio.gather(*(sampler.resume() for sampler in aborts))
+        if not self._stuck:
+            await asyncio.gather(*(sampler.resume() for sampler in aborts))
         raise OutOfTime

@@ -39,7 +39,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.seconds
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _Jumping(selectors.DefaultSelector):
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop

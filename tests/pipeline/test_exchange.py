@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_invariant_10_two_folders_change_places(
 
 
 def test_this_system_can_do_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    if not exchange.sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         pytest.skip("only Linux is known to")
     fresh, old = folders(tmp_path)
     monkeypatch.setattr(Path, "rename", None)
