@@ -166,13 +166,13 @@ class LearnerActor:
         """
         return self._update(lambda: self.learner.imitate(sequences))
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.learner.learner.Learner.update`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch; the state is as it was.
         """
-        return self._update(lambda: self.learner.update(rollouts))
+        return self._update(lambda: self.learner.update(rollouts, rate=rate))
 
     def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Invariant 11: running out of memory cannot lose adapter or optimizer, nor use them twice.

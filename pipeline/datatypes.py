@@ -299,8 +299,10 @@ class ExportReport:
         max_difference: largest log-prob difference to the policy, over `tokens` tokens; None where
             the devices had no room to score with, so that numbers were compared.
         tokens: tokens compared.
+        version: the policy version that was exported.
     """
 
     folder: str
     max_difference: float | None
     tokens: int
+    version: int

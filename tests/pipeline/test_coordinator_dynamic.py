@@ -80,9 +80,9 @@ class Watched:
             self._sampler.draw = self._drawn_by(signal)  # type: ignore[assignment, method-assign]
         assert self.run.run() == "finished"
 
-    async def _watch_update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def _watch_update(self, rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
         self.learned.append(list(rollouts))
-        return await self._update(rollouts)
+        return await self._update(rollouts, **how)
 
     async def _watch_generate(
         self, requests: Sequence[RolloutRequest], **how: Any
