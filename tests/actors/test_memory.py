@@ -19,7 +19,7 @@ from actors.opening import OpenedModel
 from pipeline.datatypes import Completion
 from pipeline.learner.learner import LearnerState
 from pipeline.model.building import Builder
-from pipeline.model.footprint import GIB, check_room, resident_bytes
+from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, smaller
 from pipeline.text.tokenizer import read_tokenizer
@@ -89,8 +89,9 @@ def test_a_limit_is_held_against_what_is_there_and_what_comes():
     there = resident_bytes()
     needs = {"prefill 8": 1000, "segment 4": 5000}
     check_room(needs, hbm_gib=(there + 5000) / GIB)
-    with pytest.raises(MemoryError, match=r"segment 4 needs .* plan\.hbm_gib = "):
-        check_room(needs, hbm_gib=(there + 4999) / GIB)
+    with pytest.raises(NoRoomError, match=r"segment 4 needs .* plan\.hbm_gib = ") as told:
+        check_room(needs, hbm_gib=(there + 4000) / GIB)
+    assert told.value.share == pytest.approx(0.8)
     assert held.nbytes == 2**20
 
 
