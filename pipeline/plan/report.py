@@ -217,7 +217,8 @@ def _step(plan: Planned) -> Figures:
 
 
 def _compared(case: Case, one: Planned, found: Plan) -> Figures:
-    chosen, config = found.choice.chosen, one.config
+    config = one.config
+    chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
     full = one.fullest
     return {
         "name": one.name,

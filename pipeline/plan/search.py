@@ -122,6 +122,12 @@ class Choice:
         """The fastest that fits, where one does, and is the same run."""
         return next(plan for plan in self.compared if plan.same_run)
 
+    @property
+    def others(self) -> tuple[Planned, ...]:
+        """What could take the place of what was chosen, the fastest first."""
+        same = (plan for plan in self.compared if plan.same_run and plan.fits)
+        return tuple(plan for plan in same if plan is not self.chosen)
+
 
 def choose(case: Case) -> Choice:
     """Plans each placement and takes one.
