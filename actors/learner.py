@@ -37,7 +37,7 @@ class LearnerActor:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.given = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.learner: Learner
@@ -53,7 +53,7 @@ class LearnerActor:
             FileNotFoundError: if weights or tokenizer are not there.
             OutOfMemory: if these sizes are too much.
         """
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="learner")
         load_s = self.learn(self.opening)

@@ -28,7 +28,7 @@ class SamplerActor:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.given = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.policy: Policy
@@ -48,7 +48,7 @@ class SamplerActor:
             FileNotFoundError: if weights or tokenizer are not there.
             OutOfMemory: if these sizes are too much.
         """
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="sampler")
         load_s = self.serve(self.opening)

@@ -24,7 +24,8 @@ import numpy as np
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
-from pipeline.decode.programs import Compiled, DecodePrograms
+from pipeline.decode.compiled import Compiled
+from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.decode.stopping import StopStrings, TextOf
