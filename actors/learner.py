@@ -18,6 +18,7 @@ from pipeline.model_files.model_source import find_model
 from pipeline.plan.building import Building, BuildLog, Ready
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.speed import LearnerSpeed
 from pipeline.run_dir import RunFolder
 from pipeline.text.tokenizer import open_tokenizer
 
@@ -205,6 +206,19 @@ class LearnerActor:
 
         if self.config.plan.hbm_gib is not None:
             check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
+
+    def learning_speed(self) -> LearnerSpeed:
+        """See `pipeline.learner.learner.Learner.speed`.
+
+        Raises:
+            OutOfMemory: if there is no room for a micro-batch.
+        """
+
+        def work() -> LearnerSpeed:
+            self._check_room("update")
+            return self.learner.speed()
+
+        return guarded("update", work)
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""

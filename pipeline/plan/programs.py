@@ -22,10 +22,8 @@ LEARNER = ("score", "keep", "gradient", "imitation", "apply")
 # What a run's tables have that a kind of program does not depend on. All other keys count, so that
 # a key that is new counts, too.
 _PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
-_NOT_COMPILED = {
-    *("fixed", "placement", "prompt_buckets", "slot_buckets", "chip_hour_usd", "hbm_gib"),
-    *_PLACES,
-}
+_DECIDES = {"fixed", "placement", "chip_hour_usd", "hbm_gib", "calibration_share"}
+_NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
 _OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
 _OF_SAMPLER = {
     "rollout_rows",
