@@ -63,8 +63,13 @@ def finished(config: Config, *, extend: str | None) -> str | None:
     )
 
 
-def prepare(config: Config, *, extend: str | None) -> Prepared:
+def prepare(config: Config, *, extend: str | None, tracked: bool = True) -> Prepared:
     """Checks everything and says what was found.
+
+    Args:
+        config: what to do.
+        extend: budget to add, if any.
+        tracked: whether W&B is told of it.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are not there.
@@ -72,8 +77,10 @@ def prepare(config: Config, *, extend: str | None) -> Prepared:
     """
     folder = RunFolder.of(config)
     more = None if extend is None else extension(extend, config, folder)
-    mode, why = tracking.choose_mode(config)
-    print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
+    mode: tracking.Mode = "disabled"
+    if tracked:
+        mode, why = tracking.choose_mode(config)
+        print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
     tokenizer = open_model_files(config)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():
