@@ -147,7 +147,7 @@ def to_learn(scored: Sequence[Completion]) -> list[Rollout]:
 
 
 def to_imitate(config: Config, prompts: Sequence[Prompt]) -> list[Packed]:
-    """Rows of worked examples, as long as can be: of a warm start's step, filled up by `_filled`."""
+    """Rows of longest worked examples: of a warm start's step, filled up by `_filled`."""
     rows, each = _filled(config, config.sft.sequences_per_step), _a_row(config)
     longest, new = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
     examples = [

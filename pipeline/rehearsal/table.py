@@ -12,17 +12,7 @@ from pipeline.rehearsal.account import Result, Row
 Figures = dict[str, Any]
 """JSON."""
 
-_HEAD = [
-    "",
-    "s planned",
-    "from",
-    "to",
-    "s measured",
-    "GiB planned",
-    "compiled",
-    "on the device",
-    "",
-]
+_SECONDS = ("", "s planned", "from", "to", "s measured")
 
 
 def report(name: str, result: Result) -> Figures:

@@ -241,7 +241,7 @@ def runs_out(phase: Phase) -> Callable[[], None]:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_out_of_memory_with_sizes_that_may_change_goes_on_and_says_so(tmp_path: Path, call: str):
-    name, phase = CALLS[call]
+    phase = CALLS[call][1]
     one = Rehearsing(make_config(tmp_path, plan=plan(fixed=False, slot_buckets=None)))
     one.script.on[call] = runs_out(phase)
     result = one.run()

@@ -30,9 +30,13 @@ def test_it_is_beside_the_runs_and_nothing_of_it_is_left(tmp_path: Path):
 def test_nothing_is_left_after_a_failure_or_a_signal_either(
     tmp_path: Path, how: type[BaseException]
 ):
-    with pytest.raises(how), scratch(rehearsed(make_config(tmp_path))) as folder:
-        fill(folder)
-        raise how
+    def end() -> None:
+        with scratch(rehearsed(make_config(tmp_path))) as folder:
+            fill(folder)
+            raise how
+
+    with pytest.raises(how):
+        end()
     assert everything_below(tmp_path) == set()
 
 
