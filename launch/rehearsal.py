@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from launch.preparation import Prepared, prepare
 from launch.stop import Stop, Stopped, unless
 from pipeline.balanced import Balanced
 from pipeline.model.random_folder import write_random_folder
+from pipeline.model_files.hf_folder import flax_folder
 from pipeline.model_files.model_source import HF
-from pipeline.plan.hardware import Topology, topology_of
+from pipeline.plan.hardware import topology_of
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.shapes import DTYPE_BYTES, ModelShape, shape_of
 from pipeline.plan.topology import GIB
 from pipeline.rehearsal.account import Result
+from pipeline.rehearsal.expected import Target
 from pipeline.rehearsal.phases import Rehearsal, Stage
 from pipeline.rehearsal.scratch import rehearsed, scratch
 from pipeline.rehearsal.table import lines, report
@@ -52,19 +55,6 @@ class Request:
     started: float
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """What the plan is made for.
-
-    Attributes:
-        shape: the model.
-        topology: the chips; None: nothing is planned.
-    """
-
-    shape: ModelShape
-    topology: Topology | None
-
-
 def rehearse(request: Request) -> int:
     """Rehearses and tells what was found; returns the exit status.
 
@@ -75,16 +65,25 @@ def rehearse(request: Request) -> int:
     config = request.config
     if request.json_file is not None and not request.json_file.parent.is_dir():
         raise FileNotFoundError(f"command line: --json: no folder {request.json_file.parent}")
-    shape, topology, aside = shape_of(config), _topology(config), rehearsed(config)
-    _check_disk(config, shape, weights=request.random_weights)
+    shape, aside = _shape(request), rehearsed(config)
+    target = _target(config, shape)
+    if shape is not None:
+        _check_disk(config, shape, weights=request.random_weights)
+    # Until the cluster's own listener: SIGTERM alone would leave the folder behind.
+    signal.signal(signal.SIGTERM, _end)
     with scratch(aside) as folder:
         if request.random_weights:
+            assert shape is not None
             aside = _with_random_weights(aside, shape, folder / "model")
         prepared = prepare(aside, extend=None, tracked=False)
-        return asyncio.run(_run(request, prepared, _Planned(shape, topology)))
+        return asyncio.run(_run(request, prepared, target))
 
 
-async def _run(request: Request, prepared: Prepared, planned: _Planned) -> int:
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+async def _run(request: Request, prepared: Prepared, target: Target | None) -> int:
     stop = Stop(notice="stopping: nothing is left behind")
     stop.listen()
     try:
@@ -92,7 +91,7 @@ async def _run(request: Request, prepared: Prepared, planned: _Planned) -> int:
             stop.listen()
             crew = Crew.spawn(prepared.config)
             try:
-                found = await unless(stop, _rehearse(crew, prepared, planned, request.started))
+                found = await unless(stop, _rehearse(crew, prepared, target, request.started))
             finally:
                 crew.kill()
     except Stopped:
@@ -104,7 +103,9 @@ async def _run(request: Request, prepared: Prepared, planned: _Planned) -> int:
     return 0 if found.failure is None else EXIT_FAILED
 
 
-async def _rehearse(crew: Crew, prepared: Prepared, planned: _Planned, started: float) -> Result:
+async def _rehearse(
+    crew: Crew, prepared: Prepared, target: Target | None, started: float
+) -> Result:
     config, say = prepared.config, partial(print, flush=True)
     balanced = Balanced.of(
         config, prepared.folder, samplers=crew.samplers, learner=crew.learner, say=say
@@ -123,8 +124,7 @@ async def _rehearse(crew: Crew, prepared: Prepared, planned: _Planned, started: 
             one_process=crew.one_process,
             restore=crew.learner.restore,
             export=prepared.folder.export,
-            shape=planned.shape,
-            topology=planned.topology,
+            target=target,
         ),
         say,
     )
@@ -132,9 +132,23 @@ async def _rehearse(crew: Crew, prepared: Prepared, planned: _Planned, started: 
     return await rehearsal.run()
 
 
-def _topology(config: Config) -> Topology | None:
-    """None: the configuration does not say which GPUs, so nothing is planned for them."""
-    return None if config.plan.platform == "gpu" else topology_of(config, None)
+def _shape(request: Request) -> ModelShape | None:
+    """None: a checkpoint that says its sizes by its arrays alone."""
+    path = request.config.model.path
+    try:
+        return shape_of(request.config)
+    except FileNotFoundError:
+        folder = Path(path)
+        if request.random_weights or not folder.is_dir() or flax_folder(folder) is None:
+            raise
+    return None
+
+
+def _target(config: Config, shape: ModelShape | None) -> Target | None:
+    """None: the model's sizes are not known, or the configuration does not say which GPUs."""
+    if shape is None or config.plan.platform == "gpu":
+        return None
+    return Target(shape, topology_of(config, None))
 
 
 def _tell(request: Request, found: Result) -> None:

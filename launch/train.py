@@ -92,17 +92,13 @@ def _check_flags(flags: argparse.Namespace) -> None:
     Raises:
         ValueError: with a line for each.
     """
-    given = {
-        "--dry-run": flags.dry_run,
-        "--extend": flags.extend is not None,
-        "--random-weights": flags.random_weights,
-        "--json": flags.json is not None,
-    }
-    excluded = ("--dry-run", "--extend") if flags.rehearse else ("--random-weights", "--json")
-    what = "means nothing with --rehearse" if flags.rehearse else "means nothing without --rehearse"
-    mistakes = [f"command line: {flag}: {what}; remove one" for flag in excluded if given[flag]]
+    with_it = {"--random-weights": flags.random_weights, "--json": flags.json is not None}
+    without = {"--dry-run": flags.dry_run, "--extend": flags.extend is not None}
+    excluded = without if flags.rehearse else with_it
+    what = "means nothing with --rehearse; remove one"
     if not flags.rehearse:
-        mistakes = [line.replace("remove one", "add it, or remove this") for line in mistakes]
+        what = "needs --rehearse; add it, or remove this"
+    mistakes = [f"command line: {flag}: {what}" for flag, given in excluded.items() if given]
     if mistakes:
         raise ValueError("\n".join(mistakes))
 

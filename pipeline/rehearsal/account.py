@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from configs.schema import Config
-from pipeline.plan.hardware import Topology
 from pipeline.plan.memory_use import MemoryUse
-from pipeline.plan.shapes import ModelShape
 from pipeline.plan.sizes import Sizes
 from pipeline.plan.timing import Seconds
-from pipeline.rehearsal.expected import Expectations
+from pipeline.rehearsal.expected import Expectations, Target
 
 
 class Process(Protocol):
@@ -89,15 +87,13 @@ class Account:
 
     Attributes:
         processes: that are asked what they hold.
-        shape: the model's.
-        topology: what the plan is made for; None: nothing is planned.
+        target: what the plan is made for; None: nothing is planned.
         rows: of the phases that are over.
         limit: bytes of a device that may be used, by its own account; None: it keeps none.
     """
 
     processes: Sequence[Process]
-    shape: ModelShape
-    topology: Topology | None
+    target: Target | None
     rows: list[Row] = field(default_factory=list)
     limit: int | None = None
     _peak: int = 0
@@ -136,8 +132,8 @@ class Account:
         self._peak = max(peak, self._peak)
 
     def _expected(self, config: Config) -> Expectations | None:
-        if self.topology is None:
+        if self.target is None:
             return None
         if self._known is None or self._known.config != config:
-            self._known = Expectations.of(config, self.shape, self.topology)
+            self._known = Expectations.of(config, self.target)
         return self._known

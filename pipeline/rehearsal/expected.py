@@ -20,6 +20,14 @@ from pipeline.plan.workload import Lengths
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a plan is made for: the sizes of a model, and chips."""
+
+    shape: ModelShape
+    topology: Topology
+
+
+@dataclass(frozen=True)
 class Expectations:
     """A plan that is asked about pieces of work.
 
@@ -36,13 +44,13 @@ class Expectations:
     parts: Parts
 
     @staticmethod
-    def of(config: Config, shape: ModelShape, topology: Topology) -> Expectations:
-        """For a configuration with sizes on these chips."""
-        case = Case(config, shape, topology, Lengths.expected(config))
+    def of(config: Config, target: Target) -> Expectations:
+        """For a configuration with sizes."""
+        case = Case(config, target.shape, target.topology, Lengths.expected(config))
         plan = measured(case, config.run.name, config, configured=True)
         outlook = forecast(case, plan)
         parts = Parts.of(case, plan, outlook.rows, compile_s=outlook.compile_s)
-        return Expectations(config, shape, case.pace(config), parts)
+        return Expectations(config, target.shape, case.pace(config), parts)
 
     def drawing(self, work: Work, *, seq: int) -> Seconds:
         """What samplers have computed, prompts of `seq` positions; they work side by side."""

@@ -24,12 +24,11 @@ from pipeline.datatypes import Completion, Prompt, Published, Restored, RolloutR
 from pipeline.evaluate import evaluation
 from pipeline.interfaces import Scorer
 from pipeline.plan.building import Built
-from pipeline.plan.hardware import Topology
 from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.plan.shapes import ModelShape
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.rehearsal import full
 from pipeline.rehearsal.account import Account, Did, Failure, Process, Result
+from pipeline.rehearsal.expected import Target
 from pipeline.scoring import reward_inputs
 from pipeline.team import Team, Workers
 from pipeline.text.prompts import PromptMaker
@@ -57,8 +56,7 @@ class Stage:
         one_process: sampler and learner are the same one.
         restore: lets the learner go on from its newest checkpoint.
         export: the folder to export into.
-        shape: the model's.
-        topology: what the plan is made for; None: nothing is planned.
+        target: what the plan is made for; None: nothing is planned.
     """
 
     config: Config
@@ -70,8 +68,7 @@ class Stage:
     one_process: bool
     restore: Callable[[], Awaitable[Restored]]
     export: Path
-    shape: ModelShape
-    topology: Topology | None
+    target: Target | None
 
 
 @dataclass
@@ -100,7 +97,7 @@ class Rehearsal:
         # Whoever runs this ends it as a whole.
         self._team = Team(workers, config=stage.config, stop=asyncio.Event())
         self._first = stage.balanced.balance.sizes
-        self._account = Account(stage.processes, stage.shape, stage.topology)
+        self._account = Account(stage.processes, stage.target)
 
     async def start(self, *, waited_s: float) -> None:
         """Loads the base and compiles; tells both as phases.

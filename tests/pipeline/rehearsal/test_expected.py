@@ -10,7 +10,7 @@ from pipeline.datatypes import Work
 from pipeline.plan.hardware import TOPOLOGIES
 from pipeline.plan.memory import estimate
 from pipeline.plan.shapes import ModelShape
-from pipeline.rehearsal.expected import Expectations
+from pipeline.rehearsal.expected import Expectations, Target
 from tests.fakes import make_config
 
 SHAPE = ModelShape.of({"model_type": "gemma3_text", "num_hidden_layers": 7})
@@ -29,7 +29,7 @@ PLAN = {
 @pytest.fixture
 def expected(tmp_path: Path) -> Expectations:
     config = make_config(tmp_path, plan=PLAN, learner={"kl_coef": 0.1, "updates_per_batch": 2})
-    return Expectations.of(config, SHAPE, TOPOLOGIES["v5e-8"])
+    return Expectations.of(config, Target(SHAPE, TOPOLOGIES["v5e-8"]))
 
 
 def test_drawing_is_what_each_device_has_computed(expected: Expectations):

@@ -14,12 +14,13 @@ from configs.schema import Config
 from pipeline.balanced import Balanced
 from pipeline.datatypes import Restored
 from pipeline.plan.building import Building, Built
-from pipeline.plan.hardware import TOPOLOGIES, Topology
+from pipeline.plan.hardware import TOPOLOGIES
 from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.shapes import ModelShape
 from pipeline.plan.sizes import Phase, Sizes
 from pipeline.rehearsal.account import Result, Row
+from pipeline.rehearsal.expected import Target
 from pipeline.rehearsal.phases import Rehearsal, Stage
 from pipeline.rehearsal.scratch import rehearsed
 from pipeline.run_dir import RunFolder
@@ -72,7 +73,7 @@ class Rehearsing:
         config: Config,
         *,
         processes: tuple[FakeProcess, ...] = (FakeProcess(),),
-        topology: Topology | None = None,
+        target: Target | None = None,
     ) -> None:
         self.script, config = Script(), rehearsed(config)
         self.learner = FakeLearner(self.script, disk=Disk())
@@ -96,8 +97,7 @@ class Rehearsing:
             one_process=False,
             restore=self.restore,
             export=RunFolder.of(config).export,
-            shape=SHAPE,
-            topology=topology,
+            target=target,
         )
 
     async def restore(self) -> Restored:
@@ -212,7 +212,7 @@ def test_a_devices_peak_belongs_to_the_phase_in_which_it_rose(tmp_path: Path):
 
 def test_everything_that_a_plan_knows_is_told_beside_it(tmp_path: Path):
     config = make_config(tmp_path, plan=plan(platform="tpu"), **WARM)
-    one = Rehearsing(config, topology=TOPOLOGIES["v5e-4"])
+    one = Rehearsing(config, target=Target(SHAPE, TOPOLOGIES["v5e-4"]))
     rows = {row.name: row for row in one.run().rows}
     unplanned = {"probe", "restore"}
     assert {name for name, row in rows.items() if row.planned is None} == unplanned
