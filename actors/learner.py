@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.memory import guarded
+from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
@@ -16,6 +16,7 @@ from pipeline.data.packing import Packed
 from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
 from pipeline.model_files.model_source import find_model
 from pipeline.plan.building import Building, BuildLog, Ready
+from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import LearnerSpeed
@@ -219,6 +220,11 @@ class LearnerActor:
             return self.learner.speed()
 
         return guarded("update", work)
+
+    def learner_memory(self) -> MemoryUse:
+        """What scoring and learning hold of the devices, and what they have held."""
+        needs = self.learner.needs
+        return memory_use({**needs["score"], **needs["update"]})
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.memory import guarded
+from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest, Work
 from pipeline.plan.building import Building, BuildLog, Ready
+from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import SamplerSpeed
 
@@ -189,6 +190,10 @@ class SamplerActor:
     def work(self) -> Work:
         """What the last `generate` has computed."""
         return self.engine.work
+
+    def sampler_memory(self) -> MemoryUse:
+        """What drawing holds of the devices, and what they have held."""
+        return memory_use(self.engine.needs)
 
     def abort(self) -> None:
         """Ends a running `generate` at its next look."""

@@ -77,13 +77,16 @@ def finished(config: Config, *, extend: str | None) -> str | None:
     )
 
 
-def prepare(config: Config, *, extend: str | None, waited_s: float = 0.0) -> Prepared:
+def prepare(
+    config: Config, *, extend: str | None, waited_s: float = 0.0, tracked: bool = True
+) -> Prepared:
     """Checks everything and says what was found.
 
     Args:
         config: what to do.
         extend: budget to add, if any.
         waited_s: seconds before this process started that count as used.
+        tracked: whether W&B is told of it.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are not there.
@@ -92,8 +95,10 @@ def prepare(config: Config, *, extend: str | None, waited_s: float = 0.0) -> Pre
     refuse_plan_only(config)
     folder = RunFolder.of(config)
     more = None if extend is None else extension(extend, config, folder)
-    mode, why = tracking.choose_mode(config)
-    print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
+    mode: tracking.Mode = "disabled"
+    if tracked:
+        mode, why = tracking.choose_mode(config)
+        print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
     tokenizer = open_model_files(config)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():

@@ -104,12 +104,16 @@ class RolloutRequest:
         max_new_tokens: it ends here at the latest; None: at `rollout.max_new_tokens`, which is the
             most there may be. Tokens of `begun` count.
         begun: what came back cut when it was asked for the last time; None: it is new.
+        hold: it keeps its slot for as many segments as the longest completion takes, though it has
+            ended, and no stop string ends it; for measurements, which must not depend on what is
+            drawn: a slot costs the same whether anybody draws in it or not.
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
     max_new_tokens: int | None = None
     begun: Completion | None = None
+    hold: bool = False
 
     @property
     def num_begun(self) -> int:

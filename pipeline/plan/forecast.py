@@ -117,7 +117,7 @@ def forecast(
     total_compile_s = sum(seconds[name] for name in names)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
-    parts = _Parts.of(case, plan, counts, compile_s=total_compile_s)
+    parts = Parts.of(case, plan, counts, compile_s=total_compile_s)
     given_s = _given_s(config)
     outcomes = {pace: _outcome(config, parts, pace, time_s=given_s) for pace in PACES}
     expected = outcomes["expected"]
@@ -140,7 +140,7 @@ def forecast(
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Times of what a run does, each once."""
 
     start: Seconds
@@ -153,7 +153,15 @@ class _Parts:
     export: Seconds
 
     @staticmethod
-    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compile_s: float) -> _Parts:
+    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compile_s: float) -> Parts:
+        """Of a plan.
+
+        Args:
+            case: what is planned.
+            plan: the one that is taken.
+            rows: prompts of each evaluation.
+            compile_s: of all programs.
+        """
         config, chip = plan.config, case.topology.chip
         pace = case.pace(config)
         base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
@@ -169,7 +177,7 @@ class _Parts:
         warm = imitation_s(pace) if config.run.warm_start else nothing
         load_s = base / _READ_BYTES_PER_S
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
-        return _Parts(
+        return Parts(
             start=fixed(_START_S[chip.platform] + load_s, chip=chip),
             compile=fixed(compile_s, chip=chip),
             warm_step=warm,
@@ -193,7 +201,7 @@ def _given_s(config: Config) -> float | None:
     return max(0.0, budget.until_s - time.time())
 
 
-def _outcome(config: Config, parts: _Parts, pace: Pace, *, time_s: float | None) -> Outcome:
+def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) -> Outcome:
     s = parts.at(pace)
     warm = min(config.sft_steps, config.budget.steps or config.sft_steps)
     before = s["start"] + s["compile"] + s["tests"] + warm * s["warm_step"]

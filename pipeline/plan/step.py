@@ -104,8 +104,8 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         "prefill": drawn.prefill,
         "decode": drawn.decode,
         **learned,
-        "sync": _sync(pace),
-        "rewards": fixed(_REWARD_FLOOR_S + _REWARD_S * size, chip=chip),
+        "sync": sync_s(pace),
+        "rewards": rewards_s(size, chip=chip),
     }
     positions = sum(packed_positions(config, lengths, sequences=size))
     return Step(
@@ -175,7 +175,13 @@ def imitation_s(pace: Pace) -> Seconds:
     return pace.gradient(each, seq=config.rollout.max_tokens) * number + pace.apply()
 
 
-def _sync(pace: Pace) -> Seconds:
+def rewards_s(rollouts: int, *, chip: Chip) -> Seconds:
+    """Rewards, text and records of so many rollouts."""
+    return fixed(_REWARD_FLOOR_S + _REWARD_S * rollouts, chip=chip)
+
+
+def sync_s(pace: Pace) -> Seconds:
+    """Bringing the adapter to all samplers."""
     plan, seconds = pace.config.plan, _SYNC_FLOOR_S
     if plan.placement == "split":
         adapter = 4 * pace.shape.adapter_parameters(pace.config.lora)
