@@ -32,6 +32,7 @@ from pipeline.datatypes import (
 )
 from pipeline.model_files.export_request import Format
 from pipeline.plan.building import Building, Ready
+from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.sizes import Sizes
 from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
 from rewards.base import Outcome, RewardInput
@@ -115,9 +116,18 @@ class RaySampler:
         work: Work = await _call(self.actor.work.remote())
         return work
 
+    async def memory(self) -> MemoryUse:
+        """See `pipeline.rehearsal.account.Process`."""
+        use: MemoryUse = await _call(self.actor.sampler_memory.remote())
+        return use
+
     async def abort(self) -> None:
         """See `pipeline.interfaces.Sampler`."""
         await _call(self.actor.abort.remote())
+
+    async def resume(self) -> None:
+        """See `pipeline.interfaces.Sampler`."""
+        await _call(self.actor.resume.remote())
 
 
 class RayLearner:
@@ -135,6 +145,11 @@ class RayLearner:
         """See `pipeline.balance.Resizable`."""
         building: Building = await _call(self.actor.building.remote())
         return building
+
+    async def memory(self) -> MemoryUse:
+        """See `pipeline.rehearsal.account.Process`."""
+        use: MemoryUse = await _call(self.actor.learner_memory.remote())
+        return use
 
     async def restore(self) -> Restored:
         """Goes on from the newest usable checkpoint."""
@@ -159,9 +174,11 @@ class RayLearner:
         metrics: dict[str, float] = await _call(self.actor.imitate.remote(list(sequences)))
         return metrics
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
         """See `pipeline.interfaces.Learner`."""
-        metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts)))
+        metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts), rate=rate))
         return metrics
 
     async def learning_speed(self) -> LearnerSpeed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.memory import guarded
+from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
@@ -16,6 +16,7 @@ from pipeline.data.packing import Packed
 from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
 from pipeline.model_files.model_source import find_model
 from pipeline.plan.building import Building, BuildLog, Ready
+from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import LearnerSpeed
@@ -38,7 +39,7 @@ class LearnerActor:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.given = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.learner: Learner
@@ -54,7 +55,7 @@ class LearnerActor:
             FileNotFoundError: if weights or tokenizer are not there.
             OutOfMemory: if these sizes are too much.
         """
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="learner")
         load_s = self.learn(self.opening)
@@ -167,13 +168,13 @@ class LearnerActor:
         """
         return self._update(lambda: self.learner.imitate(sequences))
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.learner.learner.Learner.update`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch; the state is as it was.
         """
-        return self._update(lambda: self.learner.update(rollouts))
+        return self._update(lambda: self.learner.update(rollouts, rate=rate))
 
     def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Invariant 11: running out of memory cannot lose adapter or optimizer, nor use them twice.
@@ -219,6 +220,11 @@ class LearnerActor:
             return self.learner.speed()
 
         return guarded("update", work)
+
+    def learner_memory(self) -> MemoryUse:
+        """What scoring and learning hold of the devices, and what they have held."""
+        needs = self.learner.needs
+        return memory_use({**needs["score"], **needs["update"]})
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""

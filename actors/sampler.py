@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.memory import guarded
+from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest, Work
 from pipeline.plan.building import Building, BuildLog, Ready
+from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import SamplerSpeed
 
@@ -29,7 +30,7 @@ class SamplerActor:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.given = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.policy: Policy
@@ -49,7 +50,7 @@ class SamplerActor:
             FileNotFoundError: if weights or tokenizer are not there.
             OutOfMemory: if these sizes are too much.
         """
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="sampler")
         load_s = self.serve(self.opening)
@@ -190,6 +191,14 @@ class SamplerActor:
         """What the last `generate` has computed."""
         return self.engine.work
 
+    def sampler_memory(self) -> MemoryUse:
+        """What drawing holds of the devices, and what they have held."""
+        return memory_use(self.engine.needs)
+
     def abort(self) -> None:
         """Ends a running `generate` at its next look."""
         self.engine.abort()
+
+    def resume(self) -> None:
+        """Takes an `abort` back."""
+        self.engine.resume()

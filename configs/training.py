@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.base import Problem, Strings, Table, Text, refuse
+from configs.budget import Budget
 from configs.learner import Learner
 from configs.plan import Plan
 from configs.task import Source
@@ -49,6 +50,12 @@ class Rollout(Table):
 
     group_size: int = Field(8, ge=2, description="rollouts per prompt (the group of GRPO)")
     prompts_per_step: int = Field(ge=1, description="prompts in a step")
+    min_prompts_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="a step that would not fit into a budget of time any more may be made smaller, "
+        "to so many prompts at the least; default: prompts_per_step, never",
+    )
     max_prompt_tokens: int = Field(ge=1, description="longer prompts are left out and counted")
     max_new_tokens: int = Field(ge=1, description="a completion ends here at the latest")
     temperature: float = Field(1.0, gt=0, description="of the sampled and of the learned policy")
@@ -127,6 +134,9 @@ class Rollout(Table):
             problems.append(("cut_off", what))
         if self.partial != "off" and self.cut_off is None:
             problems.append(("partial", "needs rollout.cut_off, e.g. 0.9; set that"))
+        if (self.min_prompts_per_step or 1) > self.prompts_per_step:
+            what = f"may be at most prompts_per_step; nearest valid: {self.prompts_per_step}"
+            problems.append(("min_prompts_per_step", what))
         if self.overlong_tokens > self.max_new_tokens:
             what = f"may be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
             problems.append(("overlong_tokens", what))
@@ -169,6 +179,11 @@ class Rollout(Table):
     def size(self) -> int:
         """Rollouts in a step."""
         return self.group_size * self.prompts_per_step
+
+    @property
+    def fewest_prompts(self) -> int:
+        """Prompts of the smallest step."""
+        return self.min_prompts_per_step or self.prompts_per_step
 
     @property
     def read_tokens(self) -> tuple[int, ...]:
@@ -234,3 +249,17 @@ def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Probl
         )
         problems.append(("rollout.ahead", what))
     return problems
+
+
+def shrink_problems(rollout: Rollout, budget: Budget) -> list[Problem]:
+    """Only a clock makes steps smaller, and only those that are drawn at once, when they begin."""
+    if rollout.min_prompts_per_step is None:
+        return []
+    what = None
+    if budget.steps is not None:
+        what = "means nothing with budget.steps, where all steps are alike; remove it"
+    elif rollout.dynamic_sampling != "off":
+        what = 'needs rollout.dynamic_sampling = "off", which fills steps up; remove one of them'
+    elif rollout.ahead != "off":
+        what = 'needs rollout.ahead = "off": a step is drawn before its time is known; remove one'
+    return [] if what is None else [("rollout.min_prompts_per_step", what)]

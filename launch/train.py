@@ -1,6 +1,7 @@
 """Starts a run, resumes it, or says that it is finished: the one way to start anything.
 
     python -m launch.train CONFIG.toml [--table.key VALUE ...] [--dry-run] [--extend 1h]
+    python -m launch.train CONFIG.toml --rehearse [--random-weights] [--json FILE]
 
 This process never imports JAX, which would take the devices from the actors.
 """
@@ -15,16 +16,21 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from configs.cli import parse
 from configs.load import config_to_json, load_config
+from configs.paths import home
 from configs.schema import Config
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run; a finished run says so.
-Exit status: 0 done, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM (checkpointed)."""
+With --rehearse every phase is done once, as full as it can be, and compared with the plan; a run of
+that name, if there is one, is not touched.
+Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM
+(checkpointed)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags=_flags(),
         )
         config = load_config(command.path, command.overrides)
+        _check_flags(command.flags)
+        if command.flags.rehearse:
+            return _rehearse(config, command.flags)
         return _run(config, dry=command.flags.dry_run, extend=command.flags.extend)
     except (ValueError, FileNotFoundError) as mistake:
         # Only what is refused before a run starts; `session` keeps later errors as they are.
@@ -59,18 +68,58 @@ def _flags() -> argparse.ArgumentParser:
         metavar="AMOUNT",
         help="give an existing run more of its budget: steps (50) or time (1h)",
     )
+    flags.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="do every phase once at full shape on this machine, tell what it takes beside what is "
+        "planned, and leave nothing behind but compiled programs in the cache",
+    )
+    flags.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="with --rehearse: random weights in the model's sizes, so that only a tokenizer is "
+        "needed, and a config.json or a known name",
+    )
+    flags.add_argument(
+        "--json", metavar="FILE", help="with --rehearse: write what is shown as JSON"
+    )
     return flags
+
+
+def _check_flags(flags: argparse.Namespace) -> None:
+    """Refuses flags that would do nothing.
+
+    Raises:
+        ValueError: with a line for each.
+    """
+    with_it = {"--random-weights": flags.random_weights, "--json": flags.json is not None}
+    without = {"--dry-run": flags.dry_run, "--extend": flags.extend is not None}
+    excluded = without if flags.rehearse else with_it
+    what = "means nothing with --rehearse; remove one"
+    if not flags.rehearse:
+        what = "needs --rehearse; add it, or remove this"
+    mistakes = [f"command line: {flag}: {what}" for flag, given in excluded.items() if given]
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+
+
+def _rehearse(config: Config, flags: argparse.Namespace) -> int:
+    from launch.rehearsal import Request, rehearse
+
+    json_file = None if flags.json is None else home() / Path(flags.json).expanduser()
+    return rehearse(Request(config, flags.random_weights, json_file, STARTED))
 
 
 def _run(config: Config, *, dry: bool, extend: str | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import finished, prepare
+    from launch.submission import waited_s
 
     done = finished(config, extend=extend)
     if done:
         print(done)
         return 0
-    prepared = prepare(config, extend=extend)
+    prepared = prepare(config, extend=extend, waited_s=waited_s(config.budget, started=STARTED))
     if dry:
         print(config_to_json(config))
         return 0

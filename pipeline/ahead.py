@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager
 from pipeline.deadline import Stopwatch
 from pipeline.drawing import Drawer
 from pipeline.drawn import Drawn, Start
-from pipeline.team import Interrupted, Team
+from pipeline.team import Interrupted, OutOfTime, Team
 
 
 class Supply:
@@ -66,6 +66,7 @@ class Supply:
 
         Raises:
             Interrupted: if `stop` was set while they were drawn.
+            OutOfTime: if that took too long.
         """
         if self._drawing is not None:
             drawn, self._drawing = self._drawing.result(), None
@@ -76,7 +77,7 @@ class Supply:
         await self._team.publish("previous")
         try:
             drawn = await self._drawer.draw(start, watch)
-        except Interrupted:
+        except (Interrupted, OutOfTime):
             await self._team.publish()  # the newest is what the run ends with
             raise
         await self._team.publish()
@@ -86,7 +87,7 @@ class Supply:
     async def beside(self, start: Start) -> AsyncIterator[None]:
         """Draws ahead while the body runs, and is left when both have ended.
 
-        A drawing that a signal has ended is no error here: `take` tells.
+        A drawing that a signal or the deadline has ended is no error here: `take` tells.
 
         Args:
             start: of the step to draw.
@@ -103,7 +104,7 @@ class Supply:
             raise
         await asyncio.wait({drawing})
         error = drawing.exception()
-        if error is not None and not isinstance(error, Interrupted):
+        if error is not None and not isinstance(error, Interrupted | OutOfTime):
             raise error
         self._drawing = drawing
 

@@ -9,7 +9,8 @@
                            enough completions: what becomes of the others says waiting.py
     warm start  examples -> [learner] -> adapter v + 1, steps like the others
     between     validates now and then, keeps the best version (examiner.py)
-    the end     tests and exports the best version, writes the summary
+    the end     tests and exports the best version, writes the summary; when, and in which order
+                where there is a deadline, says timed.py
 
 How rollouts are drawn says drawing.py, and that they may be drawn a step ahead says ahead.py.
 Whether sampler and learner share a process is not known here. A signal sets `stop`: sampling and
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from configs.schema import Config
@@ -35,13 +36,11 @@ from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Records
-from pipeline.team import Interrupted, Team, Workers
+from pipeline.team import Interrupted, OutOfTime, Team, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
+from pipeline.timed import Timed
 from pipeline.waiting import Waiting
-
-COMPARED = 32
-"""Answers of the test whose log-probs an export has to reproduce."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.data = data
-        self.team = Team(workers, config=config, stop=stop)
+        self.team = Team(workers, config=config, stop=stop, patience_s=deadline.patience_s)
         self.records = records
         self.deadline = deadline
         self.progress = progress
@@ -140,6 +139,7 @@ class Coordinator:
             maker=PromptMaker(config.prompt, tokenizer),
             team=self.team,
             folder=records.folder,
+            prompts=lambda: self.timed.prompts,
             may_go_on=deadline.allows,
             now=deadline.clock.now,
         )
@@ -158,6 +158,14 @@ class Coordinator:
             records=records,
             deadline=deadline,
         )
+        self.timed = Timed(
+            config,
+            examiner=self.examiner,
+            team=self.team,
+            records=records,
+            deadline=deadline,
+            step=progress.step,
+        )
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """The whole run.
@@ -165,23 +173,20 @@ class Coordinator:
         Raises:
             ParityError: if sampler and learner are not the same policy.
             OutOfMemory: if there is nothing smaller to go on with; a checkpoint is written first.
+            BudgetTooSmallError: if not one step fits into a budget of time.
         """
         try:
             self.records.truncation(self.config)
             await self._check_parity()
-            before = await self.examiner.before(self.progress.step)
-            await self._validate()  # a signal may have come between a step and its validation
-            while self.deadline.allows(self.progress.step):
-                self.team.raise_if_stopped()
-                watch = self._stopwatch()
-                warming_up = self.progress.step < self.config.sft_steps
-                await (self._imitate() if warming_up else self._step())
-                self.deadline.observe_step(watch.total_s)
-                await self._validate()
-                if self.progress.step % self.config.checkpoint.every_steps == 0:
-                    await self._save()
+            # Validated, too: a signal may have come between a step and its validation.
+            before = await self.timed.rehearse(self.progress.step, self._validate)
+            try:
+                while self.timed.allows(self.progress.step):
+                    await self._turn()
+                    await self.timed.last_look(self.progress.step, self._validate)
+            except OutOfTime:
+                self.timed.abandoned("what was being done", self.progress.step)
             await self._save()
-            await self._validate(last=True)
             await self._finish(before)
         except Interrupted:
             await self._save()
@@ -193,6 +198,18 @@ class Coordinator:
                 await self._save()
             raise
         return "finished"
+
+    async def _turn(self) -> None:
+        """A step and what is due after it."""
+        self.team.raise_if_stopped()
+        with self.timed.step(self.progress.step):
+            warming_up = self.progress.step < self.config.sft_steps
+            await (self._imitate() if warming_up else self._step())
+        with self.timed.between():
+            await self._validate()
+            await self.timed.follow(self.progress.step)
+            if self.progress.step % self.config.checkpoint.every_steps == 0:
+                await self._save()
 
     async def _imitate(self) -> None:
         """Worked examples -> update -> publish."""
@@ -209,26 +226,29 @@ class Coordinator:
         watch.lap("learn")
         await self.team.publish()
         watch.lap("sync")
+        self.timed.synced(watch.lap_s("sync"))
         self.progress = replace(
             self.progress,
             step=step + 1,
             **self._learned_tokens(learned),
         )
         metrics = {f"sft/{name}": value for name, value in learned.items()}
-        self.records.imitation(step + 1, metrics | watch.metrics())
+        self.records.imitation(step + 1, metrics | watch.metrics() | self.timed.metrics)
 
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
         config, step, watch = self.config, self.progress.step, self._stopwatch()
         drawn = await self.supply.take(self.progress.start, watch)
         async with self.supply.beside(drawn.following):
-            learned = await self.team.learner.update(drawn.rollouts)
+            with self.timed.update(drawn.seconds):
+                learned = await self.team.learner.update(drawn.rollouts, rate=self.timed.rate)
             watch.lap("learn")
         if config.rollout.ahead != "off":
             watch.lap("wait")
         self._watch_parity(learned)
         await self.team.publish()
         watch.lap("sync")
+        self.timed.synced(watch.lap_s("sync"))
         errors, settled, everybody = drawn.errors, drawn.settled, drawn.everybody
         self.progress = replace(
             self.progress,
@@ -250,7 +270,10 @@ class Coordinator:
         }
         self.records.reward_errors(step + 1, errors)
         self.records.step(
-            step + 1, metrics | watch.metrics(), drawn.rollouts, tokens=config.records.tokens
+            step + 1,
+            metrics | watch.metrics() | self.timed.metrics,
+            drawn.rollouts,
+            tokens=config.records.tokens,
         )
 
     def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
@@ -271,7 +294,9 @@ class Coordinator:
             largest=largest,
             bound=bound,
         )
+        watch = self._stopwatch()
         await self.team.publish()
+        self.timed.synced(watch.total_s)
 
     def _watch_parity(self, learned: dict[str, float]) -> None:
         alarm = self.team.bounds.alarm(learned)
@@ -280,27 +305,18 @@ class Coordinator:
 
     async def _finish(self, before: dict[str, Evaluation]) -> None:
         """Tests the policy that is exported, exports it, sums up."""
-        step = self.progress.step
-        result = await self.examiner.after(step, before=before)
-        report = await self.team.learner.export(
-            str(self.records.folder.export),
-            result.completions[:COMPARED],
-            which=result.which,
-        )
-        equal = (
-            "read back number by number; the devices have no room to score it"
-            if report.max_difference is None
-            else f"log-probs differ by at most {report.max_difference:.1e}"
-        )
-        self.records.event("exported", f"export: {report.folder}, {equal}", **asdict(report))
+        result = await self.timed.end(self.progress.step, before, self._validate)
         best = {} if result.best is None else {"best": result.best}
         self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
+        watch, step = self._stopwatch(), self.progress.step
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
         await self.team.learner.save(self.progress.to_meta())
+        seconds = watch.total_s
+        self.timed.saved(step, seconds)
         self.records.folder.journal(
-            "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
+            "checkpoint", step=step, wall_s=self.progress.wall_s, seconds=seconds
         )
 
     def _summarize(self, *, ended: str, **more: Any) -> None:
@@ -325,6 +341,7 @@ class Coordinator:
             },
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
+            **({} if self.deadline.until_s is None else {"until_s": self.deadline.until_s}),
             **more,
             "adapter_sha256": self.team.published.sha256 if self.team.published else None,
             "resumed_from": self.resumed_from,

@@ -104,12 +104,16 @@ class RolloutRequest:
         max_new_tokens: it ends here at the latest; None: at `rollout.max_new_tokens`, which is the
             most there may be. Tokens of `begun` count.
         begun: what came back cut when it was asked for the last time; None: it is new.
+        hold: it keeps its slot for as many segments as the longest completion takes, though it has
+            ended, and no stop string ends it; for measurements, which must not depend on what is
+            drawn: a slot costs the same whether anybody draws in it or not.
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
     max_new_tokens: int | None = None
     begun: Completion | None = None
+    hold: bool = False
 
     @property
     def num_begun(self) -> int:
@@ -299,8 +303,10 @@ class ExportReport:
         max_difference: largest log-prob difference to the policy, over `tokens` tokens; None where
             the devices had no room to score with, so that numbers were compared.
         tokens: tokens compared.
+        version: the policy version that was exported.
     """
 
     folder: str
     max_difference: float | None
     tokens: int
+    version: int

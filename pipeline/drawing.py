@@ -18,7 +18,7 @@ from typing import Any
 
 from configs.schema import Config
 from pipeline import dynamic
-from pipeline.data.order import continued_prompts, prompts_for_step
+from pipeline.data.order import continued_prompts, prompts_for_step, spread
 from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Prompt, RolloutName, RolloutRequest
 from pipeline.deadline import Stopwatch
@@ -41,6 +41,8 @@ class Drawer:
         maker: for turning completions into text.
         team: who does it.
         folder: journals decisions, and has those of an earlier process.
+        prompts: of the step that was allowed last; what is drawn in several rounds, or ahead of a
+            step, is always of full size.
         may_go_on: whether a step that has come so far may still take its time.
         now: reads the clock, in seconds.
     """
@@ -53,6 +55,7 @@ class Drawer:
         maker: PromptMaker,
         team: Team,
         folder: RunFolder,
+        prompts: Callable[[], int],
         may_go_on: Callable[[int], bool],
         now: Callable[[], float],
     ) -> None:
@@ -63,6 +66,7 @@ class Drawer:
         self._tags = Tags.of(config.prompt)
         self._team = team
         self._folder = folder
+        self._size = prompts
         self._may_go_on = may_go_on
         self.now = now
 
@@ -111,13 +115,14 @@ class Drawer:
 
     def _first(self, start: Start) -> tuple[Prompt, ...]:
         config = self._config
-        return prompts_for_step(
+        prompts = prompts_for_step(
             self._data.train.prompts,
             seed=config.run.seed,
             step=start.step - config.sft_steps,
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self._data.weights,
         )
+        return spread(prompts, self._size())
 
     def _next(self, drawn: int, size: int) -> tuple[Prompt, ...]:
         assert self._config.rollout.max_prompts_per_step is not None

@@ -17,6 +17,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.balanced import Balanced
+from pipeline.budget import used_s
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
@@ -269,6 +270,10 @@ class FakeSampler(Prepares):
         self.script.note(f"{self.name}.abort")
         self.aborted.set()
 
+    async def resume(self) -> None:
+        self.script.note(f"{self.name}.resume")
+        self.aborted.clear()
+
 
 def behind(begun: Completion, drawn: Completion) -> Completion:
     """What a sampler has begun, and from there on what it would draw now, at least a stop token."""
@@ -312,6 +317,7 @@ class FakeLearner(Prepares):
     Attributes:
         metrics: laid over those of each update.
         score_error: added to the log-probs that it scores.
+        rates: learning rates it was told, one for each update.
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
@@ -325,6 +331,7 @@ class FakeLearner(Prepares):
         self.score_error = 0.0
         self.seen: list[Rollout] = []
         self.exported: list[Completion] = []
+        self.rates: list[float | None] = []
 
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None)
@@ -361,7 +368,9 @@ class FakeLearner(Prepares):
         self.script.note(f"learner.keep_best {self.version}")
         self.disk.best = (self.version, self.adapter)
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
         await asyncio.sleep(0)  # what is done beside it begins
         shas = {
@@ -369,7 +378,8 @@ class FakeLearner(Prepares):
         }
         assert {sha for version, sha in shas if version >= self.version} <= {self.adapter}
         self.seen = list(rollouts)
-        digest = hashlib.sha256(self.adapter.encode())
+        self.rates.append(rate)
+        digest = hashlib.sha256(f"{self.adapter}{rate or ''}".encode())
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
@@ -389,9 +399,17 @@ class FakeLearner(Prepares):
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which
     ) -> ExportReport:
-        self.script.note(f"learner.export {self.named(which)[0]}")
+        version, adapter = self.named(which)
+        self.script.note(f"learner.export {version}")
         self.exported = list(examples)
-        return ExportReport(folder, 0.0, sum(len(drawn.tokens) for drawn in examples))
+        _write_export(Path(folder), f"{version} {adapter}")
+        tokens = sum(len(drawn.tokens) for drawn in examples)
+        return ExportReport(folder, 0.0, tokens, version)
+
+
+def _write_export(folder: Path, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter").write_text(text)
 
 
 def _tokens(learned: int) -> dict[str, float]:
@@ -469,18 +487,26 @@ class Process:
         progress = Progress.of_meta(balance.resume(restored)) if restored else Progress()
         balance.step = progress.step
         self.folder.create(config)
+        clock = Clock(
+            started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
+        )
+        deadline = Deadline(
+            clock,
+            config.budget.steps,
+            config.budget.time_s,
+            prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
+            validates=config.eval.validates,
+        )
         self.folder.rewind(progress.step)
         balance.record(records)
-        clock = Clock(
-            started=self.script.clock(), used_before_s=progress.wall_s, now=self.script.clock
-        )
+        deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.coordinator = Coordinator(
             config,
             data=data or make_data(),
             tokenizer=CharTokenizer(),
             workers=Workers(self.balanced.samplers, self.balanced.learner, self.scorer),
             records=records,
-            deadline=Deadline(clock, config.budget.steps, config.budget.time_s),
+            deadline=deadline,
             progress=progress,
             resumed_from=progress.step if restored else None,
             stop=self.script.stop,

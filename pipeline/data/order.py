@@ -159,6 +159,12 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
+def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
+    """So many of a step's prompts, evenly spread, so that sources keep about their shares."""
+    assert 0 < count <= len(prompts), (count, len(prompts))
+    return tuple(prompts[place * len(prompts) // count] for place in range(count))
+
+
 def most_of_a_source(share: float, prompts_per_step: int) -> int:
     """The most prompts that a step may hold of a source with this share."""
     return ceil(share * prompts_per_step - 1e-9)

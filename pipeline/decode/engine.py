@@ -24,8 +24,9 @@ import numpy as np
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
-from pipeline.decode.programs import Compiled, DecodePrograms
-from pipeline.decode.schedule import Given, Group, Slots
+from pipeline.decode.compiled import Compiled
+from pipeline.decode.programs import DecodePrograms
+from pipeline.decode.schedule import Given, Group, Held, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.decode.stopping import StopStrings, TextOf
 from pipeline.decode.timing import sampler_speed
@@ -182,8 +183,12 @@ class Engine:
         ]
 
     def abort(self) -> None:
-        """Makes `generate` raise `Aborted` at its next look, for good; safe from other threads."""
+        """Makes `generate` raise `Aborted`, until `resume`; safe from other threads."""
         self._abort.set()
+
+    def resume(self) -> None:
+        """Lets `generate` work again; not while one is still to notice that it was aborted."""
+        self._abort.clear()
 
     def _draw(
         self,
@@ -198,13 +203,13 @@ class Engine:
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
-        self.work = Work()
+        self.work, held = Work(), self._held(requests)
         found: dict[int, _Drawn] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
                 raise Aborted
-            found |= self._take_ended(requests, state, slots)
+            found |= self._take_ended(requests, state, slots, held)
             if enough is not None and len(found) >= enough:
                 found |= self._take_rest(requests, state, slots)
                 break
@@ -219,6 +224,7 @@ class Engine:
                 at = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
                 state = programs.compact[size](state, at)
             state = programs.segment[size](*weights, state, heat)
+            held.count(slots.holders)
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         truncated = self._config.rollout.truncates
@@ -232,6 +238,7 @@ class Engine:
         requests: Sequence[RolloutRequest],
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
+        held: Held,
     ) -> dict[int, _Drawn]:
         """What the slots that have ended have drawn, by place of the request.
 
@@ -240,6 +247,7 @@ class Engine:
         """
         ended, strings = np.array(state.done), self._stop_strings_in(requests, state, slots)
         ended[list(strings)] = True
+        ended &= ~held.keeps(slots.holders).reshape(-1)
         found = {}
         for slot, place, drawn in self._taken(requests, state, slots.release(ended), strings):
             stopped = drawn.tokens[-1] in self._vocabulary.stops
@@ -298,8 +306,10 @@ class Engine:
         tokens, counts = jax.device_get((state.tokens, state.count))
         found = {}
         for slot in np.flatnonzero(slots.busy).tolist():
-            begun = requests[slots.holders.flat[slot]].begun
-            drawn = tokens[slot, : counts[slot]]
+            request = requests[slots.holders.flat[slot]]
+            if request.hold:
+                continue
+            begun, drawn = request.begun, tokens[slot, : counts[slot]]
             if begun is not None:
                 drawn = np.concatenate([begun.tokens, drawn[len(begun.tokens) :]])
             if drawn[-1] in self._vocabulary.stops:
@@ -349,6 +359,16 @@ class Engine:
         self.work.prompt_tokens += prompts.size
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
         return self._programs.prefill[bucket](*weights, *inputs)
+
+    def _held(self, requests: Sequence[RolloutRequest]) -> Held:
+        steps = self._config.segment_steps
+        return Held(
+            {
+                place: -(-(self._limit(request) - request.num_begun) // steps)
+                for place, request in enumerate(requests)
+                if request.hold
+            }
+        )
 
     def _limit(self, request: RolloutRequest) -> int:
         """Tokens after which it ends at the latest."""

@@ -11,7 +11,7 @@ and of what was drawn, never of time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -209,6 +209,33 @@ class Slots(Generic[T]):
         """Groups that were read and have members that wait."""
         read = (group for batch in self.waiting for own in batch.groups for group in own)
         return [group for group in dict.fromkeys(read) if group.members]
+
+
+@dataclass
+class Held:
+    """Who keeps a slot behind the end; see `RolloutRequest.hold`.
+
+    Attributes:
+        segments: for how many segments, by place of the request.
+        left: of these, of who is in a slot.
+    """
+
+    segments: Mapping[int, int]
+    left: dict[int, int] = field(default_factory=dict)
+
+    def count(self, holders: np.ndarray) -> None:
+        """A segment is over.
+
+        Args:
+            holders: place of the request in each slot, of any shape.
+        """
+        for place in self.segments.keys() & set(holders.flat):
+            self.left[place] = self.left.get(place, self.segments[place]) - 1
+
+    def keeps(self, holders: np.ndarray) -> np.ndarray:
+        """Where somebody keeps a slot: bool, of the shape of `holders`."""
+        kept = [place for place in self.segments if self.left.get(place, 1) > 0]
+        return np.isin(holders, kept)
 
 
 @dataclass(frozen=True)

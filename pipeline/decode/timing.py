@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.schema import Config
 from pipeline.decode.cache import Caches
-from pipeline.decode.programs import Compiled
+from pipeline.decode.compiled import Compiled
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.model.policy import Params
 from pipeline.model.sharding import batch_shards, by_row, mesh_of

@@ -181,10 +181,15 @@ class Learner:
         """The current adapter in host memory, for sending it elsewhere."""
         return jax.device_get(self.state.adapter)
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """Learns from one step's rollouts and moves on to the next version.
 
         If no rollout carries a signal, adapter and optimizer stay as they are.
+
+        Args:
+            rollouts: what is learned from.
+            rate: the learning rate of all updates of this step, where the decay is planned by the
+                clock (`Config.plans_decay`); None elsewhere, where the schedule gives it.
 
         Returns:
             Metrics: means over learned tokens, and the parity between sampler and learner.
@@ -200,7 +205,7 @@ class Learner:
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
         metrics |= padding_metrics(batches)
         for number in range(self._config.learner.updates_per_batch if batches else 0):
-            shares, logprobs = self._one_update(placed)
+            shares, logprobs = self._one_update(placed, rate)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
                 if previous is not None and "parity_mean" not in metrics:
@@ -337,10 +342,11 @@ class Learner:
         return programs[len(inputs.tokens)](base or self.base, adapter, inputs)
 
     def _one_update(
-        self, batches: Iterable[DeviceBatch]
+        self, batches: Iterable[DeviceBatch], rate: float | None
     ) -> tuple[dict[str, float], list[np.ndarray]]:
         """One pass over the step's batches and one optimizer update."""
         state = self.state
+        assert (rate is not None) == self._config.plans_decay, rate
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares, logprobs = [], []
         for batch in batches:
@@ -350,10 +356,14 @@ class Learner:
             # Added up on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
-        adapter, optimizer, norm = self._compiled.apply(state.adapter, state.optimizer, total)
+        planned = [] if rate is None else [jax.device_put(np.float32(rate), self._whole)]
+        adapter, optimizer, norm = self._compiled.apply(
+            state.adapter, state.optimizer, total, *planned
+        )
         self.state = replace(state, adapter=adapter, optimizer=optimizer, updates=state.updates + 1)
         sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
-        sums |= {"grad_norm": float(norm), "lr": float(self._rates["grpo"](state.updates))}
+        told = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
+        sums |= {"grad_norm": float(norm), "lr": told}
         return sums, logprobs
 
 

@@ -100,7 +100,7 @@ def _memory(report: Figures) -> Iterator[str]:
         total = figures["compiled_gib"]
         known = "" if total is None else f"={factor * total:.2f}"
         rows.append([phase, *parts, f"~{factor * figures['estimated_gib']:.2f}", known])
-    yield from _table(rows)
+    yield from table(rows)
 
 
 def _step(report: Figures) -> Iterator[str]:
@@ -113,7 +113,7 @@ def _step(report: Figures) -> Iterator[str]:
         regime = REGIMES[figures["regime"]]
         rows.append([phase, *_seconds(figures, own), regime])
     rows.append(["together", *_seconds(step["total_s"], "~"), ""])
-    yield from _table(rows)
+    yield from table(rows)
     yield (
         f"~{step['tokens_per_s']:,.0f} trained tokens a second; ~{step['slots_useful']:.0%} of the "
         f"slots' steps draw a token, ~{step['padding']:.0%} of the learner's positions are padding"
@@ -141,9 +141,9 @@ def _compared(report: Figures) -> Iterator[str]:
         ]
         for one in compared
     ]
-    yield from _table(rows)
+    yield from table(rows)
     yield "slots of a shard, tokens of a micro-batch; seconds on links were never measured"
-    best = compared[0]
+    best = next(one for one in compared if one["same_run"])
     if best["fits"] and not best["chosen"] and best["set"]:
         yield f"the fastest, in [plan]: {_settings(best['set'])}"
 
@@ -153,7 +153,8 @@ def _verdict(one: Figures) -> str:
         return "chosen"
     if not one["fits"]:
         return f"does not fit: {one['why']}"
-    return f"~{one['gain']:+.0%}: {one['why']}"
+    other = "" if one["same_run"] else "another run; "
+    return f"~{one['gain']:+.0%}: {other}{one['why']}"
 
 
 def _verified(report: Figures) -> Iterator[str]:
@@ -171,12 +172,14 @@ def _verified(report: Figures) -> Iterator[str]:
         cells = [f"={one['gib']:.2f}", f"={1e3 * one['seconds']:.1f}"]
         fits = "fits" if one["fits"] else "DOES NOT FIT"
         rows.append([name, *cells, f"~{1e3 * one['estimated_s']:.1f}", fits])
-    yield from _table(rows)
+    yield from table(rows)
     yield from (f"searched: {line}" for line in verified["searched"])
     yield from (f"larger: {_larger(one)}" for one in verified["larger"])
 
 
 def _larger(one: Figures) -> str:
+    if one["gain"] == 0:
+        return str(one["what"])
     gain = f"{one['what']}: trained tokens a second ~{one['gain']:+.1%}"
     if one["fits"] is None:
         return gain
@@ -240,7 +243,7 @@ def _gains(report: Figures) -> Iterator[str]:
         yield from (f"  {gain['change']} ~{gain['share']:+.0%}" for gain in found)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Columns as wide as they must be; all but the first and the last to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:

@@ -217,11 +217,13 @@ def _step(plan: Planned) -> Figures:
 
 
 def _compared(case: Case, one: Planned, found: Plan) -> Figures:
-    chosen, config = found.choice.chosen, one.config
+    config = one.config
+    chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
     full = one.fullest
     return {
         "name": one.name,
         "chosen": one is chosen,
+        "same_run": one.same_run,
         "slots_per_shard": config.rollout_rows // config.plan.sampler_shards,
         "micro_batch_tokens": config.plan.micro_batch_tokens,
         "remat": config.plan.remat,
@@ -242,6 +244,8 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
         return shortage(case, one).partition(": ")[2]
     if one is chosen:
         return "chosen"
+    if one.step.ahead and not chosen.step.ahead:
+        return "draws the next step's rollouts while it learns (rollout.ahead)"
     spent = {
         phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
         for phase in PHASES
@@ -258,7 +262,7 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
 def _budget(case: Case, forecast: Forecast) -> Figures:
     return {
         "steps_given": case.config.budget.steps,
-        "time_given_s": case.config.budget.time_s,
+        "time_given_s": forecast.time_s,
         "outcomes": {pace: asdict(forecast.outcomes[pace]) for pace in PACES},
         "grpo_steps": forecast.grpo_steps,
         "samples": forecast.samples,

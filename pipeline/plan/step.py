@@ -1,7 +1,7 @@
 """What a step takes: the work of its phases at the pace of the chips, by expected lengths.
 
-Reads configurations whose sizes are set. Partial rollouts and cut-offs are not counted: a step is
-what it takes to draw and learn all of its rollouts.
+Reads configurations whose sizes are set. Partial rollouts, cut-offs and dynamic sampling are not
+counted: a step is what it takes to draw and learn all of the rollouts that it asks for first.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Step:
         padding: share of the learner's positions that hold nothing.
         slots_useful: see `Drawing`.
         knee: slots of a shard from which more of them hardly draw faster.
+        ahead: whether the next step's rollouts are drawn and scored while these are learned, by
+            other chips.
     """
 
     seconds: Mapping[str, Seconds]
@@ -66,12 +68,18 @@ class Step:
     padding: float
     slots_useful: float
     knee: int
+    ahead: bool = False
 
     @property
     def total(self) -> Seconds:
-        """All phases, one after the other."""
-        first, *rest = (self.seconds[phase] for phase in PHASES)
-        return sum(rest, first)
+        """All phases, one after the other, but for those that others do meanwhile."""
+        drawn = self._sum("prefill", "decode", "rewards")
+        learned = self._sum("score", "update")
+        both = drawn.longer(learned) if self.ahead else drawn + learned
+        return both + self.seconds["sync"]
+
+    def _sum(self, first: str, *others: str) -> Seconds:
+        return sum((self.seconds[phase] for phase in others), self.seconds[first])
 
     @property
     def tokens_per_s(self) -> float:
@@ -96,8 +104,8 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         "prefill": drawn.prefill,
         "decode": drawn.decode,
         **learned,
-        "sync": _sync(pace),
-        "rewards": fixed(_REWARD_FLOOR_S + _REWARD_S * size, chip=chip),
+        "sync": sync_s(pace),
+        "rewards": rewards_s(size, chip=chip),
     }
     positions = sum(packed_positions(config, lengths, sequences=size))
     return Step(
@@ -107,6 +115,8 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         padding=1 - size * lengths.sequence / positions,
         slots_useful=drawn.slots_useful,
         knee=pace.knee(),
+        # A CPU's virtual devices are the same cores.
+        ahead=rollout.ahead != "off" and chip.platform != "cpu",
     )
 
 
@@ -165,7 +175,13 @@ def imitation_s(pace: Pace) -> Seconds:
     return pace.gradient(each, seq=config.rollout.max_tokens) * number + pace.apply()
 
 
-def _sync(pace: Pace) -> Seconds:
+def rewards_s(rollouts: int, *, chip: Chip) -> Seconds:
+    """Rewards, text and records of so many rollouts."""
+    return fixed(_REWARD_FLOOR_S + _REWARD_S * rollouts, chip=chip)
+
+
+def sync_s(pace: Pace) -> Seconds:
+    """Bringing the adapter to all samplers."""
     plan, seconds = pace.config.plan, _SYNC_FLOOR_S
     if plan.placement == "split":
         adapter = 4 * pace.shape.adapter_parameters(pace.config.lora)

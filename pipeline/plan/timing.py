@@ -65,6 +65,12 @@ class Seconds:
         low, expected = self.low + other.low, self.expected + other.expected
         return Seconds(low, expected, self.high + other.high, regime)
 
+    def longer(self, other: Seconds) -> Seconds:
+        """Both at the same time."""
+        regime = self.regime if self.expected >= other.expected else other.regime
+        low, expected = max(self.low, other.low), max(self.expected, other.expected)
+        return Seconds(low, expected, max(self.high, other.high), regime)
+
     def __mul__(self, times: float) -> Seconds:
         """So many of it."""
         return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)

@@ -113,15 +113,38 @@ class Verifier:
         self._compilations = 0
         self._compile_s = 0.0
 
-    def verify(self, plan: Planned) -> Verified:
+    def verify(self, plan: Planned, *, others: Sequence[Planned] = ()) -> Verified:
         """Compiles a plan's largest programs; the plan that it comes to.
 
-        A plan that the configuration fixes stays as it is.
+        A plan that the configuration fixes stays as it is. Of any other that cannot be made to fit
+        the first of `others` takes the place, as far as there are compilations left.
 
         Raises:
             NoCompiler: if there is none on this machine.
         """
-        fixed = plan.configured and self._case.config.plan.fixed
+        given = self._case
+        fixed = plan.configured and given.config.plan.fixed
+        plan, programs, following = self._verify(plan, fixed=fixed)
+        for other in others:
+            names = largest_programs(other.config)
+            if plan.fits or fixed or self._compilations + len(names) > MOST:
+                break
+            self._searched.append(f"next is {other.name}")
+            self._case = given
+            plan, programs, following = self._verify(other, fixed=False)
+        return Verified(
+            plan,
+            programs,
+            tuple(self._searched),
+            tuple(following),
+            self._compilations,
+            self._compile_s,
+        )
+
+    def _verify(
+        self, plan: Planned, *, fixed: bool
+    ) -> tuple[Planned, Mapping[str, Compiled], Sequence[Next]]:
+        """A plan, smaller or larger; its programs; what is larger still."""
         programs: Mapping[str, Compiled] = self._ask(plan.config, largest_programs(plan.config))
         if not fixed:
             plan, programs = self._down(plan, programs)
@@ -135,14 +158,8 @@ class Verifier:
             self._searched.append(f"{better.what} fits and is better: taken")
             plan = measured(self._case, plan.name, better.config, configured=plan.configured)
             programs = self._ask(plan.config, largest_programs(plan.config))
-        return Verified(
-            replace(plan, step=timed(plan.step, programs), fits=_all_fit(programs)),
-            programs,
-            tuple(self._searched),
-            tuple(following),
-            self._compilations,
-            self._compile_s,
-        )
+        plan = replace(plan, step=timed(plan.step, programs), fits=_all_fit(programs))
+        return plan, programs, following
 
     def _down(
         self, plan: Planned, programs: Mapping[str, Compiled]

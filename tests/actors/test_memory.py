@@ -19,7 +19,7 @@ from actors.opening import OpenedModel
 from pipeline.datatypes import Completion
 from pipeline.learner.learner import LearnerState
 from pipeline.model.building import Builder
-from pipeline.model.footprint import GIB, check_room, resident_bytes
+from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, smaller
 from pipeline.text.tokenizer import read_tokenizer
@@ -89,8 +89,9 @@ def test_a_limit_is_held_against_what_is_there_and_what_comes():
     there = resident_bytes()
     needs = {"prefill 8": 1000, "segment 4": 5000}
     check_room(needs, hbm_gib=(there + 5000) / GIB)
-    with pytest.raises(MemoryError, match=r"segment 4 needs .* plan\.hbm_gib = "):
-        check_room(needs, hbm_gib=(there + 4999) / GIB)
+    with pytest.raises(NoRoomError, match=r"segment 4 needs .* plan\.hbm_gib = ") as told:
+        check_room(needs, hbm_gib=(there + 4000) / GIB)
+    assert told.value.share == pytest.approx(0.8)
     assert held.nbytes == 2**20
 
 
@@ -322,6 +323,10 @@ def test_what_does_not_compile_is_compiled_smaller(
     ready = actor.prepare(Sizes(2, WHOLE.micro_batch_tokens))
     assert "segment 2" in {built.name for built in ready.built}
     assert len(draw(actor)) == len(REQUESTS)
+    # Nothing of the way down is left.
+    monkeypatch.undo()
+    actor.prepare(WHOLE)
+    assert actor.config == actor.given
 
 
 # --- turns on the same devices
@@ -337,8 +342,9 @@ def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
     needs[3] = max(actor.engine.needs.values())
     assert needs[3] < needs[4]
     actor.prepare(WHOLE)
-    plan = actor.config.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
-    monkeypatch.setattr(actor, "config", actor.config.model_copy(update={"plan": plan}))
+    plan = actor.given.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
+    monkeypatch.setattr(actor, "given", actor.given.model_copy(update={"plan": plan}))
+    actor.prepare(WHOLE)
     with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib"):
         draw(actor)
     actor.prepare(FEWER_SLOTS)

@@ -66,6 +66,11 @@ def test_lists_of_values_are_compared_as_a_whole(small: Path) -> None:
     [
         [("budget.steps", "20")],
         [("budget.steps", "none"), ("budget.time", "9h")],
+        [
+            ("budget.steps", "none"),
+            ("budget.until", "2030-01-01T10:00"),
+            ("rollout.min_prompts_per_step", "1"),
+        ],
         [("checkpoint.every_steps", "3"), ("checkpoint.keep", "9")],
         [("wandb.mode", "offline"), ("wandb.project", "other")],
         [("records.tokens", "true")],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.budget import parse_instant
 from configs.learner import Variant
 from configs.load import load_config
 from configs.schema import Plan, parse_duration_s
@@ -41,7 +43,7 @@ def test_what_is_not_a_duration(text: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "what"),
     [
-        ([("budget.steps", "none")], "budget", "needs steps or time"),
+        ([("budget.steps", "none")], "budget", "needs steps, time or until"),
         ([("budget.time", "1h")], "budget.time", "excludes budget.steps"),
         (
             [("budget.steps", "none"), ("budget.time", "9x")],
@@ -173,10 +175,40 @@ def test_what_is_not_a_duration(text: str) -> None:
             "learner.warmup_steps",
             "nearest valid: 9",
         ),
+        ([("budget.until", "2030-01-01T10:00")], "budget.until", "excludes budget.steps"),
         (
-            [("learner.schedule", "linear"), ("budget.steps", "none"), ("budget.time", "1h")],
-            "learner.schedule",
-            "needs learner.decay_steps",
+            [("budget.steps", "none"), ("budget.time", "1h"), ("budget.until", "2030-01-01T10:00")],
+            "budget.until",
+            "excludes budget.time; remove one, e.g. with --budget.time none",
+        ),
+        (
+            [("budget.steps", "none"), ("budget.until", "tomorrow")],
+            "budget.until",
+            "'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'",
+        ),
+        (
+            [("budget.steps", "none"), ("budget.until", "2030-01-01")],
+            "budget.until",
+            "is not a date and time",
+        ),
+        (
+            [("budget.from_submission", "true")],
+            "budget.from_submission",
+            "means nothing without budget.time",
+        ),
+        (
+            [("rollout.min_prompts_per_step", "1")],
+            "rollout.min_prompts_per_step",
+            "means nothing with budget.steps",
+        ),
+        (
+            [
+                ("budget.steps", "none"),
+                ("budget.time", "1h"),
+                ("rollout.min_prompts_per_step", "99"),
+            ],
+            "rollout.min_prompts_per_step",
+            "may be at most prompts_per_step; nearest valid:",
         ),
         ([("plan.prompt_buckets", "[8, 16]")], "plan.prompt_buckets", "nearest valid: [8]"),
         ([("plan.prompt_buckets", "[8, 4]")], "plan.prompt_buckets", "nearest valid: [4, 8]"),
@@ -336,6 +368,41 @@ def test_derived_numbers(small: Path) -> None:
     assert config.plan.num_samplers == 1
     assert config.plan.devices_per_sampler == 1
     assert config.budget.time_s is None
+
+
+@pytest.mark.parametrize(
+    ("more", "planned"),
+    [
+        ([("learner.schedule", "linear")], True),
+        ([("learner.schedule", "linear"), ("learner.decay_steps", "5")], False),
+        ([], False),
+    ],
+)
+def test_a_decay_without_a_known_end_follows_the_clock(
+    small: Path, more: list[tuple[str, str]], planned: bool
+) -> None:
+    timed = [("budget.steps", "none"), ("budget.time", "1h"), *more]
+    assert load_config(small, timed).plans_decay is planned
+    fixed = [("learner.schedule", "linear"), ("budget.steps", "10")]
+    assert not load_config(small, fixed).plans_decay
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-22T18:00:00+01:00", "2026-11-22T17:00Z", "2026-11-22 12:00-05:00"]
+)
+def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> None:
+    config = load_config(small, [("budget.steps", "none"), ("budget.until", text)])
+    assert config.budget.until_s == 1_795_366_800
+
+
+def test_an_instant_without_an_offset_is_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XYZ+02:00")  # POSIX: two hours behind
+    time.tzset()
+    try:
+        assert parse_instant("2026-11-22T15:00").timestamp() == 1_795_366_800
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:

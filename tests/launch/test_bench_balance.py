@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, size)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    kept = jax.config.jax_compilation_cache_dir
+    kept = jax.config.values["jax_compilation_cache_dir"]
     yield
     jax.config.update("jax_compilation_cache_dir", kept)
 

@@ -114,7 +114,13 @@ def test_help_ends_with_0_and_loads_nothing_heavy():
     shown = python("-c", code)
     assert (shown.returncode, shown.stderr) == (0, "[]\n")
     assert "python -m launch.train CONFIG.toml" in shown.stdout
-    for word in ("--dry-run", "--extend AMOUNT", "--learner.lr", "Exit status: 0 done, 2"):
+    for word in (
+        "--dry-run",
+        "--extend AMOUNT",
+        "--learner.lr",
+        "--rehearse",
+        "Exit status: 0 done, 1",
+    ):
         assert word in shown.stdout
 
 

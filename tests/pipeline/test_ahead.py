@@ -83,11 +83,11 @@ def test_neither_side_waits_for_the_other_to_begin(tmp_path: Path):
             began[requests[0].name.step].set()
         return await generate(requests, **how)
 
-    async def slow(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def slow(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
         following = run.learner.version + 1
         if following < STEPS:
             await asyncio.wait_for(began[following].wait(), 10)
-        return await update(rollouts)
+        return await update(rollouts, **how)
 
     run.samplers[0].generate = watched  # type: ignore[method-assign]
     run.learner.update = slow  # type: ignore[method-assign]
@@ -256,11 +256,11 @@ def break_at(run: Process, side: str) -> None:
     """Lets the update of step 1 fail, or the sampling beside it."""
     update, generate = run.learner.update, run.samplers[0].generate
 
-    async def bad_update(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def bad_update(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
         if run.learner.version == 1:
             await asyncio.sleep(0)
             raise BrokenError
-        return await update(rollouts)
+        return await update(rollouts, **how)
 
     async def bad_generate(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
         if (requests[0].name.phase, requests[0].name.step) == ("train", 2):

@@ -98,6 +98,23 @@ def test_a_request_may_want_fewer_tokens(drawn: list[Completion]):
             generate(tiny.engine(), [dataclasses.replace(REQUESTS[0], max_new_tokens=wrong)])
 
 
+def test_a_held_slot_costs_the_longest_completion_whatever_is_drawn(drawn: list[Completion]):
+    engine = tiny.engine()
+    few = REQUESTS[:4]
+    assert any(len(one.tokens) < NEW / 2 for one in drawn[:4])
+    found = generate(engine, [dataclasses.replace(request, hold=True) for request in few])
+    same_bits(found, drawn[:4])
+    steps = CONFIG.segment_steps
+    assert engine.work.segments == {4: -(-NEW // steps)}
+    # A second wave keeps them as long; who asks for less, and is held, keeps them for less.
+    short = [
+        dataclasses.replace(request, hold=True, max_new_tokens=1 + steps * (number < 4))
+        for number, request in enumerate(REQUESTS[:8])
+    ]
+    generate(engine, short)
+    assert sum(engine.work.segments.values()) == 2 + 1
+
+
 def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
     for one, two in zip(first, second, strict=True):
         assert one.name == two.name
@@ -286,6 +303,9 @@ def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest
     assert len(calls) == 1
     with pytest.raises(Aborted):
         generate(engine, adapter=adapter)
+    monkeypatch.undo()
+    engine.resume()
+    assert len(generate(engine, adapter=adapter)) > 0
 
 
 def test_no_requests_no_completions():

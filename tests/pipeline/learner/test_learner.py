@@ -393,6 +393,20 @@ def test_ten_losses_are_the_ones_that_were_written_down():
     np.testing.assert_allclose(losses, GOLDEN, rtol=0, atol=1e-4)
 
 
+def test_a_rate_that_is_told_does_what_the_schedule_would_and_compiles_nothing():
+    decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3}
+    fixed = start(tiny.learner(learner=decay, budget={"steps": 4}))
+    told = start(tiny.learner(learner=decay, budget={"steps": None, "time": "1h"}))
+    for step in range(3):
+        rate = 2e-3 * (1 - step / 4)
+        by_schedule = fixed.update(ROLLOUTS)
+        with compilations() as seen:
+            by_plan = told.update(ROLLOUTS, rate=rate)
+        assert seen == []
+        assert by_plan["lr"] == rate == pytest.approx(by_schedule["lr"])
+    close(told.state.adapter, fixed.state.adapter, bound=1e-6)
+
+
 def _of_step(step: int) -> list[Rollout]:
     rollouts = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES, seed=step)
     return [_renamed(rollout, step) for rollout in rollouts]

@@ -25,6 +25,29 @@ def test_eight_chips() -> None:
         "colocated, fsdp 4, tp 2",
         "split, 7 + 1",
         "split, 4 + 4",
+        "split, 7 + 1, a step ahead",
+        "split, 4 + 4, a step ahead",
+    ]
+
+
+def test_a_step_ahead_is_another_run_unless_it_is_asked_for() -> None:
+    config = preset("gemma3_1b")
+    found = candidates(config, shape_of(config), TOPOLOGIES["v5e-8"])
+    others = [one for one in found if not one.same_run]
+    assert [one.name for one in others] == [
+        "split, 7 + 1, a step ahead",
+        "split, 4 + 4, a step ahead",
+    ]
+    for one in others:
+        assert one.config.rollout.ahead == "one"
+        assert one.config.learner.importance_cap > 0
+    split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
+    ahead = (("rollout.ahead", "one"), ("learner.importance_cap", "3"))
+    asked = preset("gemma3_1b", *split, *ahead)
+    found = candidates(asked, shape_of(asked), TOPOLOGIES["v5e-8"])
+    assert [(one.name, one.same_run) for one in found] == [
+        ("split, 4 + 4, a step ahead", True),
+        ("split, 7 + 1, a step ahead", True),
     ]
 
 
@@ -35,7 +58,7 @@ def test_eight_chips() -> None:
 def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) -> None:
     config = preset("gemma3_1b")
     found = candidates(config, shape_of(config), TOPOLOGIES[topology])
-    split = [one for one in found if one.config.plan.placement == "split"]
+    split = [one for one in found if one.config.plan.placement == "split" and one.same_run]
     assert [one.name for one in split] == splits
     for one in split:
         plan = one.config.plan

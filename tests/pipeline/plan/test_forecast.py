@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.deadline import SAFETY
 from pipeline.plan.forecast import Forecast, forecast
 from pipeline.plan.search import choose
+from pipeline.reserve import SAFETY
 from tests.pipeline.plan.presets import case, preset
 
 GIB = 2**30

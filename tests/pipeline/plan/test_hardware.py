@@ -69,6 +69,12 @@ def test_the_price_is_the_configurations_where_it_gives_one() -> None:
     assert topology_of(cheap, None).chip.chip_hour_usd == 0.5
 
 
+@pytest.mark.parametrize(("given", "found"), [("10", 10.0), ("40", 15.75)])
+def test_memory_that_may_be_used_is_all_there_is_to_a_plan(given: str, found: float) -> None:
+    bounded = preset("gemma3_1b", ("plan.hbm_gib", given))
+    assert topology_of(bounded, None).chip.hbm_gib == found
+
+
 def test_virtual_devices_share_the_machine() -> None:
     one, four = cpu(1, at_once=1), cpu(4, at_once=2)
     assert four.chip.hbm_gib == pytest.approx(one.chip.hbm_gib / 4)

@@ -56,7 +56,7 @@ def test_what_is_printed_is_what_is_written(found: Plan) -> None:
         cells = [f"~{seconds[pace]:.2f}" for pace in ("expected", "low", "high")]
         assert re.findall(r"~[\d.]+", row) == cells
     for one in figures["compared"]:
-        row = line(text, one["name"])
+        row = line(text, f"{one['name']}  ")
         for cell in (f"~{one['gib']:.2f}", f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}"):
             assert cell in row
         assert ("chosen" in row) == one["chosen"]
@@ -130,7 +130,7 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
         found.choice.chosen,
         {"gradient 8": program, "segment 240": cached},
         ("gradient 16 does not fit: 17.00 GiB with what is beside it",),
-        (larger, Next("micro-batches of 32768 tokens", 0.01)),
+        (larger, Next("micro-batches of 32768 tokens", 0.01), Next("more: nothing to do", 0.0)),
         1,
         61.0,
     )
@@ -141,6 +141,7 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
     assert re.match(r"update +=", [one for one in text if one.startswith("update")][1])
     assert line(text, "larger: 280").endswith("~+3.1%, =17.00 GiB, does not fit")
     assert line(text, "larger: micro").endswith("~+1.0%")
+    assert "larger: more: nothing to do" in text
     assert line(text, "searched: ").endswith("17.00 GiB with what is beside it")
 
 

@@ -77,6 +77,21 @@ def test_a_split_adapter_travels() -> None:
     )
 
 
+def test_a_step_ahead_takes_the_longer_of_the_two() -> None:
+    split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
+    split += [("plan.rollout_rows", "64"), ("plan.micro_batch_tokens", "8192")]
+    split += [("learner.importance_cap", "2.0")]
+    after, ahead = (
+        case(preset("gemma3_1b", *split, ("rollout.ahead", mode))) for mode in ("off", "one")
+    )
+    one, two = after.step(after.config), ahead.step(ahead.config)
+    assert one.seconds == two.seconds
+    s = {phase: one.seconds[phase].expected for phase in PHASES}
+    drawn, learned = s["prefill"] + s["decode"] + s["rewards"], s["score"] + s["update"]
+    assert one.total.expected == pytest.approx(drawn + learned + s["sync"])
+    assert two.total.expected == pytest.approx(max(drawn, learned) + s["sync"])
+
+
 def test_a_warm_step_is_gradients_of_full_rows() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl")]
     found = case(preset("gemma3_1b", *sft, ("sft.sequences_per_step", "16")))

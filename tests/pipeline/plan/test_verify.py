@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,27 @@ def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.larger == ()
     assert found.searched[-1] == "nothing smaller is expected to fit"
     assert len(compiler.asked) <= MOST
+
+
+def test_another_placement_takes_the_place_of_one_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = case(preset("gemma3_4b", *FREE))
+    choice = choose(given)
+    compiler = Compiler(given)
+
+    def only_on_every_device(config: Config, *args: Any, **settings: Any) -> dict[str, Figures]:
+        compiler.ratio = dict.fromkeys(verify.PHASE, 9.0 if config.plan.tp > 1 else 1.0)
+        return compiler(config, *args, **settings)
+
+    monkeypatch.setattr(verify, "compiled", only_on_every_device)
+    assert choice.chosen.config.plan.tp > 1
+    whole = [one for one in choice.others if one.config.plan.tp == 1]
+    found = Verifier(given, say=lambda _: None).verify(choice.chosen, others=whole)
+    assert found.plan.fits
+    assert found.plan.name == whole[0].name
+    assert f"next is {whole[0].name}" in found.searched
+    assert found.compilations <= MOST
 
 
 def test_fixed_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

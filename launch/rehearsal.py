@@ -1,0 +1,214 @@
+"""A rehearsal: cluster and actors as in a run, every phase once, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from actors.handles import Crew
+from configs.schema import Config
+from launch.cluster import cluster, wait_for_devices
+from launch.preparation import Prepared, prepare
+from launch.stop import Stop, Stopped, unless
+from pipeline.balanced import Balanced
+from pipeline.model.random_folder import write_random_folder
+from pipeline.model_files.hf_folder import flax_folder
+from pipeline.model_files.model_source import HF
+from pipeline.plan.hardware import topology_of
+from pipeline.plan.out_of_memory import OutOfMemory
+from pipeline.plan.shapes import DTYPE_BYTES, ModelShape, shape_of
+from pipeline.plan.topology import GIB
+from pipeline.rehearsal.account import Result
+from pipeline.rehearsal.expected import Target
+from pipeline.rehearsal.phases import Rehearsal, Stage
+from pipeline.rehearsal.scratch import rehearsed, scratch
+from pipeline.rehearsal.table import lines, report
+from pipeline.text.tokenizer import JSON, SENTENCEPIECE
+
+EXIT_FAILED = 1
+_ADAPTER_COPIES = 4
+"""Of a checkpoint, moments included, and of the best version."""
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be rehearsed.
+
+    Attributes:
+        config: of the run.
+        random_weights: in place of the model's.
+        json_file: where the figures go, too; None: nowhere.
+        started: when this process did.
+    """
+
+    config: Config
+    random_weights: bool
+    json_file: Path | None
+    started: float
+
+
+def rehearse(request: Request) -> int:
+    """Rehearses and tells what was found; returns the exit status.
+
+    Raises:
+        FileNotFoundError: if model, tokenizer, data or the folder of the figures are not there.
+        ValueError: what is wrong with the request, in words for the user.
+    """
+    config = request.config
+    if request.json_file is not None and not request.json_file.parent.is_dir():
+        raise FileNotFoundError(f"command line: --json: no folder {request.json_file.parent}")
+    shape, aside = _shape(request), rehearsed(config)
+    target = _target(config, shape)
+    if shape is not None:
+        _check_disk(config, shape, weights=request.random_weights)
+    # Until the cluster's own listener: SIGTERM alone would leave the folder behind.
+    signal.signal(signal.SIGTERM, _end)
+    with scratch(aside) as folder:
+        if request.random_weights:
+            assert shape is not None
+            aside = _with_random_weights(aside, shape, folder / "model")
+        prepared = prepare(aside, extend=None, tracked=False)
+        return asyncio.run(_run(request, prepared, target))
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+async def _run(request: Request, prepared: Prepared, target: Target | None) -> int:
+    stop = Stop(notice="stopping: nothing is left behind")
+    stop.listen()
+    try:
+        with cluster(prepared.config.plan):
+            stop.listen()
+            crew = Crew.spawn(prepared.config)
+            try:
+                found = await unless(stop, _rehearse(crew, prepared, target, request.started))
+            finally:
+                crew.kill()
+    except Stopped:
+        return stop.exit_status
+    except OutOfMemory as error:
+        print(f"FAILED: start: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    _tell(request, found)
+    return 0 if found.failure is None else EXIT_FAILED
+
+
+async def _rehearse(
+    crew: Crew, prepared: Prepared, target: Target | None, started: float
+) -> Result:
+    config, say = prepared.config, partial(print, flush=True)
+    balanced = Balanced.of(
+        config, prepared.folder, samplers=crew.samplers, learner=crew.learner, say=say
+    )
+    await wait_for_devices(crew.actors, config.plan)
+    waited_s = time.monotonic() - started
+    say("devices are here; loading weights and compiling")
+    rehearsal = Rehearsal(
+        Stage(
+            config=config,
+            data=prepared.data,
+            tokenizer=prepared.tokenizer,
+            balanced=balanced,
+            scorer=crew.scorer,
+            processes=[crew.learner, *crew.samplers],
+            one_process=crew.one_process,
+            restore=crew.learner.restore,
+            export=prepared.folder.export,
+            target=target,
+        ),
+        say,
+    )
+    await asyncio.gather(rehearsal.start(waited_s=waited_s), crew.scorer.start())
+    return await rehearsal.run()
+
+
+def _shape(request: Request) -> ModelShape | None:
+    """None: a checkpoint that says its sizes by its arrays alone."""
+    path = request.config.model.path
+    try:
+        return shape_of(request.config)
+    except FileNotFoundError:
+        folder = Path(path)
+        if request.random_weights or not folder.is_dir() or flax_folder(folder) is None:
+            raise
+    return None
+
+
+def _target(config: Config, shape: ModelShape | None) -> Target | None:
+    """None: the model's sizes are not known, or the configuration does not say which GPUs."""
+    if shape is None or config.plan.platform == "gpu":
+        return None
+    return Target(shape, topology_of(config, None))
+
+
+def _tell(request: Request, found: Result) -> None:
+    figures = report(request.config.run.name, found)
+    figures["random_weights"] = request.random_weights
+    print()
+    for line in lines(figures):
+        print(line, flush=True)
+    if request.json_file is not None:
+        text = json.dumps(figures, indent=2, ensure_ascii=False)
+        request.json_file.write_text(text + "\n", encoding="utf-8")
+
+
+def _check_disk(config: Config, shape: ModelShape, *, weights: bool) -> None:
+    """Refuses what would end with a full disk.
+
+    Raises:
+        ValueError: saying what is needed and what there is.
+    """
+    number = DTYPE_BYTES[config.model.dtype]
+    exported = {**DTYPE_BYTES, "float16": 2}[config.export.dtype or config.model.dtype]
+    adapter = _FLOAT * shape.adapter_parameters(config.lora)
+    needed = shape.parameters * (exported + (number if weights else 0)) + _ADAPTER_COPIES * adapter
+    folder = Path(config.run.dir).absolute()
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(above).free
+    if free < needed:
+        raise ValueError(
+            f"run.dir = {config.run.dir}: a rehearsal writes {needed / GIB:.1f} GiB there for a "
+            f"while, and {free / GIB:.1f} are free; nearest valid: a folder on a larger disk"
+        )
+
+
+def _with_random_weights(config: Config, shape: ModelShape, folder: Path) -> Config:
+    """The configuration with a model that is written into `folder`.
+
+    Raises:
+        FileNotFoundError: if there is no tokenizer.
+        ValueError: likewise, or if it would come with the weights.
+    """
+    model, beside = config.model, None
+    if model.tokenizer is None:
+        if not model.path.startswith(HF) and "://" in model.path:
+            raise ValueError(
+                f"command line: --random-weights: {model.path} gives a tokenizer only with its "
+                "weights; set model.tokenizer to one that is here"
+            )
+        if "://" in model.path:
+            model = model.model_copy(update={"tokenizer": model.path})
+        else:
+            beside = _tokenizer_beside(Path(model.path))
+    print(f"writing {shape.parameters:,} random weights, {model.dtype}", flush=True)
+    write_random_folder(folder, shape, dtype=model.dtype, seed=config.run.seed, tokenizer=beside)
+    return config.model_copy(update={"model": model.model_copy(update={"path": str(folder)})})
+
+
+def _tokenizer_beside(folder: Path) -> Path:
+    if any((folder / name).is_file() for name in (SENTENCEPIECE, JSON)):
+        return folder
+    raise FileNotFoundError(
+        f"command line: --random-weights: {folder} has no tokenizer, neither {SENTENCEPIECE} nor "
+        f"{JSON}; set model.tokenizer to one that is here"
+    )
