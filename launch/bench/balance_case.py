@@ -218,6 +218,8 @@ def _config(folder: Path, prompts_per_step: int) -> Config:
         # The prompts of as many rollouts as a step has at most.
         plan__prefill_tokens=max(FIXED) // GROUP * PROMPT,
         plan__row_tokens=PROMPT + NEW,
+        # The peer's backward pass computes nothing twice either.
+        plan__remat="none",
         plan__fixed="false",
         plan__rollout_rows="none",
         plan__micro_batch_tokens="none",
