@@ -14,7 +14,7 @@ PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 .NOTPARALLEL:
 # A stamp that only a pattern names would be deleted as an intermediate file.
 .SECONDARY:
-.PHONY: help demo demo-table test test-latest lint format lock clean FORCE
+.PHONY: help demo demo-table deadline-table test test-latest lint format lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -26,6 +26,9 @@ demo: .venv/.runtime ## the main job on a tiny Gemma, a fresh run each time [SEE
 
 demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a table
 	$(PY) -m launch.demo.table $(ARGS)
+
+deadline-table: .venv/.runtime ## the demo with the smallest budget of time, twice and four times that, as a table
+	$(PY) -m launch.demo.deadline_table $(ARGS)
 
 test: lint ## everything that must hold: lint, types, layers, tests [ARGS="pytest's"]
 	$(PY) $(PYTEST)

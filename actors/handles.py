@@ -119,6 +119,10 @@ class RaySampler:
         """See `pipeline.interfaces.Sampler`."""
         await _call(self.actor.abort.remote())
 
+    async def resume(self) -> None:
+        """See `pipeline.interfaces.Sampler`."""
+        await _call(self.actor.resume.remote())
+
 
 class RayLearner:
     """A learner in another process."""
@@ -164,9 +168,11 @@ class RayLearner:
         metrics: dict[str, float] = await _call(self.actor.imitate.remote(list(sequences)))
         return metrics
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
         """See `pipeline.interfaces.Learner`."""
-        metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts)))
+        metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts), rate=rate))
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:

@@ -67,6 +67,7 @@ class LearnerActor:
         Raises:
             OutOfMemory: if the sizes of the configuration are too much.
         """
+        from pipeline.learner.checkpoint import Checkpoints
         from pipeline.learner.learner import Learner
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
@@ -76,14 +77,17 @@ class LearnerActor:
                 lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
             )
             self._give_base(guarded("load", model.wait))
+            folder = RunFolder.of(config)
+            self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         elif tokens != self._tokens:
             self._tokens = None  # unless it succeeds, no size has programs
             guarded("update", lambda: self.learner.resize(config, log=self.log))
+            guarded("update", lambda: self._give_base(model.wait()))
         self._tokens = tokens
         return model.wait().load_s
 
     def _give_base(self, opened: OpenedModel) -> None:
-        from pipeline.learner.checkpoint import Checkpoints
+        """Puts the base where it is computed with; what exports are scored by has sizes, too."""
         from pipeline.learner.export import Exporter
 
         config = self.config
@@ -97,8 +101,6 @@ class LearnerActor:
             tokenizer=open_tokenizer(config.model).path,
             score=self.learner.score,
         )
-        folder = RunFolder.of(config)
-        self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
 
     def building(self) -> Building:
         """How far compiling is; answered meanwhile."""
@@ -165,13 +167,13 @@ class LearnerActor:
         """
         return self._update(lambda: self.learner.imitate(sequences))
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.learner.learner.Learner.update`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch; the state is as it was.
         """
-        return self._update(lambda: self.learner.update(rollouts))
+        return self._update(lambda: self.learner.update(rollouts, rate=rate))
 
     def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Invariant 11: running out of memory cannot lose adapter or optimizer, nor use them twice.
@@ -248,6 +250,9 @@ class LearnerActor:
             return learner.policy.probe_adapter(self.config.run.seed), PROBE_VERSION
         if which == "current":
             return learner.state.adapter, learner.state.version
+        if which == "previous":
+            assert learner.state.previous is not None
+            return learner.state.previous, learner.state.version - 1
         from pipeline.model.adapter_file import read_adapter_file
 
         adapter, version = read_adapter_file(self._best)

@@ -28,12 +28,12 @@ def guarded(phase: Phase, work: Callable[[], T]) -> T:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        what = _first_line(error)
+        what, share = _first_line(error), getattr(error, "share", None)
         # The frames hold caches, gradients and batches for as long as the error lives.
         traceback.clear_frames(error.__traceback__)
     gc.collect()
     # Not inside `except`: this error would carry the other one along.
-    raise OutOfMemory(phase, what)
+    raise OutOfMemory(phase, what, share)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

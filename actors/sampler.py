@@ -179,3 +179,7 @@ class SamplerActor:
     def abort(self) -> None:
         """Ends a running `generate` at its next look."""
         self.engine.abort()
+
+    def resume(self) -> None:
+        """Takes an `abort` back."""
+        self.engine.resume()

@@ -54,7 +54,10 @@ class Learner(Table):
     )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     decay_steps: int | None = Field(
-        None, ge=1, description="step at which the decay ends; default: budget.steps"
+        None,
+        ge=1,
+        description="step at which the decay ends; default: budget.steps, or with a budget of time "
+        "the last step that fits into it, planned anew as steps turn out slower or faster",
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
     adam_b1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")

@@ -20,6 +20,7 @@ from configs.base import (
     parse_duration_s,
     refuse,
 )
+from configs.budget import Budget
 from configs.learner import Learner
 from configs.model import Export, Lora, Model
 from configs.plan import Plan, rollout_weights_problems
@@ -35,7 +36,14 @@ from configs.task import (
     Source,
     repeated_names,
 )
-from configs.training import Rollout, Sft, partial_problems
+from configs.training import (
+    Rollout,
+    Sft,
+    ahead_problems,
+    dynamic_problems,
+    partial_problems,
+    shrink_problems,
+)
 
 __all__ = [
     "Budget",
@@ -87,36 +95,6 @@ class Run(Table):
     def warm_start(self) -> bool:
         """Whether a supervised phase comes first."""
         return "sft" in self.phases
-
-
-class Budget(Table):
-    """How long the run goes on: a number of steps or a time, not both."""
-
-    steps: int | None = Field(None, ge=1, description="end after this many steps")
-    time: Text | None = Field(
-        None, description="end within this time, evaluation and export included, e.g. 9h or 1h30m"
-    )
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Budget:
-        problems: list[Problem] = []
-        if self.steps is None and self.time is None:
-            problems.append(("", 'needs steps or time, e.g. steps = 60 or time = "9h"'))
-        if self.steps is not None and self.time is not None:
-            what = "excludes budget.steps; remove one, e.g. with --budget.steps none"
-            problems.append(("time", what))
-        if self.time is not None:
-            try:
-                parse_duration_s(self.time)
-            except ValueError as error:
-                problems.append(("time", str(error)))
-        refuse(problems)
-        return self
-
-    @property
-    def time_s(self) -> int | None:
-        """The time budget in seconds, if there is one."""
-        return None if self.time is None else parse_duration_s(self.time)
 
 
 class Eval(Table):
@@ -246,10 +224,15 @@ class Config(Table):
 
     @property
     def decay_steps(self) -> int | None:
-        """GRPO step at which the learning rate reaches zero, if it decays."""
+        """GRPO step at which the learning rate reaches zero, if that is known beforehand."""
         if self.learner.decay_steps is not None or self.budget.steps is None:
             return self.learner.decay_steps
         return self.budget.steps - self.sft_steps
+
+    @property
+    def plans_decay(self) -> bool:
+        """Whether the end of the learning rate's decay follows the clock."""
+        return self.learner.schedule != "constant" and self.decay_steps is None
 
     @property
     def prompt_buckets(self) -> tuple[int, ...]:
@@ -315,10 +298,7 @@ def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> 
     if learner.schedule == "constant":
         if learner.decay_steps is not None:
             return [("learner.decay_steps", "means nothing with a constant schedule; remove it")]
-    elif end is None:
-        what = 'needs learner.decay_steps when budget.time is set; or use "constant"'
-        return [("learner.schedule", what)]
-    elif learner.warmup_steps >= end:
+    elif end is not None and learner.warmup_steps >= end:
         what = f"must end before the decay does, at step {end}; nearest valid: {end - 1}"
         return [("learner.warmup_steps", what)]
     return []
@@ -390,6 +370,9 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
     (("rollout", "learner", "plan"), partial_problems),
+    (("rollout", "learner", "plan"), ahead_problems),
+    (("rollout", "plan"), dynamic_problems),
+    (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft"), _sft_problems),
     (("run", "sft", "budget"), _sft_budget_problems),

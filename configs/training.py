@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.base import Problem, Strings, Table, Text, refuse
+from configs.budget import Budget
 from configs.learner import Learner
 from configs.plan import Plan
 from configs.task import Source
@@ -49,6 +50,12 @@ class Rollout(Table):
 
     group_size: int = Field(8, ge=2, description="rollouts per prompt (the group of GRPO)")
     prompts_per_step: int = Field(ge=1, description="prompts in a step")
+    min_prompts_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="a step that would not fit into a budget of time any more may be made smaller, "
+        "to so many prompts at the least; default: prompts_per_step, never",
+    )
     max_prompt_tokens: int = Field(ge=1, description="longer prompts are left out and counted")
     max_new_tokens: int = Field(ge=1, description="a completion ends here at the latest")
     temperature: float = Field(1.0, gt=0, description="of the sampled and of the learned policy")
@@ -78,6 +85,21 @@ class Rollout(Table):
         lt=1,
         description="a sampler's part of a step is over when this share of the rollouts that it "
         "was asked for has ended; needed with partial",
+    )
+    dynamic_sampling: Literal["off", "capped", "adaptive"] = Field(
+        "off",
+        description="groups whose rewards are all equal teach nothing: capped: further prompts are "
+        "drawn until prompts_per_step groups have signal or max_prompts_per_step are drawn; "
+        "adaptive: only while that gains more groups with signal a second than the next step would "
+        "(DAPO, arXiv:2503.14476)",
+    )
+    max_prompts_per_step: int | None = Field(
+        None, ge=1, description="most prompts that a step draws; needed with dynamic_sampling"
+    )
+    ahead: Literal["off", "one"] = Field(
+        "off",
+        description="one: while the learner learns from a step's rollouts the samplers draw the "
+        "next step's, so all but the first step's are one version behind; split placement only",
     )
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"), description="tokens that end a completion and are learned"
@@ -112,11 +134,41 @@ class Rollout(Table):
             problems.append(("cut_off", what))
         if self.partial != "off" and self.cut_off is None:
             problems.append(("partial", "needs rollout.cut_off, e.g. 0.9; set that"))
+        if (self.min_prompts_per_step or 1) > self.prompts_per_step:
+            what = f"may be at most prompts_per_step; nearest valid: {self.prompts_per_step}"
+            problems.append(("min_prompts_per_step", what))
         if self.overlong_tokens > self.max_new_tokens:
             what = f"may be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
             problems.append(("overlong_tokens", what))
-        refuse(problems)
+        refuse([*problems, *self._dynamic_problems()])
         return self
+
+    def _dynamic_problems(self) -> list[Problem]:
+        most, mode = self.max_prompts_per_step, self.dynamic_sampling
+        if mode == "off":
+            what = 'means nothing with rollout.dynamic_sampling = "off"; remove it, or set that'
+            return [] if most is None else [("max_prompts_per_step", what)]
+        problems: list[Problem] = []
+        wanted, key = self.prompts_per_step, "dynamic_sampling"
+        if most is None:
+            what = f"needs rollout.max_prompts_per_step, e.g. {3 * wanted}; set that"
+            problems.append((key, what))
+        elif most <= wanted:
+            what = f"must be above prompts_per_step; nearest valid: {wanted + 1}"
+            problems.append(("max_prompts_per_step", what))
+        if self.partial != "off":
+            what = (
+                f'"{mode}" has to know all rewards of a group before the step is over, and '
+                f'rollout.partial = "{self.partial}" ends steps without them; nearest valid: "off"'
+            )
+            problems.append((key, what))
+        if mode == "adaptive" and self.ahead != "off":
+            what = (
+                '"adaptive" weighs seconds of sampling against seconds of learning, which with '
+                f'rollout.ahead = "{self.ahead}" are the same ones; nearest valid: "capped"'
+            )
+            problems.append((key, what))
+        return problems
 
     @property
     def truncates(self) -> bool:
@@ -127,6 +179,11 @@ class Rollout(Table):
     def size(self) -> int:
         """Rollouts in a step."""
         return self.group_size * self.prompts_per_step
+
+    @property
+    def fewest_prompts(self) -> int:
+        """Prompts of the smallest step."""
+        return self.min_prompts_per_step or self.prompts_per_step
 
     @property
     def read_tokens(self) -> tuple[int, ...]:
@@ -161,3 +218,48 @@ def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Pro
         )
         return [("rollout.partial", what)]
     return []
+
+
+def dynamic_problems(rollout: Rollout, plan: Plan) -> list[Problem]:
+    """What `rollout.dynamic_sampling` needs of the plan."""
+    if rollout.dynamic_sampling == "adaptive" and plan.fixed:
+        what = (
+            '"adaptive" decides by measured seconds, and plan.fixed = true takes no decision from '
+            'the clock; nearest valid: "capped", or plan.fixed = false'
+        )
+        return [("rollout.dynamic_sampling", what)]
+    return []
+
+
+def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+    """What `rollout.ahead` needs of the other tables."""
+    if rollout.ahead == "off":
+        return []
+    problems: list[Problem] = []
+    if plan.placement == "colocated":
+        what = (
+            'needs plan.placement = "split": a process that owns all devices either samples or '
+            'learns; nearest valid: "off"'
+        )
+        problems.append(("rollout.ahead", what))
+    if not learner.importance_cap:
+        what = (
+            '"one" learns from what the version before drew, and only importance weights correct '
+            "for that; needs learner.importance_cap above 0, e.g. 2"
+        )
+        problems.append(("rollout.ahead", what))
+    return problems
+
+
+def shrink_problems(rollout: Rollout, budget: Budget) -> list[Problem]:
+    """Only a clock makes steps smaller, and only those that are drawn at once, when they begin."""
+    if rollout.min_prompts_per_step is None:
+        return []
+    what = None
+    if budget.steps is not None:
+        what = "means nothing with budget.steps, where all steps are alike; remove it"
+    elif rollout.dynamic_sampling != "off":
+        what = 'needs rollout.dynamic_sampling = "off", which fills steps up; remove one of them'
+    elif rollout.ahead != "off":
+        what = 'needs rollout.ahead = "off": a step is drawn before its time is known; remove one'
+    return [] if what is None else [("rollout.min_prompts_per_step", what)]

@@ -27,11 +27,13 @@ from pipeline.data.splits import SETS, LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
+from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.run_dir import RunFolder, write_atomically
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 
 EXIT_MISTAKE = 2
+EXIT_FAILED = 1
 _TOLD = 10
 """Progress is told so many times where there is no terminal."""
 
@@ -111,6 +113,9 @@ async def _run(prepared: Prepared) -> int:
     except Refused as refused:
         print(refused, file=sys.stderr)
         return EXIT_MISTAKE
+    except OutOfMemory as error:
+        print(f"{error}; fewer slots need less: --plan.rollout_rows", file=sys.stderr)
+        return EXIT_FAILED
     _tell(prepared, base, tuned)
     return 0
 

@@ -122,10 +122,12 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
         from pipeline.plan.verify import Verifier
 
         try:
-            verified = Verifier(case, say=_say).verify(choice.chosen)
+            verified = Verifier(case, say=_say).verify(choice.chosen, others=choice.others)
         except NoCompiler as absent:
             why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
+    # What would change is estimated on both sides.
+    estimated = next(one for one in choice.compared if one.name == plan.name)
     compile_s = {}
     if verified is not None:
         compile_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
@@ -133,7 +135,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
         case,
         choice,
         forecast(case, plan, compile_s=compile_s),
-        gains(case, choice.chosen) if choice.chosen.fits else [],
+        gains(case, estimated) if estimated.fits else [],
         verified,
         why,
     )

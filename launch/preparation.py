@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from configs.schema import Config, Rewards, Rollout
 from pipeline import tracking
-from pipeline.budget import Budget, extension
+from pipeline.budget import Budget, extension, show_duration
 from pipeline.data.dataset import load_data, setting_of
+from pipeline.data.order import check_window
 from pipeline.data.splits import LoadedData
 from pipeline.model_files import hf_folder
 from pipeline.model_files.model_source import find_model
+from pipeline.plan.hardware import refuse_plan_only
+from pipeline.reserve import least_run_s
 from pipeline.run_dir import RunFolder
 from pipeline.text.special_tokens import check_tokenizer
 from pipeline.text.tokenizer import Tokenizer, open_tokenizer
@@ -31,6 +36,7 @@ class Prepared:
         folder: the run folder; not made yet if the run is new.
         extend: budget to add, if any.
         wandb_mode: how W&B will run.
+        waited_s: seconds before this process started that count as used.
     """
 
     config: Config
@@ -39,13 +45,15 @@ class Prepared:
     folder: RunFolder
     extend: Budget | None
     wandb_mode: tracking.Mode
+    waited_s: float = 0.0
 
 
 def finished(config: Config, *, extend: str | None) -> str | None:
     """A sentence if the run has used its budget; None if there is something to do.
 
     Raises:
-        ValueError: if the folder holds a run with other settings.
+        ValueError: if the folder holds a run with other settings, or one that has more time now
+            and a learning rate that is zero.
     """
     folder = RunFolder.of(config)
     folder.check(config)
@@ -55,7 +63,13 @@ def finished(config: Config, *, extend: str | None) -> str | None:
     budget, deadline_s = Budget.of(config, folder), summary["deadline_s"] or 0
     if budget.steps is not None and summary["steps"] < budget.steps:
         return None
-    if budget.time_s is not None and deadline_s < budget.time_s:
+    more_time = budget.time_s is not None and deadline_s < budget.time_s
+    if more_time or (budget.until_s is not None and summary.get("until_s") != budget.until_s):
+        if config.plans_decay:
+            raise ValueError(
+                f"{budget.name}: the run in {folder.path} is finished, and its learning rate has "
+                "decayed to zero; --run.name starts another run"
+            )
         return None
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
@@ -63,18 +77,22 @@ def finished(config: Config, *, extend: str | None) -> str | None:
     )
 
 
-def prepare(config: Config, *, extend: str | None, tracked: bool = True) -> Prepared:
+def prepare(
+    config: Config, *, extend: str | None, waited_s: float = 0.0, tracked: bool = True
+) -> Prepared:
     """Checks everything and says what was found.
 
     Args:
         config: what to do.
         extend: budget to add, if any.
+        waited_s: seconds before this process started that count as used.
         tracked: whether W&B is told of it.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are not there.
         ValueError: what is wrong with them, in words for the user.
     """
+    refuse_plan_only(config)
     folder = RunFolder.of(config)
     more = None if extend is None else extension(extend, config, folder)
     mode: tracking.Mode = "disabled"
@@ -87,6 +105,8 @@ def prepare(config: Config, *, extend: str | None, tracked: bool = True) -> Prep
         if path is not None and not Path(path).is_dir():
             raise FileNotFoundError(f"{key}: no folder {path}")
     _check_rewards(config.rewards)
+    given = Budget.of(config, folder)
+    _check_time(given if more is None else given + more, folder, find_model(config.model), waited_s)
     data = load_data(config, tokenizer)
     _check_same_data(data, folder)
     if config.rollout.prompts_per_step > len(data.train.prompts):
@@ -94,9 +114,12 @@ def prepare(config: Config, *, extend: str | None, tracked: bool = True) -> Prep
             f"rollout.prompts_per_step = {config.rollout.prompts_per_step} is more than the "
             f"{len(data.train.prompts)} prompts of data.train"
         )
+    if config.rollout.max_prompts_per_step is not None:
+        most = config.rollout.max_prompts_per_step
+        check_window(data.train.prompts, window=most, weights=data.weights)
     for line in data.report:
         print(line, flush=True)
-    return Prepared(config, data, tokenizer, folder, more, mode)
+    return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
 
 def open_model_files(config: Config) -> Tokenizer:
@@ -152,6 +175,31 @@ def _check_rewards(rewards: Rewards) -> None:
         ended = f"importing them ended Python with status {search.returncode}"
         mistakes = search.stdout.splitlines() or [ended]
         raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
+
+
+def _check_time(budget: Budget, folder: RunFolder, model: Path, waited_s: float) -> None:
+    """Refuses a budget that cannot do, from what is known before anything is measured.
+
+    A run that goes on is never refused: what is left is enough for its end, or it is over.
+
+    Raises:
+        ValueError: naming the minimum.
+    """
+    now_s = time.time()
+    if budget.until_s is not None:
+        print(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
+        if budget.until_s <= now_s:
+            raise ValueError(f"{budget.name} is over; give a later one")
+    deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
+    weights = sum(path.stat().st_size for path in model.rglob("*.safetensors"))
+    least_s = waited_s + least_run_s(weights)
+    begun = any(True for _ in folder.events("started"))
+    if deadline_s is not None and deadline_s < least_s and not begun:
+        waited = f", {show_duration(waited_s)} of waiting among them" if waited_s else ""
+        raise ValueError(
+            f"{budget.name} is too short: loading, the export at the end and a step in between "
+            f"take at least {show_duration(least_s)}{waited} (estimated)"
+        )
 
 
 def _check_same_data(data: LoadedData, folder: RunFolder) -> None:

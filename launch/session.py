@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import traceback
 from functools import partial
 
@@ -13,18 +14,21 @@ from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
 from pipeline.balanced import Balanced
-from pipeline.budget import Budget
+from pipeline.budget import Budget, used_s
 from pipeline.coordinator import Coordinator, Progress
-from pipeline.deadline import Clock, Deadline
+from pipeline.deadline import BudgetTooSmallError, Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
+from pipeline.reserve import EXIT, EXPORT, Reserve
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
 from pipeline.tracking import Tracker
 
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_MISTAKE = 1, 2
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
+_EXIT_S = 4.0
+"""W&B, the actors and Ray end after the last record is written."""
 
 
 async def run_session(prepared: Prepared, *, started: float) -> int:
@@ -83,17 +87,13 @@ async def _coordinate(
     if prepared.extend is not None:
         more = prepared.extend
         folder.journal("extended", steps=more.steps, time_s=more.time_s)
+    clock = Clock(started=started - prepared.waited_s, used_before_s=used_s(folder))
+    if prepared.waited_s:
+        folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
     progress, resumed_from = await _resume(crew, folder, balanced.balance)
-    tracker = _track(prepared)
+    tracker = _track(prepared, clock)
     budget = Budget.of(config, folder)
-    deadline = Deadline(
-        clock=Clock(started=started, used_before_s=_used_before_s(folder)),
-        steps=budget.steps,
-        time_s=budget.time_s,
-        reserve_s=_EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s,
-    )
-    for row in folder.metrics:
-        deadline.observe_step(row["time/step_s"])
+    deadline = _deadline(prepared, clock, budget, load_s=load_s)
     console = Console(total=budget.steps, done=progress.step)
     records = Records(folder, tracker, console)
     balanced.balance.record(records)
@@ -112,6 +112,10 @@ async def _coordinate(
     try:
         ended = await coordinator.run()
         status = 0 if ended == "finished" else stop.exit_status
+    except BudgetTooSmallError as mistake:
+        print(mistake, file=sys.stderr)
+        status = EXIT_MISTAKE
+        return status
     except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
         if isinstance(error, OutOfMemory):
@@ -127,6 +131,23 @@ async def _coordinate(
     folder_line = f"{ended}: {folder.path}"
     print(folder_line, flush=True)
     return status
+
+
+def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:
+    """When to stop, with what is known by now of how long things take."""
+    config = prepared.config
+    most, fewest = config.rollout.prompts_per_step, config.rollout.fewest_prompts
+    deadline = Deadline(
+        clock,
+        steps=budget.steps,
+        time_s=budget.deadline_s(elapsed_s=clock.elapsed_s, now_s=time.time()),
+        prompts=(most, fewest),
+        validates=config.eval.validates,
+        until_s=budget.until_s,
+        reserve=Reserve({EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s, EXIT: _EXIT_S}),
+    )
+    deadline.recall(prepared.folder.metrics, sft_steps=config.sft_steps)
+    return deadline
 
 
 async def _resume(crew: Crew, folder: RunFolder, balance: Balance) -> tuple[Progress, int | None]:
@@ -146,12 +167,7 @@ async def _resume(crew: Crew, folder: RunFolder, balance: Balance) -> tuple[Prog
     return progress, progress.step
 
 
-def _used_before_s(folder: RunFolder) -> float:
-    """Seconds that earlier processes used, also those that ended without a new checkpoint."""
-    return max((entry["wall_s"] for entry in folder.events("checkpoint")), default=0.0)
-
-
-def _track(prepared: Prepared) -> Tracker:
+def _track(prepared: Prepared, clock: Clock) -> Tracker:
     folder = prepared.folder
     before = [entry["wandb_id"] for entry in folder.events("started")]
     tracker = Tracker(
@@ -165,6 +181,7 @@ def _track(prepared: Prepared) -> Tracker:
         wandb_id=tracker.run_id,
         wandb_address=tracker.address,
         data=prepared.data.fingerprints,
+        elapsed_s=clock.elapsed_s,
     )
     if prepared.wandb_mode != "disabled":
         print(f"W&B: {tracker.address}", flush=True)

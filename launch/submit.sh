@@ -28,7 +28,8 @@ python=${GEMMA_GRPO_PYTHON:-$project/.venv/bin/python}
 [ -x "$python" ] || python=$(command -v python3)
 
 # Mistakes are told here rather than in a job's log.
-PYTHONPATH=$project "$python" -m launch.train "$@" --dry-run >/dev/null
+GEMMA_GRPO_SUBMITTED_S=$(date +%s) PYTHONPATH=$project \
+    "$python" -m launch.train "$@" --dry-run >/dev/null
 config=$1
 shift
 if ! [ -f "$config" ]; then
@@ -72,9 +73,11 @@ fi
 runtime_env=$("$python" - "$PWD" <<'EOF'
 import json
 import sys
+import time
 
 variables = {
     "GEMMA_GRPO_HOME": sys.argv[1],
+    "GEMMA_GRPO_SUBMITTED_S": f"{time.time():.3f}",
     "RAY_JOB_STOP_WAIT_TIME_S": "600",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }

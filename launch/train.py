@@ -113,12 +113,13 @@ def _rehearse(config: Config, flags: argparse.Namespace) -> int:
 def _run(config: Config, *, dry: bool, extend: str | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import finished, prepare
+    from launch.submission import waited_s
 
     done = finished(config, extend=extend)
     if done:
         print(done)
         return 0
-    prepared = prepare(config, extend=extend)
+    prepared = prepare(config, extend=extend, waited_s=waited_s(config.budget, started=STARTED))
     if dry:
         print(config_to_json(config))
         return 0

@@ -171,7 +171,7 @@ class Balance:
 
     def _decide(self, error: OutOfMemory, used: Sizes) -> _Decision | None:
         """Puts the next smaller sizes in force; None: another process has brought that about."""
-        less = smaller(self.config, used, error.phase)
+        less = smaller(self.config, used, error.phase, share=error.share)
         if less is None or self.config.plan.fixed:
             raise NothingSmaller(error.phase, self._sentence(error, used, less)) from error
         before = self.sizes
@@ -208,7 +208,7 @@ class Balance:
 
     async def _prepare(self, worker: Worker, sizes: Sizes) -> Ready:
         """Says each program when it is compiled."""
-        task = asyncio.ensure_future(worker.process.prepare(sizes))
+        task, before = asyncio.ensure_future(worker.process.prepare(sizes)), worker.told
         try:
             while True:
                 await asyncio.wait({task}, timeout=POLL_S)
@@ -216,7 +216,9 @@ class Balance:
                 building = await worker.process.building()
                 for number in range(worker.told, len(building.done)):
                     built = building.done[number]
-                    line = built_line(built, number=number + 1, total=building.total)
+                    line = built_line(
+                        built, number=number + 1 - before, total=building.total - before
+                    )
                     self._say(f"{worker.name}: {line}")
                 worker.told = len(building.done)
                 if ready is not None:
@@ -229,7 +231,7 @@ class Balance:
         self._note(
             "replan",
             f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; going on "
-            f"with {_words(after)} instead of {_words(before)}",
+            f"with {_words(after, unlike=before)}",
             step=self.step,
             phase=error.phase,
             worker=worker.name,
@@ -245,8 +247,8 @@ class Balance:
         if less is None:
             return f"{told}; there is nothing smaller than {_words(used)}"
         return (
-            f"{told}; plan.fixed = true keeps {_words(used)}. The same command with "
-            f"--plan.fixed false goes on with smaller sizes; the next are {_words(less)}"
+            f"{told}; plan.fixed = true forbids smaller sizes. The same command with --plan.fixed "
+            f"false goes on with {_words(less, unlike=used)}"
         )
 
     def _write_plan(self) -> None:
@@ -272,8 +274,11 @@ class Balance:
         (self.say if self.records is None else self.records.console.say)(text)
 
 
-def _words(sizes: Sizes) -> str:
-    return (
-        f"plan.rollout_rows = {sizes.rollout_rows} and "
-        f"plan.micro_batch_tokens = {sizes.micro_batch_tokens}"
+def _words(sizes: Sizes, *, unlike: Sizes | None = None) -> str:
+    """Sizes by their settings; with `unlike` those that differ from it, and what they were."""
+    before = {} if unlike is None else unlike.to_json()
+    return " and ".join(
+        f"plan.{name} = {size}" + (f" instead of {before[name]}" if before else "")
+        for name, size in sizes.to_json().items()
+        if before.get(name) != size
     )

@@ -57,6 +57,10 @@ class BalancedSampler:
         """See `pipeline.interfaces.Sampler`."""
         await self.inner.abort()
 
+    async def resume(self) -> None:
+        """See `pipeline.interfaces.Sampler`."""
+        await self.inner.resume()
+
 
 @dataclass
 class BalancedLearner:
@@ -86,9 +90,13 @@ class BalancedLearner:
         self.balance.step += 1
         return metrics
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
         """See `pipeline.interfaces.Learner`."""
-        metrics = await self.balance.hold(self.worker, lambda: self.inner.update(rollouts))
+        metrics = await self.balance.hold(
+            self.worker, lambda: self.inner.update(rollouts, rate=rate)
+        )
         self.balance.step += 1
         return metrics
 

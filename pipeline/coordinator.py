@@ -9,8 +9,10 @@
                            enough completions: what becomes of the others says waiting.py
     warm start  examples -> [learner] -> adapter v + 1, steps like the others
     between     validates now and then, keeps the best version (examiner.py)
-    the end     tests and exports the best version, writes the summary
+    the end     tests and exports the best version, writes the summary; when, and in which order
+                where there is a deadline, says timed.py
 
+How rollouts are drawn says drawing.py, and that they may be drawn a step ahead says ahead.py.
 Whether sampler and learner share a process is not known here. A signal sets `stop`: sampling and
 scoring are abandoned, an update is finished, then a checkpoint is written.
 """
@@ -18,29 +20,27 @@ scoring are abandoned, an update is finished, then a checkpoint is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline.data.order import prompts_for_step
+from pipeline.ahead import Supply
 from pipeline.data.packing import sequences_for_step
 from pipeline.data.splits import LoadedData
-from pipeline.datatypes import Prompt, RolloutName, RolloutRequest
 from pipeline.deadline import Deadline, Stopwatch
+from pipeline.drawing import Drawer
+from pipeline.drawn import Start
+from pipeline.dynamic import Estimates
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
 from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.records import Records, step_metrics
-from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
-from pipeline.team import Interrupted, Team, Workers
+from pipeline.records import Records
+from pipeline.team import Interrupted, OutOfTime, Team, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
-from pipeline.waiting import Settled, Waiting, settle
-from rewards.base import Tags
-
-COMPARED = 32
-"""Answers of the test whose log-probs an export has to reproduce."""
+from pipeline.timed import Timed
+from pipeline.waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ class Progress:
         continued: how often one was gone on with.
         dropped: rollouts that were cut and lost.
         waiting: rollouts that wait for a later step.
+        prompts_drawn: prompts that groups were drawn for.
+        unused: with dynamic sampling, rollouts that were drawn and not learned from.
+        estimates: with dynamic sampling, what was measured so far.
         wall_s: time used when the checkpoint was written.
     """
 
@@ -71,16 +74,28 @@ class Progress:
     continued: int = 0
     dropped: int = 0
     waiting: Waiting = field(default_factory=Waiting)
+    prompts_drawn: int = 0
+    unused: int = 0
+    estimates: Estimates = field(default_factory=Estimates)
     wall_s: float = 0.0
 
     def to_meta(self) -> dict[str, Any]:
         """As a checkpoint carries it: JSON."""
-        return {**vars(self), "waiting": self.waiting.to_json()}
+        waiting, estimates = self.waiting.to_json(), self.estimates.to_json()
+        return {**vars(self), "waiting": waiting, "estimates": estimates}
 
     @staticmethod
     def of_meta(meta: Mapping[str, Any]) -> Progress:
         """What `to_meta` made."""
-        return Progress(**{**meta, "waiting": Waiting.of_json(meta["waiting"])})
+        found = {**meta, "waiting": Waiting.of_json(meta["waiting"])}
+        if "estimates" in meta:  # not in checkpoints from before there was dynamic sampling
+            found["estimates"] = Estimates.of_json(meta["estimates"])
+        return Progress(**found)
+
+    @property
+    def start(self) -> Start:
+        """What the next step is drawn by."""
+        return Start(self.step, self.waiting, self.prompts_drawn, self.estimates)
 
 
 class Coordinator:
@@ -113,14 +128,28 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.data = data
-        self.prompts = {prompt.id: prompt for prompt in data.train.prompts}
-        self.maker = PromptMaker(config.prompt, tokenizer)
-        self.team = Team(workers, config=config, stop=stop)
+        self.team = Team(workers, config=config, stop=stop, patience_s=deadline.patience_s)
         self.records = records
         self.deadline = deadline
         self.progress = progress
         self.resumed_from = resumed_from
-        self.tags = Tags.of(config.prompt)
+        drawer = Drawer(
+            config,
+            data=data,
+            maker=PromptMaker(config.prompt, tokenizer),
+            team=self.team,
+            folder=records.folder,
+            prompts=lambda: self.timed.prompts,
+            may_go_on=deadline.allows,
+            now=deadline.clock.now,
+        )
+        self.supply = Supply(
+            drawer,
+            self.team,
+            ahead=config.rollout.ahead != "off",
+            first=config.sft_steps,
+            will_be=deadline.allows,
+        )
         self.examiner = Examiner(
             config,
             data=data,
@@ -129,6 +158,14 @@ class Coordinator:
             records=records,
             deadline=deadline,
         )
+        self.timed = Timed(
+            config,
+            examiner=self.examiner,
+            team=self.team,
+            records=records,
+            deadline=deadline,
+            step=progress.step,
+        )
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """The whole run.
@@ -136,23 +173,20 @@ class Coordinator:
         Raises:
             ParityError: if sampler and learner are not the same policy.
             OutOfMemory: if there is nothing smaller to go on with; a checkpoint is written first.
+            BudgetTooSmallError: if not one step fits into a budget of time.
         """
         try:
             self.records.truncation(self.config)
             await self._check_parity()
-            before = await self.examiner.before(self.progress.step)
-            await self._validate()  # a signal may have come between a step and its validation
-            while self.deadline.allows(self.progress.step):
-                self.team.raise_if_stopped()
-                watch = self._stopwatch()
-                warming_up = self.progress.step < self.config.sft_steps
-                await (self._imitate() if warming_up else self._step())
-                self.deadline.observe_step(watch.total_s)
-                await self._validate()
-                if self.progress.step % self.config.checkpoint.every_steps == 0:
-                    await self._save()
+            # Validated, too: a signal may have come between a step and its validation.
+            before = await self.timed.rehearse(self.progress.step, self._validate)
+            try:
+                while self.timed.allows(self.progress.step):
+                    await self._turn()
+                    await self.timed.last_look(self.progress.step, self._validate)
+            except OutOfTime:
+                self.timed.abandoned("what was being done", self.progress.step)
             await self._save()
-            await self._validate(last=True)
             await self._finish(before)
         except Interrupted:
             await self._save()
@@ -164,6 +198,18 @@ class Coordinator:
                 await self._save()
             raise
         return "finished"
+
+    async def _turn(self) -> None:
+        """A step and what is due after it."""
+        self.team.raise_if_stopped()
+        with self.timed.step(self.progress.step):
+            warming_up = self.progress.step < self.config.sft_steps
+            await (self._imitate() if warming_up else self._step())
+        with self.timed.between():
+            await self._validate()
+            await self.timed.follow(self.progress.step)
+            if self.progress.step % self.config.checkpoint.every_steps == 0:
+                await self._save()
 
     async def _imitate(self) -> None:
         """Worked examples -> update -> publish."""
@@ -180,59 +226,54 @@ class Coordinator:
         watch.lap("learn")
         await self.team.publish()
         watch.lap("sync")
+        self.timed.synced(watch.lap_s("sync"))
         self.progress = replace(
             self.progress,
             step=step + 1,
             **self._learned_tokens(learned),
         )
         metrics = {f"sft/{name}": value for name, value in learned.items()}
-        self.records.imitation(step + 1, metrics | watch.metrics())
+        self.records.imitation(step + 1, metrics | watch.metrics() | self.timed.metrics)
 
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
         config, step, watch = self.config, self.progress.step, self._stopwatch()
-        prompts = prompts_for_step(
-            self.data.train.prompts,
-            seed=config.run.seed,
-            step=step - config.sft_steps,
-            prompts_per_step=config.rollout.prompts_per_step,
-            weights=self.data.weights,
-        )
-        settled = await self._sample(prompts, step)
-        watch.lap("sample")
-        completions = settled.ended
-        inputs = reward_inputs(completions, self.prompts, maker=self.maker, tags=self.tags)
-        outcomes = await self.team.unless_stopped(self.team.scorer.score(inputs))
-        errors = reward_errors(outcomes)
-        rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
-        watch.lap("reward")
-        learned = await self.team.learner.update(rollouts)
-        watch.lap("learn")
+        drawn = await self.supply.take(self.progress.start, watch)
+        async with self.supply.beside(drawn.following):
+            with self.timed.update(drawn.seconds):
+                learned = await self.team.learner.update(drawn.rollouts, rate=self.timed.rate)
+            watch.lap("learn")
+        if config.rollout.ahead != "off":
+            watch.lap("wait")
         self._watch_parity(learned)
         await self.team.publish()
         watch.lap("sync")
+        self.timed.synced(watch.lap_s("sync"))
+        errors, settled, everybody = drawn.errors, drawn.settled, drawn.everybody
         self.progress = replace(
             self.progress,
             step=step + 1,
-            samples=self.progress.samples + len(rollouts),
-            tokens_generated=self.progress.tokens_generated + settled.tokens,
+            samples=self.progress.samples + len(everybody),
+            tokens_generated=self.progress.tokens_generated + drawn.tokens,
             **self._learned_tokens(learned),
             reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
             cut=self.progress.cut + settled.cut,
             continued=self.progress.continued + settled.continued,
             dropped=self.progress.dropped + settled.dropped,
             waiting=settled.waiting,
+            prompts_drawn=drawn.following.prompts_drawn,
+            unused=self.progress.unused + len(everybody) - len(drawn.rollouts),
+            estimates=drawn.learned(watch),
         )
-        metrics = (
-            step_metrics(rollouts, stats)
-            | self.team.work.metrics
-            | {f"learner/{name}": value for name, value in learned.items()}
-        )
-        if config.rollout.partial != "off":
-            metrics |= settled.metrics
+        metrics = drawn.metrics(config) | {
+            f"learner/{name}": value for name, value in learned.items()
+        }
         self.records.reward_errors(step + 1, errors)
         self.records.step(
-            step + 1, metrics | watch.metrics(), rollouts, tokens=config.records.tokens
+            step + 1,
+            metrics | watch.metrics() | self.timed.metrics,
+            drawn.rollouts,
+            tokens=config.records.tokens,
         )
 
     def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
@@ -253,20 +294,9 @@ class Coordinator:
             largest=largest,
             bound=bound,
         )
+        watch = self._stopwatch()
         await self.team.publish()
-
-    async def _sample(self, prompts: Sequence[Prompt], step: int) -> Settled:
-        """The rest of what waits, and a new group for each prompt."""
-        rollout, waiting = self.config.rollout, self.progress.waiting
-        new = [
-            RolloutRequest(RolloutName("train", step, prompt.id, sample), prompt.tokens)
-            for prompt in prompts
-            for sample in range(rollout.group_size)
-        ]
-        drawn = await self.team.generate(
-            [*waiting.requests(), *new], temperature=rollout.temperature, cut_off=rollout.cut_off
-        )
-        return settle(drawn, waiting, partial=rollout.partial)
+        self.timed.synced(watch.total_s)
 
     def _watch_parity(self, learned: dict[str, float]) -> None:
         alarm = self.team.bounds.alarm(learned)
@@ -275,46 +305,43 @@ class Coordinator:
 
     async def _finish(self, before: dict[str, Evaluation]) -> None:
         """Tests the policy that is exported, exports it, sums up."""
-        step = self.progress.step
-        result = await self.examiner.after(step, before=before)
-        report = await self.team.learner.export(
-            str(self.records.folder.export),
-            result.completions[:COMPARED],
-            which=result.which,
-        )
-        equal = (
-            "read back number by number; the devices have no room to score it"
-            if report.max_difference is None
-            else f"log-probs differ by at most {report.max_difference:.1e}"
-        )
-        self.records.event("exported", f"export: {report.folder}, {equal}", **asdict(report))
+        result = await self.timed.end(self.progress.step, before, self._validate)
         best = {} if result.best is None else {"best": result.best}
         self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
+        watch, step = self._stopwatch(), self.progress.step
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
         await self.team.learner.save(self.progress.to_meta())
+        seconds = watch.total_s
+        self.timed.saved(step, seconds)
         self.records.folder.journal(
-            "checkpoint", step=self.progress.step, wall_s=self.progress.wall_s
+            "checkpoint", step=step, wall_s=self.progress.wall_s, seconds=seconds
         )
 
     def _summarize(self, *, ended: str, **more: Any) -> None:
-        progress = self.progress
+        progress, left = self.progress, self.supply.left if ended == "finished" else None
         lost = len(progress.waiting) if ended == "finished" else 0
+        if left is not None:
+            lost += len(left.everybody)
+        dynamic = self.config.rollout.dynamic_sampling != "off"
+        unused = {"unused": progress.unused} if dynamic else {}
         summary = {
             "ended": ended,
             "steps": progress.step,
             "samples": progress.samples,
-            "tokens_generated": progress.tokens_generated,
+            "tokens_generated": progress.tokens_generated + (left.tokens if left else 0),
             "tokens_trained": progress.tokens_trained,
             "tokens_padded": progress.tokens_padded,
             "rollouts": {
                 "cut": progress.cut,
                 "continued": progress.continued,
                 "dropped": progress.dropped + lost,
+                **unused,
             },
             "wall_s": self.deadline.clock.elapsed_s,
             "deadline_s": self.deadline.time_s,
+            **({} if self.deadline.until_s is None else {"until_s": self.deadline.until_s}),
             **more,
             "adapter_sha256": self.team.published.sha256 if self.team.published else None,
             "resumed_from": self.resumed_from,

@@ -22,8 +22,9 @@ not ended, the step's sampling has (`rollout.partial`)."""
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
-Which = Literal["current", "probe", "best"]
-"""An adapter of the learner: as it is now, a random one, or the best by validation so far."""
+Which = Literal["current", "previous", "probe", "best"]
+"""An adapter of the learner: as it is now, as it was a version before (with `rollout.ahead`), a
+random one, or the best by validation so far."""
 
 
 @dataclass(frozen=True)
@@ -302,8 +303,10 @@ class ExportReport:
         max_difference: largest log-prob difference to the policy, over `tokens` tokens; None where
             the devices had no room to score with, so that numbers were compared.
         tokens: tokens compared.
+        version: the policy version that was exported.
     """
 
     folder: str
     max_difference: float | None
     tokens: int
+    version: int

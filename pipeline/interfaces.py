@@ -42,7 +42,10 @@ class Sampler(Protocol):
         """What its last `generate` has computed."""
 
     async def abort(self) -> None:
-        """Makes a running `generate` end soon, with an error."""
+        """Makes a running `generate` end soon, with an error, and every later one."""
+
+    async def resume(self) -> None:
+        """Lets it generate again, once what was aborted has ended."""
 
 
 class Answerer(Sampler, Protocol):
@@ -69,8 +72,15 @@ class Learner(Protocol):
     async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """Learns from one step's packed examples; returns metrics. The version goes up by one."""
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Learns from one step's rollouts; returns metrics. The version goes up by one."""
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
+        """Learns from one step's rollouts; returns metrics. The version goes up by one.
+
+        Args:
+            rollouts: what is learned from.
+            rate: the step's learning rate, where the decay is planned by the clock; None elsewhere.
+        """
 
     async def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version, with `meta` in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tqdm import tqdm
 from configs.schema import Config
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Rollout
+from pipeline.horizon import Plan
 from pipeline.run_dir import RunFolder
 from pipeline.tracking import Tracker
 
@@ -247,6 +249,27 @@ class Records:
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Says what `evaluation.compare` found."""
         self.console.say(f"{name} accuracy {change_line(compared)}")
+
+    def planned(self, plan: Plan, *, full: int, step_s: float, elapsed_s: float) -> None:
+        """Records a decision on the steps to come, and what it was taken from."""
+        smaller = f", this one with {plan.prompts} of {full} prompts" if plan.prompts < full else ""
+        self.event(
+            "planned",
+            f"plan: {plan.total_steps} steps of about {step_s:.3g} s{smaller}",
+            **asdict(plan),
+            step_s=step_s,
+            elapsed_s=elapsed_s,
+        )
+
+    def exported(self, facts: Mapping[str, Any]) -> None:
+        """Records an export: an `ExportReport` and what else there is to say of it."""
+        equal = (
+            "read back number by number; the devices have no room to score it"
+            if facts["max_difference"] is None
+            else f"log-probs differ by at most {facts['max_difference']:.1e}"
+        )
+        of = f"{facts['folder']}, version {facts['version']}"
+        self.event("exported", f"export: {of}, {equal}", **facts)
 
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Journals an event and says it."""

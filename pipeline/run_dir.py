@@ -157,7 +157,11 @@ class RunFolder:
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
         """The journal's entries of one kind, oldest first."""
-        return (entry for entry in _read_jsonl(self._journal) if entry["event"] == event)
+        return (entry for entry in self.entries() if entry["event"] == event)
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """All entries of the journal, oldest first."""
+        return _read_jsonl(self._journal)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

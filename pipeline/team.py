@@ -6,8 +6,7 @@ Knows who does what, not what it is for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +25,10 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
     """A signal arrived; what was in flight is abandoned."""
 
 
+class OutOfTime(Exception):  # noqa: N818  # not an error: something else needs what time is left
+    """What was in flight took too long and was abandoned."""
+
+
 @dataclass
 class Workers:
     """Whom the coordinator commands."""
@@ -42,12 +45,20 @@ class Team:
         workers: who does the work.
         config: bounds of parity, temperature of the probe.
         stop: set from outside to end early.
+        patience_s: how long work may be waited for that can be abandoned; asked when it is begun.
 
     Attributes:
         work: what the samplers have computed for the last `generate`.
     """
 
-    def __init__(self, workers: Workers, *, config: Config, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        config: Config,
+        stop: asyncio.Event,
+        patience_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.samplers = workers.samplers
         self.learner = workers.learner
         self.scorer = workers.scorer
@@ -56,6 +67,8 @@ class Team:
         self.published: Published | None = None
         self.work = Work()
         self._config = config
+        self._patience_s = patience_s
+        self._stuck = False
 
     async def probe(self, prompts: Sequence[Prompt]) -> float:
         """Largest log-prob difference between samplers and learner under a random adapter.
@@ -75,9 +88,13 @@ class Team:
         )
 
     async def publish(self, which: Which = "current") -> Published:
-        """Brings an adapter of the learner to the samplers; it is in force from then on."""
+        """Brings an adapter of the learner to the samplers; it is in force from then on.
+
+        Samplers that were told to end what they did draw nothing any more and get nothing.
+        """
         self.published = await self.learner.publish(which)
-        await parity.sync(self.samplers, self.published)
+        if not self._stuck:
+            await parity.sync(self.samplers, self.published)
         return self.published
 
     async def generate(
@@ -116,27 +133,43 @@ class Team:
     async def unless_stopped(
         self, work: Coroutine[Any, Any, T], *, aborts: Sequence[Sampler] = ()
     ) -> T:
-        """The result of `work`, abandoned if `stop` is set first.
+        """The result of `work`, abandoned if `stop` is set first or it takes too long.
 
         Args:
             work: what to do; not begun if `stop` is set already.
             aborts: samplers that are told, and get a while to end what they do.
 
         Raises:
-            Interrupted: if it was abandoned.
+            Interrupted: if it was abandoned because of `stop`.
+            OutOfTime: if it was because of the time, or there was none left to begin with.
         """
-        if self.stop.is_set():
+        patience_s = self._patience_s()
+        if self.stop.is_set() or patience_s == 0 or (aborts and self._stuck):
             work.close()
-            raise Interrupted
+            raise Interrupted if self.stop.is_set() else OutOfTime
         task, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        try:
+            await asyncio.wait(
+                {task, stopped}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            stopped.cancel()
         if task.done():
             return task.result()
         # What goes wrong while ending is of no interest: a sampler that is gone has ended.
         ending = asyncio.gather(
             task, *(sampler.abort() for sampler in aborts), return_exceptions=True
         )
-        with suppress(TimeoutError):
+        try:
             await asyncio.wait_for(ending, ABORT_PATIENCE_S if aborts else 0)
-        raise Interrupted
+        except TimeoutError:
+            self._stuck = bool(aborts)
+        if self.stop.is_set():
+            self._stuck = bool(aborts)
+            raise Interrupted
+        if not self._stuck:
+            await asyncio.gather(*(sampler.resume() for sampler in aborts))
+        raise OutOfTime

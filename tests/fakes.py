@@ -17,6 +17,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.balanced import Balanced
+from pipeline.budget import used_s
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
@@ -269,6 +270,10 @@ class FakeSampler(Prepares):
         self.script.note(f"{self.name}.abort")
         self.aborted.set()
 
+    async def resume(self) -> None:
+        self.script.note(f"{self.name}.resume")
+        self.aborted.clear()
+
 
 def behind(begun: Completion, drawn: Completion) -> Completion:
     """What a sampler has begun, and from there on what it would draw now, at least a stop token."""
@@ -296,9 +301,14 @@ class Disk(dict[int, tuple[str, dict[str, Any]]]):
 
     Attributes:
         best: version and adapter that were kept as the best.
+        previous: the adapter of the version before, by version.
     """
 
     best: tuple[int, str] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.previous: dict[int, str] = {}
 
 
 class FakeLearner(Prepares):
@@ -307,6 +317,7 @@ class FakeLearner(Prepares):
     Attributes:
         metrics: laid over those of each update.
         score_error: added to the log-probs that it scores.
+        rates: learning rates it was told, one for each update.
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
@@ -315,10 +326,12 @@ class FakeLearner(Prepares):
         self.disk = disk
         self.version = max(disk, default=0)
         self.adapter = disk[self.version][0] if disk else FRESH
+        self.previous = disk.previous.get(self.version, FRESH)
         self.metrics: dict[str, float] = {}
         self.score_error = 0.0
         self.seen: list[Rollout] = []
         self.exported: list[Completion] = []
+        self.rates: list[float | None] = []
 
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None)
@@ -333,6 +346,8 @@ class FakeLearner(Prepares):
         if which == "best":
             assert self.disk.best is not None
             return self.disk.best
+        if which == "previous":
+            return self.version - 1, self.previous
         return (-1, PROBE) if which == "probe" else (self.version, self.adapter)
 
     async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
@@ -353,19 +368,24 @@ class FakeLearner(Prepares):
         self.script.note(f"learner.keep_best {self.version}")
         self.disk.best = (self.version, self.adapter)
 
-    async def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
+        await asyncio.sleep(0)  # what is done beside it begins
         shas = {
             (rollout.completion.version, rollout.completion.adapter_sha256) for rollout in rollouts
         }
         assert {sha for version, sha in shas if version >= self.version} <= {self.adapter}
         self.seen = list(rollouts)
-        digest = hashlib.sha256(self.adapter.encode())
+        self.rates.append(rate)
+        digest = hashlib.sha256(f"{self.adapter}{rate or ''}".encode())
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
             if drawn.begun:
                 digest.update(f"{drawn.logprobs.tolist()} {drawn.stretches}".encode())
+        self.previous = self.adapter
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
         metrics = {"loss": int(self.adapter[:4], 16) / 2**16, **_tokens(learned)}
@@ -374,13 +394,22 @@ class FakeLearner(Prepares):
     async def save(self, meta: Mapping[str, Any]) -> None:
         self.script.note(f"learner.save {self.version}")
         self.disk.setdefault(self.version, (self.adapter, dict(meta)))
+        self.disk.previous.setdefault(self.version, self.previous)
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which
     ) -> ExportReport:
-        self.script.note(f"learner.export {self.named(which)[0]}")
+        version, adapter = self.named(which)
+        self.script.note(f"learner.export {version}")
         self.exported = list(examples)
-        return ExportReport(folder, 0.0, sum(len(drawn.tokens) for drawn in examples))
+        _write_export(Path(folder), f"{version} {adapter}")
+        tokens = sum(len(drawn.tokens) for drawn in examples)
+        return ExportReport(folder, 0.0, tokens, version)
+
+
+def _write_export(folder: Path, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter").write_text(text)
 
 
 def _tokens(learned: int) -> dict[str, float]:
@@ -458,18 +487,26 @@ class Process:
         progress = Progress.of_meta(balance.resume(restored)) if restored else Progress()
         balance.step = progress.step
         self.folder.create(config)
+        clock = Clock(
+            started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
+        )
+        deadline = Deadline(
+            clock,
+            config.budget.steps,
+            config.budget.time_s,
+            prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
+            validates=config.eval.validates,
+        )
         self.folder.rewind(progress.step)
         balance.record(records)
-        clock = Clock(
-            started=self.script.clock(), used_before_s=progress.wall_s, now=self.script.clock
-        )
+        deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.coordinator = Coordinator(
             config,
             data=data or make_data(),
             tokenizer=CharTokenizer(),
             workers=Workers(self.balanced.samplers, self.balanced.learner, self.scorer),
             records=records,
-            deadline=Deadline(clock, config.budget.steps, config.budget.time_s),
+            deadline=deadline,
             progress=progress,
             resumed_from=progress.step if restored else None,
             stop=self.script.stop,

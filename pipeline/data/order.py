@@ -1,5 +1,7 @@
 """Which prompts a step learns from: a pure function of seed and step, so a resume needs no cursor.
 
+Where steps take as many as they need it is one of seed and of how many were drawn before.
+
 Each source goes through its prompts epoch by epoch; epochs follow each other without a gap, and a
 step may span two of them. How many prompts of a step come from which source follows the weights.
 """
@@ -62,7 +64,7 @@ def prompts_for_step(
     taken = _taken_before(weights, seed=seed, steps=step + 2, prompts_per_step=prompts_per_step)
     chosen: list[Prompt] = []
     for number, name in enumerate(weights):
-        own = [prompt for prompt in prompts if prompt.source == name]
+        own = _of(name, prompts)
         before = taken[:, number]
         count = int(before[step + 1] - before[step])
         _check_enough(count, len(own), f"step {step + 1}: the share of {name!r}", "that source")
@@ -71,10 +73,96 @@ def prompts_for_step(
     return tuple(chosen)
 
 
+def continued_prompts(
+    prompts: Sequence[Prompt],
+    *,
+    seed: int,
+    start: int,
+    count: int,
+    window: int,
+    weights: Mapping[str, float] | None = None,
+) -> tuple[Prompt, ...]:
+    """`count` prompts from place `start` of one endless row, for steps that take what they need.
+
+    Every epoch of a source holds each of its prompts once, and any `window` prompts that follow
+    one another differ. In a mixture the sources take turns, spread evenly, in their shares.
+
+    Args:
+        prompts: of all sources; a prompt's `source` says which it is from.
+        seed: of the run.
+        start: how many were drawn before.
+        count: how many, from 1 to `window`.
+        window: the most that a step may draw.
+        weights: share of each source, which sum to 1; None or a single one: there is one source.
+
+    Raises:
+        ValueError: if there are too few prompts for that; see `check_window`.
+    """
+    assert 1 <= count <= window
+    check_window(prompts, window=window, weights=weights)
+    if weights is None or len(weights) < 2:
+        drawn = _window(len(prompts), seed=seed, start=start, count=count, window=window)
+        return tuple(prompts[index] for index in drawn)
+    # As steps of a single prompt.
+    taken = _taken_before(weights, seed=seed, steps=start + count + 1, prompts_per_step=1)[start:]
+    chosen: dict[int, Prompt] = {}
+    for number, (name, share) in enumerate(weights.items()):
+        own, before = _of(name, prompts), taken[:, number]
+        drawn = _window(
+            len(own),
+            seed=_source_seed(seed, name),
+            start=int(before[0]),
+            count=int(before[-1] - before[0]),
+            window=most_in_a_row(share, window),
+        )
+        places = np.flatnonzero(np.diff(before))
+        chosen |= {int(place): own[index] for place, index in zip(places, drawn, strict=True)}
+    return tuple(chosen[place] for place in range(count))
+
+
+def check_window(
+    prompts: Sequence[Prompt], *, window: int, weights: Mapping[str, float] | None = None
+) -> None:
+    """Refuses steps that may draw so many prompts that one could come twice.
+
+    Raises:
+        ValueError: naming how many prompts there are and how many there would have to be.
+    """
+    sources = {"data.train": (len(prompts), window)}
+    if weights is not None and len(weights) > 1:
+        sources = {
+            f"source {name!r}": (len(_of(name, prompts)), most_in_a_row(share, window))
+            for name, share in weights.items()
+        }
+    for name, (total, most) in sources.items():
+        if 2 * (most - 1) > total:
+            raise ValueError(
+                f"rollout.max_prompts_per_step = {window} takes up to {most} prompts of {name} in "
+                "a step; neither in an epoch nor where two of them meet may one come twice, so "
+                f"there have to be {2 * (most - 1)} and there are {total}; set it lower"
+            )
+
+
+def most_in_a_row(share: float, window: int) -> int:
+    """The most prompts that `window` of a mixture's row may hold of a source with this share."""
+    # The most of so many multiples of the golden ratio that an arc of the circle may hold.
+    steps = np.arange(window, dtype=np.uint64) * np.uint64(_GOLDEN)
+    points = np.sort(steps.astype(np.float64) / 2**64)
+    twice = np.concatenate([points, points + 1])
+    behind = np.searchsorted(twice, points + min(share, 1) + 1e-9, side="right")
+    return int(min(window, (behind - np.arange(window)).max()))
+
+
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
     """The weights, made to sum to 1."""
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
+    """So many of a step's prompts, evenly spread, so that sources keep about their shares."""
+    assert 0 < count <= len(prompts), (count, len(prompts))
+    return tuple(prompts[place * len(prompts) // count] for place in range(count))
 
 
 def most_of_a_source(share: float, prompts_per_step: int) -> int:
@@ -112,6 +200,20 @@ def _of_source(total: int, before: np.ndarray, *, seed: int, step: int) -> np.nd
 
     start, count = int(before[step]), int(before[step + 1] - before[step])
     return _slice(total, seed=seed, start=start, count=count, spanning=spanning)
+
+
+def _window(total: int, *, seed: int, start: int, count: int, window: int) -> np.ndarray:
+    """`count` indices from place `start` of a source's row of which any `window` differ."""
+    # As if at each beginning of an epoch a step could stand that has all but one prompt before it,
+    # or all but one behind: so the order does not depend on where steps really begin.
+    edge = Spanning(window - 1, window - 1)
+    return _slice(
+        total,
+        seed=seed,
+        start=start,
+        count=count,
+        spanning=lambda epoch: edge if epoch else Spanning(0, 0),
+    )
 
 
 def _slice(
@@ -172,6 +274,10 @@ def _taken_before(
     below = np.ceil(bounds[None, :] - offsets[:, None]).astype(np.int64)
     counts = np.diff(below, axis=1, prepend=0)
     return np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
+
+
+def _of(source: str, prompts: Sequence[Prompt]) -> list[Prompt]:
+    return [prompt for prompt in prompts if prompt.source == source]
 
 
 def _source_seed(seed: int, name: str) -> int:

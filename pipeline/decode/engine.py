@@ -176,8 +176,12 @@ class Engine:
         ]
 
     def abort(self) -> None:
-        """Makes `generate` raise `Aborted` at its next look, for good; safe from other threads."""
+        """Makes `generate` raise `Aborted`, until `resume`; safe from other threads."""
         self._abort.set()
+
+    def resume(self) -> None:
+        """Lets `generate` work again; not while one is still to notice that it was aborted."""
+        self._abort.clear()
 
     def _draw(
         self,

@@ -90,6 +90,10 @@ class Evaluation:
         """Share of right answers."""
         return measure_accuracy(self.correct)
 
+    def first(self, prompts: int) -> Evaluation:
+        """The answers to the first so many prompts."""
+        return Evaluation(self.answers[: prompts * self.samples])
+
     def majority_at(self, k: int) -> float:
         """Share of right answers if `k` samples vote (self-consistency, arXiv:2203.11171).
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 from typing import Any
 
 from configs.schema import Config
@@ -15,14 +17,17 @@ from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Completion, Prompt, Which
 from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluate import evaluation
-from pipeline.evaluate.evaluation import Evaluation
+from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.records import Records
-from pipeline.team import Team
+from pipeline.reserve import evaluation as part_of
+from pipeline.team import OutOfTime, Team
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
 _MINUTE_S = 60.0
+_PIECES = (0.5, 0.75, 1.0)
+"""Where the pieces end in which a set is read when there may be no time for all of it."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,16 @@ class Result:
     """What came out at the end.
 
     Attributes:
-        compared: for `summary.json`: the test split before and after, and each further set.
+        compared: for `summary.json`: the test split before and after, and each further set. Where
+            the deadline left no time for one, only what was before.
         best: for `summary.json`: the exported version and the last one, by validation; None
             without a validation split.
         which: the adapter that was tested and is to be exported.
-        completions: the answers to the test split.
     """
 
     compared: dict[str, Any]
     best: dict[str, Any] | None
     which: Which
-    completions: list[Completion]
 
 
 class Examiner:
@@ -52,7 +56,7 @@ class Examiner:
         tokenizer: for turning completions into text.
         team: who answers.
         records: where it is written down, and found again after a resume.
-        deadline: is told what to reserve for the end.
+        deadline: is told how long the evaluations take.
     """
 
     def __init__(
@@ -77,6 +81,9 @@ class Examiner:
         self._folder = records.folder
         self._deadline = deadline
         self._validated_at_s = deadline.clock.elapsed_s
+        self._drawn: list[Completion] = []
+        self._read: dict[int, Evaluation] = {}
+        deadline.reserve.read(self._folder.events("reserved"))
 
     async def before(self, step: int) -> dict[str, Evaluation]:
         """The policy that the run began with, on each test set; read from the run folder if there.
@@ -100,8 +107,19 @@ class Examiner:
                 self._folder.write_rollouts(file, found[name].rows)
             else:
                 found[name] = Evaluation.of(rows)
-        self._reserve()
         return found
+
+    @property
+    def test_prompts(self) -> int:
+        """Prompts of the test split."""
+        return len(self._tests["test"])
+
+    async def examples(self, count: int) -> list[Completion]:
+        """Some answers, for comparing two ways to score them: those of the last evaluation."""
+        if not self._drawn:
+            prompts = self._tests["test"][:count]
+            self._drawn = (await self._examine("test", prompts))[1]
+        return self._drawn[:count]
 
     def is_due(self, step: int, *, last: bool = False) -> bool:
         """Whether the validation split is to be read now; once a step, whatever interrupts."""
@@ -130,7 +148,6 @@ class Examiner:
         self._records.evaluation("validation", step, found.summary())
         self._folder.write_rollouts(_validation_file(step), found.rows)  # last, as above
         self._validated_at_s = self._deadline.clock.elapsed_s
-        self._reserve()
 
     @property
     def best(self) -> tuple[int, Evaluation] | None:
@@ -140,29 +157,64 @@ class Examiner:
 
     async def after(self, step: int, *, before: dict[str, Evaluation]) -> Result:
         """The best version by validation, or without one the last, on each test set."""
-        which, best = await self._recall(step)
+        return await self.test(step, await self.recall(step), before=before)
+
+    async def test(
+        self,
+        step: int,
+        recalled: tuple[Which, dict[str, Any] | None],
+        *,
+        before: dict[str, Evaluation],
+        share: float = 1.0,
+    ) -> Result:
+        """What was recalled, on each test set.
+
+        Args:
+            step: steps done by now.
+            recalled: what `recall` returned.
+            before: what `before` returned.
+            share: of each set's prompts, the first ones, that there is time for; both sides are
+                compared on what was read.
+        """
+        which, best = recalled
         compared: dict[str, Any] = {}
-        completions: list[Completion] = []
         for name, prompts in self._tests.items():
-            found, drawn = await self._examine(name, prompts)
-            self._folder.write_rollouts(f"{name}_after", found.rows)
-            version = step if best is None else best["step"]
-            self._records.evaluation(f"{name}_after", step, found.summary(), version=version)
-            result = evaluation.compare(before[name], found)
-            self._records.comparison(name, result)
+            found, drawn = await self._examine_some(name, prompts, share=share)
+            count = len(drawn) // self._config.samples
+            if count < len(prompts):
+                self._records.event(
+                    "evaluation_shortened",
+                    f"{name}: time is left for {count} of {len(prompts)} prompts",
+                    name=name,
+                    prompts=count,
+                    of=len(prompts),
+                )
+            if not drawn:
+                result = {"before": before[name].summary()}
+            else:
+                self._folder.write_rollouts(f"{name}_after", found.rows)
+                version = step if best is None else best["step"]
+                self._records.evaluation(f"{name}_after", step, found.summary(), version=version)
+                result = evaluation.compare(before[name].first(count), found)
+                self._records.comparison(name, result)
             if name == "test":
-                compared, completions = result, drawn
+                compared, self._drawn = result, drawn or self._drawn
             else:
                 compared.setdefault("sets", {})[name] = result
-        return Result(compared, best, which, completions)
+        return Result(compared, best, which)
 
-    async def _recall(self, step: int) -> tuple[Which, dict[str, Any] | None]:
-        """Puts the best version in force."""
+    async def recall(self, step: int) -> tuple[Which, dict[str, Any] | None]:
+        """Puts the best version in force.
+
+        Returns:
+            Which adapter that is and what `Result.best` says of it.
+        """
         best = self.best
         if best is None:
             return "current", None
         at, found = best
-        last = self._validated(step)
+        # Where the deadline left no time for it the last version is not validated.
+        last = self._validated(step if step in self._folder.validated else at)
         which: Which = "current"
         if at != step:
             published = await self._team.publish("best")
@@ -170,20 +222,22 @@ class Examiner:
             if published.version != at:
                 # The file is of a step that was done again after a damaged checkpoint.
                 self._records.event("best_lost", f"the adapter of step {at} is gone", step=at)
-                at, found, which = step, last, "current"
                 await self._team.publish()
+                if step not in self._folder.validated:
+                    return "current", None
+                at, found, which = step, last, "current"
         compared = evaluation.compare(last, found)
         facts = {
             "step": at,
             "accuracy": found.accuracy.accuracy,
-            "last_step": step,
+            "last_step": max(self._folder.validated),
             "last_accuracy": last.accuracy.accuracy,
             **{key: compared[key] for key in ("paired_difference", "paired_ci95", "paired_p")},
         }
         self._records.event(
             "best",
             f"best by validation: step {at} with {facts['accuracy']:.1%}; "
-            f"the last, step {step}, has {facts['last_accuracy']:.1%}",
+            f"the last, step {facts['last_step']}, has {facts['last_accuracy']:.1%}",
             **facts,
         )
         return which, facts
@@ -191,8 +245,14 @@ class Examiner:
     async def _timed(self, name: str, prompts: Sequence[Prompt]) -> Evaluation:
         """An evaluation that will be done again at the end, and how long it takes."""
         watch = Stopwatch(self._deadline.clock.now)
-        found, _ = await self._examine(name, prompts)
-        self._folder.journal("reserved", reason=f"{name} evaluation", seconds=watch.total_s)
+        found, self._drawn = await self._examine(name, prompts)
+        self._deadline.reserve.observe(part_of(name), watch.total_s)
+        self._folder.journal(
+            "reserved",
+            reason=part_of(name),
+            seconds=watch.total_s,
+            elapsed_s=self._deadline.clock.elapsed_s,
+        )
         return found
 
     async def _examine(
@@ -211,18 +271,30 @@ class Examiner:
         )
         return found, completions
 
-    def _reserve(self) -> None:
-        """Reserves for the end what each evaluation took at most."""
-        longest: dict[str, float] = {}
-        for entry in self._folder.events("reserved"):
-            reason = entry["reason"]
-            longest[reason] = max(longest.get(reason, 0.0), entry["seconds"])
-        self._deadline.evaluations_s = sum(longest.values())
+    async def _examine_some(
+        self, name: str, prompts: Sequence[Prompt], *, share: float
+    ) -> tuple[Evaluation, list[Completion]]:
+        """The first prompts, as many as time allows: in pieces where it is short."""
+        count = ceil(share * len(prompts))
+        ends = [ceil(part * count) for part in ((1.0,) if share == 1 else _PIECES)]
+        answers: list[Answer] = []
+        drawn: list[Completion] = []
+        try:
+            for start, end in pairwise([0, *ends]):
+                if start < end:
+                    found, new = await self._examine(name, prompts[start:end])
+                    answers += found.answers
+                    drawn += new
+        except OutOfTime:
+            pass
+        return Evaluation(tuple(answers)), drawn
 
     def _validated(self, step: int) -> Evaluation:
-        rows = self._folder.read_rollouts(_validation_file(step))
-        assert rows is not None, step
-        return Evaluation.of(rows)
+        if step not in self._read:
+            rows = self._folder.read_rollouts(_validation_file(step))
+            assert rows is not None, step
+            self._read[step] = Evaluation.of(rows)
+        return self._read[step]
 
 
 def _validation_file(step: int) -> str:

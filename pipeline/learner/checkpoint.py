@@ -109,6 +109,7 @@ class Checkpoints:
             adapter=tree["adapter"],
             optimizer=tree["optimizer"],
             reference=tree.get("reference"),
+            previous=tree.get("previous"),
             version=facts["version"],
             updates=facts["updates"],
         )
@@ -120,7 +121,8 @@ class Checkpoints:
 
 def _tree(state: LearnerState) -> dict[str, Any]:
     tree: dict[str, Any] = {"adapter": state.adapter, "optimizer": state.optimizer}
-    return tree if state.reference is None else {**tree, "reference": state.reference}
+    more = {"reference": state.reference, "previous": state.previous}
+    return tree | {name: adapter for name, adapter in more.items() if adapter is not None}
 
 
 def _sha256(state: LearnerState, meta: Meta) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.datatypes import Completion, ExportReport
+from pipeline.exchange import exchange
 from pipeline.learner.model_card import base_name, model_card
 from pipeline.learner.scorer import Scorer
 from pipeline.model import lora, peft_folder, save, weights
@@ -150,8 +151,9 @@ class Exporter:
         self.finish(fresh, folder, tuned, formats=formats)
         scored = [difference for difference in found if difference is not None]
         if not self._verify or len(scored) < len(found):
-            return ExportReport(str(folder), None, 0)
-        return ExportReport(str(folder), max(scored), sum(len(drawn.tokens) for drawn in examples))
+            return ExportReport(str(folder), None, 0, tuned.version)
+        tokens = sum(len(drawn.tokens) for drawn in examples)
+        return ExportReport(str(folder), max(scored), tokens, tuned.version)
 
     def add(
         self, fresh: Path, kind: Format, tuned: Tuned, *, examples: Sequence[Completion]
@@ -257,10 +259,11 @@ def begin(folder: Path) -> Path:
 
 
 def replace(fresh: Path, folder: Path) -> None:
-    """Puts `fresh` in the place of `folder`."""
-    old = folder.with_name(folder.name + ".old")
+    """Puts `fresh` in the place of `folder`: there is the old or the new one at any time."""
     if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+        exchange(fresh, folder)
+        shutil.rmtree(fresh)
+    else:
+        fresh.rename(folder)
+    # What a process left that died between two of the renames of `exchange`.
+    shutil.rmtree(folder.with_name(folder.name + ".old"), ignore_errors=True)

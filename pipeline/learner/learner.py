@@ -48,6 +48,8 @@ class LearnerState:
         updates: optimizer updates made in this phase.
         reference: the adapter that the KL term pulls towards, which is the one at the beginning of
             the GRPO phase; None where that is the base itself or there is no KL term.
+        previous: the adapter of the version before, under which rollouts were drawn ahead; where
+            GRPO begins it is the current one. None: nothing is drawn ahead.
     """
 
     adapter: Params
@@ -55,6 +57,7 @@ class LearnerState:
     version: int
     updates: int
     reference: Params | None = None
+    previous: Params | None = None
 
 
 class Learner:
@@ -144,7 +147,23 @@ class Learner:
         if self._programs.keeps_reference and moved:
             # A copy: updates take the adapter's own memory.
             reference = self.policy.place_adapter(jax.device_get(adapter))
-        return LearnerState(adapter, optimizer, version=version, updates=0, reference=reference)
+        return LearnerState(
+            adapter,
+            optimizer,
+            version=version,
+            updates=0,
+            reference=reference,
+            previous=self._copy_ahead(adapter),
+        )
+
+    def _copy_ahead(self, adapter: Params) -> Params | None:
+        """What `LearnerState.previous` is to be; a copy, because updates take what they are given.
+
+        None unless rollouts are drawn ahead.
+        """
+        if self._config.rollout.ahead == "off":
+            return None
+        return self.policy.place_adapter(jax.device_get(adapter))
 
     @property
     def teacher_sha256(self) -> str | None:
@@ -160,15 +179,22 @@ class Learner:
         """The current adapter in host memory, for sending it elsewhere."""
         return jax.device_get(self.state.adapter)
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """Learns from one step's rollouts and moves on to the next version.
 
         If no rollout carries a signal, adapter and optimizer stay as they are.
+
+        Args:
+            rollouts: what is learned from.
+            rate: the learning rate of all updates of this step, where the decay is planned by the
+                clock (`Config.plans_decay`); None elsewhere, where the schedule gives it.
 
         Returns:
             Metrics: means over learned tokens, and the parity between sampler and learner.
         """
         batches = self._pack(rollouts)
+        previous, drawn_by = self.state.previous, self.state.version - 1
+        self.state = replace(self.state, previous=self._copy_ahead(self.state.adapter))
         # What is used once is asked for just before, so that it exists for one micro-batch only.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
         if self._programs.keeps_old:
@@ -177,9 +203,11 @@ class Learner:
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
         metrics |= padding_metrics(batches)
         for number in range(self._config.learner.updates_per_batch if batches else 0):
-            shares, logprobs = self._one_update(placed)
+            shares, logprobs = self._one_update(placed, rate)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
+                if previous is not None and "parity_mean" not in metrics:
+                    metrics |= self._parity_of(batches, previous, version=drawn_by)
                 if self._programs.keeps_old:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
@@ -246,6 +274,18 @@ class Learner:
             completions, run, shape=self._programs.shape, mesh=self.policy.mesh
         )
 
+    def _parity_of(
+        self, batches: Sequence[TokenBatch], adapter: Params, *, version: int
+    ) -> dict[str, float]:
+        """`parity` of what `version`, which is `adapter`, drew: in one of the batches.
+
+        Which one moves on from step to step, so that long and short rollouts have their turn.
+        """
+        batch = batches[version % len(batches)]
+        inputs = place_inputs(batch, self.policy.mesh)
+        scored = np.asarray(self._run(self._compiled.score, adapter, inputs))
+        return parity([batch], [scored], version=version)
+
     def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
         return batches_to_learn(
             rollouts,
@@ -286,10 +326,11 @@ class Learner:
         return programs[len(inputs.tokens)](base or self.base, adapter, inputs)
 
     def _one_update(
-        self, batches: Iterable[DeviceBatch]
+        self, batches: Iterable[DeviceBatch], rate: float | None
     ) -> tuple[dict[str, float], list[np.ndarray]]:
         """One pass over the step's batches and one optimizer update."""
         state = self.state
+        assert (rate is not None) == self._config.plans_decay, rate
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares, logprobs = [], []
         for batch in batches:
@@ -299,10 +340,14 @@ class Learner:
             # Added up on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
-        adapter, optimizer, norm = self._compiled.apply(state.adapter, state.optimizer, total)
+        planned = [] if rate is None else [jax.device_put(np.float32(rate), self._whole)]
+        adapter, optimizer, norm = self._compiled.apply(
+            state.adapter, state.optimizer, total, *planned
+        )
         self.state = replace(state, adapter=adapter, optimizer=optimizer, updates=state.updates + 1)
         sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
-        sums |= {"grad_norm": float(norm), "lr": float(self._rates["grpo"](state.updates))}
+        told = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
+        sums |= {"grad_norm": float(norm), "lr": told}
         return sums, logprobs
 
 

@@ -8,7 +8,10 @@ from configs.schema import Config
 
 
 def grpo_rate(config: Config) -> optax.Schedule:
-    """Learning rate of the GRPO phase as a function of its updates so far."""
+    """Learning rate of the GRPO phase as a function of its updates so far.
+
+    Not where the clock plans the decay: there each step is told its rate (`pipeline.horizon`).
+    """
     learner = config.learner
     updates = learner.updates_per_batch
     decay = None if config.decay_steps is None else config.decay_steps * updates

@@ -55,7 +55,8 @@ class CompiledPrograms:
     """What `LearnerPrograms.compile` returns.
 
     `keep` is there only where the top of a distribution is kept, `imitation` and `apply_imitation`
-    only in runs with a supervised phase.
+    only in runs with a supervised phase. `apply` takes the learning rate, too, where the clock
+    plans it.
     """
 
     score: BySize
@@ -184,6 +185,13 @@ class LearnerPrograms:
         """One GRPO update; also returns the gradient's norm before clipping."""
         return _apply(self.optimizer, adapter, state, grads)
 
+    def apply_planned(
+        self, adapter: Params, state: optax.OptState, grads: Params, rate: Float[Array, ""]
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        """The same at a learning rate that is given: the plan may change, the program does not."""
+        optimizer = make_optimizer(self.config, lambda _: rate)
+        return _apply(optimizer, adapter, state, grads)
+
     def apply_imitation(
         self, adapter: Params, state: optax.OptState, grads: Params
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
@@ -287,7 +295,7 @@ class LearnerPrograms:
 
     def trace_apply(self) -> jax.stages.Traced:
         """The program of `apply`."""
-        return self._trace_apply(self.apply)
+        return self._trace_apply(self.apply_planned if self.config.plans_decay else self.apply)
 
     def _trace_apply(self, function: Any) -> jax.stages.Traced:
         whole = replicated(self.policy.mesh)
@@ -296,8 +304,10 @@ class LearnerPrograms:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
             jax.eval_shape(self.optimizer.init, adapter),
         )
+        rate = [jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)]
+        given = rate if function == self.apply_planned else []
         program = jax.jit(function, donate_argnums=(0, 1), out_shardings=whole)
-        return program.trace(adapter, state, adapter)
+        return program.trace(adapter, state, adapter, *given)
 
     def _trace_forward(self, function: Any, rows: int) -> jax.stages.Traced:
         base, adapter = self.policy.abstract_params()

@@ -16,6 +16,18 @@ import jax
 GIB = 2**30
 
 
+class NoRoomError(MemoryError):
+    """A program would take more than may be used.
+
+    Attributes:
+        share: of what it would take so much is there.
+    """
+
+    def __init__(self, what: str, share: float) -> None:
+        super().__init__(what)
+        self.share = share
+
+
 def program_bytes(compiled: jax.stages.Compiled) -> int:
     """Of each device while the program runs: arguments, results and temporaries."""
     stats: Any = compiled.memory_analysis()
@@ -45,12 +57,12 @@ def array_bytes(arrays: Any) -> int:
 
 def resident_bytes() -> int:
     """Of this process's fullest device: all arrays that are there now."""
-    held: dict[jax.Device, int] = defaultdict(int)
+    held: dict[jax.Device, dict[int, int]] = defaultdict(dict)
     for array in jax.live_arrays():
-        size = array_bytes(array)
-        for device in array.sharding.addressable_devices:
-            held[device] += size
-    return max(held.values(), default=0)
+        for shard in array.addressable_shards:
+            # By address: reading an array on the host leaves a view of it behind.
+            held[shard.device][shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return max((sum(sizes.values()) for sizes in held.values()), default=0)
 
 
 def check_room(needs: Mapping[str, int], *, hbm_gib: float) -> None:
@@ -61,11 +73,13 @@ def check_room(needs: Mapping[str, int], *, hbm_gib: float) -> None:
         hbm_gib: what may be used of a device.
 
     Raises:
-        MemoryError: naming the largest program, and what it would need.
+        NoRoomError: naming the largest program, and what it would need.
     """
     there, name = resident_bytes(), max(needs, key=lambda name: needs[name])
-    if there + needs[name] > hbm_gib * GIB:
-        raise MemoryError(
+    room = hbm_gib * GIB - there
+    if needs[name] > room:
+        raise NoRoomError(
             f"{name} needs {needs[name] / GIB:.4g} GiB of each device beside {there / GIB:.4g} GiB "
-            f"that are in use; plan.hbm_gib = {hbm_gib:g}"
+            f"that are in use; plan.hbm_gib = {hbm_gib:g}",
+            room / needs[name],
         )

@@ -14,6 +14,9 @@ LEASES = (1, 4, 8)
 """Contiguous chips of a TPU host that a process can have; two of them have no bounds that are set
 for half of a host's row."""
 
+_IMPORTANCE_CAP = 2.0
+"""Where the configuration has none and needs one."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -23,21 +26,44 @@ class Candidate:
         name: in words.
         config: with this placement; its sizes are those of the configuration.
         configured: whether it is the configuration's own.
+        same_run: whether it learns the same; no: it draws a step ahead.
     """
 
     name: str
     config: Config
     configured: bool = False
+    same_run: bool = True
 
 
 def candidates(config: Config, shape: ModelShape, topology: Topology) -> list[Candidate]:
-    """The configuration's own placement first, if the topology holds it, then all others."""
+    """The configuration's own placement first, if the topology holds it, then all others.
+
+    With `rollout.ahead` there are only splits; without, each split is also there with it.
+    """
+    ahead = config.rollout.ahead != "off"
     found = [_placed(config, plan) for plan in _plans(shape, topology)]
+    found = [one for one in found if one.plan.placement == "split" or not ahead]
     others = {_name(one): one for one in found}
     own = _name(config)
     others.pop(own, None)
     first = [Candidate(own, config, configured=True)] if _holds(topology, config) else []
-    return [*first, *(Candidate(name, one) for name, one in others.items())]
+    rest = [Candidate(name, one) for name, one in others.items()]
+    if not ahead and config.rollout.dynamic_sampling != "adaptive":
+        splits = [one for one in found if one.plan.placement == "split"]
+        drawn = [_ahead(one) for one in splits]
+        rest += [Candidate(_name(one), one, same_run=False) for one in drawn]
+    return [*first, *rest]
+
+
+def _ahead(config: Config) -> Config:
+    """The same, drawn a step ahead, with the importance weights that this needs."""
+    cap = config.learner.importance_cap or _IMPORTANCE_CAP
+    return config.model_copy(
+        update={
+            "rollout": config.rollout.model_copy(update={"ahead": "one"}),
+            "learner": config.learner.model_copy(update={"importance_cap": cap}),
+        }
+    )
 
 
 def _holds(topology: Topology, config: Config) -> bool:
@@ -95,4 +121,5 @@ def _name(config: Config) -> str:
     samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
     of_sampler = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
     parts = ", ".join([*mesh, *of_sampler])
+    parts = ", ".join([parts] * bool(parts) + ["a step ahead"] * (config.rollout.ahead != "off"))
     return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

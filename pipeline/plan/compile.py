@@ -4,16 +4,19 @@
 
 It runs as a child process, in the environment `topology.TPU_COMPILER`; `pipeline.plan.compiler`
 starts it. The request has `config`, `shape` and `programs`; the answers, a line of JSON for each
-program as soon as it is known, are those that `answer` returns.
+program as soon as it is known, in any order, are those that `answer` returns.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +43,11 @@ from pipeline.plan.topology import GIB, HOST
 
 VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
 """Gemma 3's; which tokens they are changes nothing of what a program holds."""
+
+_AT_ONCE = 2
+"""Programs that are compiled at a time; each keeps one core busy and takes some GiB of memory."""
+
+_TRACING = threading.Lock()  # qwix changes functions of JAX while it traces a model
 
 _NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
 
@@ -125,8 +133,9 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
 
 def answer(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
     """What the compiler says of a program: the fields of `compiler.Figures` as JSON values."""
-    began = time.monotonic()
-    traced = trace(config, shape, program)
+    with _TRACING:
+        began = time.monotonic()
+        traced = trace(config, shape, program)
     try:
         compiled = compile_for(traced)
     except DoesNotFitError as error:
@@ -150,10 +159,11 @@ def main() -> None:
     config = Config.model_validate_json(json.dumps(request["config"]))
     sizes = request["shape"]
     shape = ModelShape(**{**sizes, "local": tuple(sizes["local"])})
-    for program in request["programs"]:
-        found = {"program": program, **answer(config, shape, program)}
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+        asked = {pool.submit(answer, config, shape, name): name for name in request["programs"]}
+        for future in as_completed(asked):
+            sys.stdout.write(json.dumps({"program": asked[future], **future.result()}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

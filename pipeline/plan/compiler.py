@@ -140,15 +140,13 @@ def _ask(
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            say(_progress(programs, 0))
+            say(f"compiling {', '.join(programs)} ...")
             child.stdin.write(json.dumps(request))
             child.stdin.close()
-            for number, line in enumerate(child.stdout):
+            for number, line in enumerate(child.stdout, start=1):
                 answer = json.loads(line)
                 figures = Figures(**{name: answer[name] for name in names & answer.keys()})
-                say(f"{answer['program']}: {_in_words(figures)}")
-                if number + 1 < len(programs):
-                    say(_progress(programs, number + 1))
+                say(f"[{number}/{len(programs)}] {answer['program']}: {_in_words(figures)}")
                 yield answer["program"], figures
             status = child.wait()
         finally:
@@ -171,10 +169,6 @@ def _child(errors: Any) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | TPU_COMPILER | {"PYTHONPATH": os.pathsep.join(paths)},
     )
-
-
-def _progress(programs: Sequence[str], number: int) -> str:
-    return f"[{number + 1}/{len(programs)}] compiling {programs[number]} ..."
 
 
 def _in_words(figures: Figures) -> str:

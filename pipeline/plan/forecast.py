@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from configs.schema import Config, Source
-from pipeline.deadline import SAFETY
 from pipeline.plan.programs import programs_of
 from pipeline.plan.search import Case, Planned
 from pipeline.plan.shapes import DTYPE_BYTES
 from pipeline.plan.step import drawing, imitation_s
 from pipeline.plan.timing import Seconds, fixed
+from pipeline.reserve import SAFETY
 
 Pace = Literal["low", "expected", "high"]
 """Which end of every time's range."""

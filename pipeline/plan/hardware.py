@@ -137,7 +137,8 @@ def devices_of(config: Config) -> int:
 def topology_of(config: Config, name: str | None) -> Topology:
     """What the plan is made for: `name`, or else what the configuration trains on.
 
-    A price that the configuration gives stands in place of the list's.
+    A price that the configuration gives stands in place of the list's, and memory that it bounds
+    is no more than it says.
 
     Raises:
         ValueError: if there is no such topology, if it is of another platform than the
@@ -160,8 +161,28 @@ def topology_of(config: Config, name: str | None) -> Topology:
             f'plan.platform = "{platform}" with {count} device(s) does not say what is planned '
             f"for; nearest valid: --topology {_nearest(platform, count)}"
         )
-    price = config.plan.chip_hour_usd
-    return found if price is None else replace(found, chip=replace(found.chip, chip_hour_usd=price))
+    return replace(found, chip=_as_configured(found.chip, config))
+
+
+def _as_configured(chip: Chip, config: Config) -> Chip:
+    price, most = config.plan.chip_hour_usd, config.plan.hbm_gib
+    if price is not None:
+        chip = replace(chip, chip_hour_usd=price)
+    return chip if most is None else replace(chip, hbm_gib=min(most, chip.hbm_gib))
+
+
+def refuse_plan_only(config: Config) -> None:
+    """Does nothing if a run can have the devices that it asks for, as far as their number tells.
+
+    Raises:
+        ValueError: if it is more chips than one host has.
+    """
+    if config.plan.platform != "tpu":
+        return
+    why = topology_of(config, None).why_not_trained
+    if why is not None:
+        what = f"{devices_of(config)} chips: {why}; nearest valid: 8"
+        raise ValueError(f"plan.learner_devices = {config.plan.learner_devices}: {what}")
 
 
 def _named(name: str) -> Topology:

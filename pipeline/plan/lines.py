@@ -9,18 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.toml_text import show_value
+from pipeline.plan.report import REGIMES
 
 Figures = Mapping[str, Any]
 
 _MARKS = (
     "~ estimated; = by the TPU compiler, whose seconds are a model of its own; nothing measured"
 )
-_REGIMES = {
-    "compute": "arithmetic",
-    "bandwidth": "memory bandwidth",
-    "links": "links between chips",
-    "latency": "many small steps",
-}
 _PARTS = {
     "base": "base",
     "adapter": "adapter",
@@ -115,13 +110,13 @@ def _step(report: Figures) -> Iterator[str]:
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
         own = mark if phase in compiled else "~"
-        regime = _REGIMES[figures["regime"]]
+        regime = REGIMES[figures["regime"]]
         rows.append([phase, *_seconds(figures, own), regime])
     rows.append(["together", *_seconds(step["total_s"], "~"), ""])
     yield from table(rows)
     yield (
-        f"~{step['tokens_per_s']:,.0f} trained tokens a second; {step['slots_useful']:.0%} of the "
-        f"slots' steps draw a token, {step['padding']:.0%} of the learner's positions are padding"
+        f"~{step['tokens_per_s']:,.0f} trained tokens a second; ~{step['slots_useful']:.0%} of the "
+        f"slots' steps draw a token, ~{step['padding']:.0%} of the learner's positions are padding"
     )
     yield f"from ~{step['knee_slots']} slots a shard on, more of them hardly draw faster"
 
@@ -148,7 +143,7 @@ def _compared(report: Figures) -> Iterator[str]:
     ]
     yield from table(rows)
     yield "slots of a shard, tokens of a micro-batch; seconds on links were never measured"
-    best = compared[0]
+    best = next(one for one in compared if one["same_run"])
     if best["fits"] and not best["chosen"] and best["set"]:
         yield f"the fastest, in [plan]: {_settings(best['set'])}"
 
@@ -158,7 +153,8 @@ def _verdict(one: Figures) -> str:
         return "chosen"
     if not one["fits"]:
         return f"does not fit: {one['why']}"
-    return f"{one['gain']:+.0%}: {one['why']}"
+    other = "" if one["same_run"] else "another run; "
+    return f"~{one['gain']:+.0%}: {other}{one['why']}"
 
 
 def _verified(report: Figures) -> Iterator[str]:
@@ -182,6 +178,8 @@ def _verified(report: Figures) -> Iterator[str]:
 
 
 def _larger(one: Figures) -> str:
+    if one["gain"] == 0:
+        return str(one["what"])
     gain = f"{one['what']}: trained tokens a second ~{one['gain']:+.1%}"
     if one["fits"] is None:
         return gain
@@ -194,10 +192,11 @@ def _budget(report: Figures) -> Iterator[str]:
     given = f"{budget['steps_given']} steps"
     if budget["steps_given"] is None:
         given = _duration(budget["time_given_s"])
+    between = f"~{slow['steps']:,} to ~{fast['steps']:,}"
     yield (
-        f"budget {given}: ~{expected['steps']:,} steps ({slow['steps']:,} to {fast['steps']:,}) in "
-        f"~{_duration(expected['wall_s'])} ({_duration(fast['wall_s'])} to "
-        f"{_duration(slow['wall_s'])})"
+        f"budget {given}: ~{expected['steps']:,} steps ({between}) in "
+        f"~{_duration(expected['wall_s'])} (~{_duration(fast['wall_s'])} to "
+        f"~{_duration(slow['wall_s'])})"
     )
     yield (
         f"  of these ~{budget['grpo_steps']:,} of GRPO: ~{budget['samples']:,} rollouts, "
@@ -205,7 +204,7 @@ def _budget(report: Figures) -> Iterator[str]:
     )
     spent = {name: seconds for name, seconds in expected["spent_s"].items() if seconds}
     shares = ", ".join(
-        f"{name} ~{_duration(seconds)} ({seconds / expected['wall_s']:.1%})"
+        f"{name} ~{_duration(seconds)} (~{seconds / expected['wall_s']:.1%})"
         for name, seconds in spent.items()
     )
     yield f"  {shares}"

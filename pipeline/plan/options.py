@@ -17,8 +17,8 @@ from pipeline.plan.workload import Lengths, packed_positions
 
 LARGER = 1.25
 """A size and the next larger one that is tried."""
-_TILE = 8
-"""Devices compute rows in eights: of more than two of these no others are worth a program."""
+_TILE = 4
+"""Of more than four of these slots there are only multiples: devices compute several at once."""
 _SEGMENTS = (16, 32, 64)
 _PREFILLS = (2048, 4096, 8192)
 _REMATS = ("none", "dots", "full", "offload")
@@ -140,4 +140,4 @@ def ladder(most: int, *, tile: int = _TILE) -> list[int]:
 def larger(size: int, *, tile: int = _TILE) -> int:
     """The next larger size that is tried."""
     found = max(size + 1, math.floor(LARGER * size))
-    return found if found <= 2 * tile or tile == 1 else -(-found // tile) * tile
+    return found if found <= 4 * tile or tile == 1 else max(round(found / tile) * tile, size + 1)

@@ -11,12 +11,14 @@ class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a si
     Attributes:
         phase: what it was doing.
         what: what it was told, one line.
+        share: of what it needed so much was there; None: that is not known.
     """
 
-    def __init__(self, phase: Phase, what: str) -> None:
-        super().__init__(phase, what)
+    def __init__(self, phase: Phase, what: str, share: float | None = None) -> None:
+        super().__init__(phase, what, share)
         self.phase = phase
         self.what = what
+        self.share = share
 
     def __str__(self) -> str:
         return f"out of memory ({self.phase}): {self.what}"

@@ -14,23 +14,32 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.plan.programs import SAMPLER, Devices, devices_of, split_name
 from pipeline.plan.shapes import DTYPE_BYTES, ModelShape
+from pipeline.plan.topology import GIB, HBM_GIB
 
 Parts = dict[str, int]
 """Bytes of a chip by what they are for."""
 
 _FLOAT = _INT = 4
-_FIXED = 64 * 2**20
-"""Of any program that runs the model: small buffers, and copies that are in flight."""
+_FAST = 112 * 2**20
+"""A chip's fast memory that what a layer makes stays in, as far as it fits."""
+_SMALL = 64 * 2**20
+"""What a backward pass holds of many small arrays."""
+_LOOP_LAYERS = 1.3
+"""Weights, in layers, that decoding keeps another copy of around its loop."""
 _KEPT_INPUTS = 3
 """Hidden states of the whole micro-batch that a backward pass has besides each layer's input."""
-_WIDE = 4
+_WIDE = 3
 """Arrays of a layer's feed-forward width that exist at a time."""
 _SCORES = 2
 """Arrays of attention scores, in float32, that exist at a time."""
-_GATHERED = 4
-"""Layers whose weights are gathered over fsdp ahead of their use."""
-_SAVED = 12
-"""Of a layer's feed-forward width, what a backward pass without recomputation keeps."""
+_GATHERED, _GATHERED_AROUND_LOOPS = 0.9, 0.55
+"""Share of the layers whose weights are gathered over fsdp ahead of their use, while there is room;
+the second where a backward pass takes the micro-batch in several parts."""
+_LEAST_GATHERED = 4
+"""Layers that are gathered ahead of their use in any case."""
+_SAVED, _SAVED_BY_LOOPS = 3.3, 12
+"""Arrays of a layer's feed-forward width that a backward pass without recomputation keeps; the
+second where it takes the micro-batch in several parts, whose loop computes nothing twice."""
 _BLOCK = 512  # queries whose scores exist at a time, as PackedAttention has it
 
 
@@ -114,15 +123,10 @@ class Sizes:
             "kv_global": rows * shape.global_layers * self.ring(positions),
         }
 
-    def weights_in_use(self) -> int:
-        """Copies of weights that a program makes to multiply with them.
-
-        The adapter in the base's type; a layer that is gathered, or computed back from its codes.
-        """
-        layer = self.shape.layer_bytes(self.config.model.dtype, tp=self.place.tp)
-        copies = _GATHERED if self.place.fsdp > 1 else int(self.quantization != "none")
-        cast = self.adapter * self.number // _FLOAT if self.adapted else 0
-        return cast + copies * layer
+    @property
+    def layer(self) -> int:
+        """Bytes of a layer's matrices as they are multiplied: whole along fsdp, not in codes."""
+        return self.shape.layer_bytes(self.config.model.dtype, tp=self.place.tp)
 
 
 def _divides(parts: int, size: int) -> int:
@@ -145,7 +149,27 @@ def held(config: Config, shape: ModelShape, program: str) -> Parts:
         ValueError: if there is no such program.
     """
     kind, size = split_name(program)
-    return _KINDS[kind](Sizes.of(config, shape, program), size)
+    sizes = Sizes.of(config, shape, program)
+    parts = _KINDS[kind](sizes, size)
+    if "base" in parts:
+        ready = _made_ready(sizes, kind, size, sum(parts.values()))
+        parts["temporaries"] = parts.get("temporaries", 0) + ready
+    return parts
+
+
+def _made_ready(sizes: Sizes, kind: str, size: int, others: int) -> int:
+    """Weights as they are multiplied, where they are kept otherwise.
+
+    A matrix is computed back from its codes when it is needed. Layers are gathered over fsdp ahead
+    of their use, many of them as long as a chip has room beside the program's `others`.
+    """
+    if sizes.place.fsdp == 1:
+        return sizes.layer if sizes.quantization != "none" else 0
+    share = _GATHERED
+    if kind in {"gradient", "imitation"} and _rows_together(sizes, size) < _rows_here(sizes, size):
+        share = _GATHERED_AROUND_LOOPS
+    room = (int(HBM_GIB * GIB) - others) // sizes.layer
+    return sizes.layer * max(_LEAST_GATHERED, min(int(share * sizes.shape.layers), room))
 
 
 def slots_state(sizes: Sizes, slots: int) -> Parts:
@@ -165,7 +189,6 @@ def _prefill(sizes: Sizes, bucket: int) -> Parts:
         **_weights(sizes),
         **sizes.rings(rows, bucket),
         "activations": _forward(sizes, rows, bucket, block=bucket),
-        "temporaries": _FIXED + sizes.weights_in_use(),
     }
 
 
@@ -184,43 +207,43 @@ def _segment(sizes: Sizes, slots: int) -> Parts:
     if not shape.global_layers:
         longest = min(shape.window, longest)
     settling = mine * sizes.ring(longest)
+    # The adapter in the base's type, and weights that are laid out anew.
+    around = int(_LOOP_LAYERS * sizes.layer)
+    around += sizes.adapter * sizes.number // _FLOAT if sizes.adapted else 0
     scores = mine * sizes.heads * (config.rollout.max_tokens + steps) * _FLOAT
     return {
         **_weights(sizes),
         **state,
         "activations": _SCORES * scores + mine * _WIDE * sizes.hidden * sizes.number,
         "head": _logits(sizes, mine),
-        "temporaries": (state["temporaries"] + _FIXED + recent + settling + sizes.weights_in_use()),
+        "temporaries": state["temporaries"] + recent + settling + around,
     }
 
 
 def _score(sizes: Sizes, rows: int) -> Parts:
-    mine, seq = rows // sizes.place.shards, sizes.config.row_tokens
+    mine, seq = _rows_here(sizes, rows), sizes.config.row_tokens
     return {
         **_weights(sizes),
         "activations": _forward(sizes, mine, seq, block=min(seq, _BLOCK)),
-        "head": _logits(sizes, mine * seq),
-        "temporaries": _FIXED + sizes.weights_in_use(),
     }
 
 
 def _keep(sizes: Sizes, rows: int) -> Parts:
     parts = _score(sizes, rows)
-    tokens = rows // sizes.place.shards * sizes.config.row_tokens
-    return parts | {"head": parts["head"] + tokens * _top(sizes.config)}
+    tokens = _rows_here(sizes, rows) * sizes.config.row_tokens
+    return parts | {"head": tokens * _top(sizes.config)}
 
 
 def _gradient(sizes: Sizes, rows: int) -> Parts:
     config, shape = sizes.config, sizes.shape
-    mine, seq = rows // sizes.place.shards, config.row_tokens
-    tokens = mine * seq
-    # A layer works on so many rows at a time, as Parts.of has it.
-    most = max(1, config.plan.layer_tokens // seq)
-    together = max(size for size in range(1, mine + 1) if mine % size == 0 and size <= most)
+    seq = config.row_tokens
+    tokens = _rows_here(sizes, rows) * seq
+    together = _rows_together(sizes, rows)
     part = _forward(sizes, together, seq, block=min(seq, _BLOCK))
     inputs = {"offload": 1}.get(config.plan.remat, shape.layers)
     kept = (inputs + _KEPT_INPUTS) * shape.embed * sizes.number
-    kept += shape.layers * _saved(sizes) * sizes.number
+    in_parts = together < _rows_here(sizes, rows)
+    kept += shape.layers * _saved(sizes, in_parts=in_parts) * sizes.number
     asked = tokens * _top(config) if config.learner.keeps_top_k else 0
     return {
         **_weights(sizes),
@@ -228,12 +251,12 @@ def _gradient(sizes: Sizes, rows: int) -> Parts:
         "optimizer": 2 * sizes.adapter,
         "activations": tokens * kept + part,
         "head": _logits(sizes, tokens) + asked,
-        "temporaries": _FIXED + sizes.weights_in_use() - sizes.adapter * sizes.number // _FLOAT,
+        "temporaries": _SMALL,
     }
 
 
 def _apply(sizes: Sizes, _: int) -> Parts:
-    return {"adapter": sizes.adapter, "optimizer": 3 * sizes.adapter, "temporaries": _FIXED}
+    return {"adapter": sizes.adapter, "optimizer": 3 * sizes.adapter}
 
 
 _KINDS: dict[str, Callable[[Sizes, int], Parts]] = {
@@ -258,14 +281,26 @@ def _forward(sizes: Sizes, rows: int, seq: int, *, block: int) -> int:
     shape = sizes.shape
     wide = _WIDE * sizes.hidden + 2 * shape.embed + 2 * sizes.heads * shape.head_dim
     scores = rows * sizes.heads * block * seq * _FLOAT
-    return rows * seq * wide * sizes.number + _SCORES * scores
+    return max(0, rows * seq * wide * sizes.number + _SCORES * scores - _FAST)
 
 
-def _saved(sizes: Sizes) -> int:
+def _rows_here(sizes: Sizes, rows: int) -> int:
+    """Rows of a device."""
+    return rows // sizes.place.shards
+
+
+def _rows_together(sizes: Sizes, rows: int) -> int:
+    """Rows that a layer works on at a time in the gradient, as Parts.of has it."""
+    here = _rows_here(sizes, rows)
+    most = max(1, sizes.config.plan.layer_tokens // sizes.config.row_tokens)
+    return max(size for size in range(1, here + 1) if here % size == 0 and size <= most)
+
+
+def _saved(sizes: Sizes, *, in_parts: bool) -> int:
     """Numbers that a layer keeps of a position for the backward pass, besides its input."""
     shape, remat = sizes.shape, sizes.config.plan.remat
     if remat == "none":
-        return _SAVED * sizes.hidden
+        return int((_SAVED_BY_LOOPS if in_parts else _SAVED) * sizes.hidden)
     if remat == "dots":
         attention = sizes.heads * shape.head_dim + 2 * sizes.kv_heads * shape.head_dim
         return attention + 2 * sizes.hidden + 2 * shape.embed

@@ -18,6 +18,14 @@ from pipeline.plan.verify import Verified
 Figures = dict[str, Any]
 """JSON."""
 
+REGIMES = {
+    "compute": "arithmetic",
+    "bandwidth": "memory bandwidth",
+    "links": "links between chips",
+    "latency": "many small steps",
+}
+"""Regimes in words."""
+
 _PLACE = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp")
 _SIZES = ("rollout_rows", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
 
@@ -126,7 +134,7 @@ def _plan(found: Plan) -> Figures:
         "configured": plan.configured,
         "fixed": given.fixed,
         "fits": plan.fits,
-        "short": None if plan.fits else shortage(case, plan),
+        "short": None if plan.fits else _short(found),
         "reserve_gib": (case.topology.chip.hbm_gib * GIB - case.limit_bytes) / GIB,
         "limit_gib": case.limit_bytes / GIB,
         **values,
@@ -140,6 +148,17 @@ def _plan(found: Plan) -> Figures:
         },
         "set": _to_set(case, plan),
     }
+
+
+def _short(found: Plan) -> str:
+    if found.verified is None:
+        return shortage(found.case, found.plan)
+    most = found.case.most_bytes / GIB
+    return "; ".join(
+        f"{name} takes ={one.hbm_bytes / GIB:.2f} GiB of the {most:.2f} that a program may hold"
+        for name, one in found.verified.programs.items()
+        if not one.fits
+    )
 
 
 def _to_set(case: Case, plan: Planned) -> Figures:
@@ -198,11 +217,13 @@ def _step(plan: Planned) -> Figures:
 
 
 def _compared(case: Case, one: Planned, found: Plan) -> Figures:
-    chosen, config = found.choice.chosen, one.config
+    config = one.config
+    chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
     full = one.fullest
     return {
         "name": one.name,
         "chosen": one is chosen,
+        "same_run": one.same_run,
         "slots_per_shard": config.rollout_rows // config.plan.sampler_shards,
         "micro_batch_tokens": config.plan.micro_batch_tokens,
         "remat": config.plan.remat,
@@ -223,6 +244,8 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
         return shortage(case, one).partition(": ")[2]
     if one is chosen:
         return "chosen"
+    if one.step.ahead and not chosen.step.ahead:
+        return "draws the next step's rollouts while it learns (rollout.ahead)"
     spent = {
         phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
         for phase in PHASES
@@ -233,15 +256,7 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
         return "the same"
     word = "longer" if spent[phase] > 0 else "shorter"
     regime = one.step.seconds[phase].regime
-    return f"{phase} {abs(spent[phase]):.2f} s {word}, bound by {_REGIMES[regime]}"
-
-
-_REGIMES = {
-    "compute": "arithmetic",
-    "bandwidth": "memory",
-    "links": "links between chips",
-    "latency": "many small steps",
-}
+    return f"{phase} ~{abs(spent[phase]):.2f} s {word}, bound by {REGIMES[regime]}"
 
 
 def _budget(case: Case, forecast: Forecast) -> Figures:

@@ -7,12 +7,12 @@ the configuration's own settings and the smallest sizes win: more would only tak
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.schema import Config
 from pipeline.plan.candidates import Candidate, candidates
-from pipeline.plan.hardware import Topology
+from pipeline.plan.hardware import Topology, devices_of
 from pipeline.plan.memory import Memory, estimate
 from pipeline.plan.options import Option, row_options, slot_options
 from pipeline.plan.shapes import ModelShape
@@ -86,6 +86,7 @@ class Planned:
         step: what a step takes.
         memory: by phase, a chip's.
         fits: whether a chip has room for all of them.
+        same_run: whether it learns the same as the configuration.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Planned:
     step: Step
     memory: Mapping[str, Memory]
     fits: bool
+    same_run: bool = True
 
     @property
     def fullest(self) -> Memory:
@@ -108,7 +110,8 @@ class Choice:
 
     Attributes:
         chosen: the plan.
-        compared: all placements, the fastest that fits first; `chosen` is one of them.
+        compared: all placements, the fastest that fits first; `chosen` is one of them. Those that
+            would be another run are only told.
     """
 
     chosen: Planned
@@ -116,8 +119,14 @@ class Choice:
 
     @property
     def best(self) -> Planned:
-        """The fastest that fits, where one does."""
-        return self.compared[0]
+        """The fastest that fits, where one does, and is the same run."""
+        return next(plan for plan in self.compared if plan.same_run)
+
+    @property
+    def others(self) -> tuple[Planned, ...]:
+        """What could take the place of what was chosen, the fastest first."""
+        same = (plan for plan in self.compared if plan.same_run and plan.fits)
+        return tuple(plan for plan in same if plan is not self.chosen)
 
 
 def choose(case: Case) -> Choice:
@@ -132,7 +141,9 @@ def choose(case: Case) -> Choice:
     found = list(_planned(case))
     ranked = sorted(found, key=lambda plan: (not plan.fits, -plan.step.tokens_per_s))
     configured = next((plan for plan in ranked if plan.configured), None)
-    chosen = ranked[0]
+    chosen = next((plan for plan in ranked if plan.same_run), None)
+    if chosen is None:
+        raise ValueError(_no_placement(case))
     if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
         chosen = configured
     return Choice(chosen, tuple(ranked))
@@ -169,12 +180,12 @@ def in_its_place(case: Case, plan: Planned) -> Planned | None:
 
 
 def shortage(case: Case, plan: Planned) -> str:
-    """What is short where a plan does not fit."""
+    """What is short where a plan does not fit, as estimated."""
     full = plan.fullest
     largest = max(full.parts, key=lambda name: full.parts[name])
     return (
-        f"{plan.name}: {full.phase} takes {full.total / GIB:.2f} GiB of the "
-        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} {full.parts[largest] / GIB:.2f}"
+        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} GiB of the "
+        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} ~{full.parts[largest] / GIB:.2f}"
     )
 
 
@@ -211,7 +222,8 @@ def _planned(case: Case) -> Iterator[Planned]:
             yield own
         config = _sizes_for(case, candidate.config, free=True)
         if config is not None and (own is None or config.plan != own.config.plan):
-            yield measured(case, candidate.name, checked(config))
+            found = measured(case, candidate.name, checked(config))
+            yield replace(found, same_run=candidate.same_run)
 
 
 def _as_configured(case: Case, own: Candidate) -> Planned:
@@ -222,6 +234,13 @@ def _as_configured(case: Case, own: Candidate) -> Planned:
             raise ValueError(_no_sizes(config))
         config = checked(found)
     return measured(case, f"as configured ({own.name})", config, configured=True)
+
+
+def _no_placement(case: Case) -> str:
+    return (
+        f"{case.topology.name}: no placement on it suits the configuration: its own takes "
+        f"{devices_of(case.config)} devices, and there is no other"
+    )
 
 
 def _no_sizes(config: Config) -> str:

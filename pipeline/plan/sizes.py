@@ -63,29 +63,41 @@ def sized(config: Config, sizes: Sizes) -> Config:
     return Config.model_validate({**dict(config), "plan": type(plan).model_validate(changed)})
 
 
-def smaller(config: Config, sizes: Sizes, phase: Phase) -> Sizes | None:
+def smaller(
+    config: Config, sizes: Sizes, phase: Phase, *, share: float | None = None
+) -> Sizes | None:
     """The next smaller sizes for a phase that ran out of memory.
 
     Scoring, learning and an export work in micro-batches; drawing in slots, and so does what takes
     over an adapter for the sampler. Both stay multiples of what the devices share.
 
+    Args:
+        config: of the run.
+        sizes: which were too much.
+        phase: for what.
+        share: of the memory that these needed so much is there; None: that is not known. Memory
+            falls no faster than sizes do, so none that would fit is passed over.
+
     Returns:
         None: there is nothing smaller, or the phase does not depend on any size.
     """
-    if phase == "load":
+    if phase == "load" or (share is not None and share <= 0):
         return None
+    factor = SHRUNK if share is None else min(SHRUNK, share)
     if phase in {"generate", "sync"}:
-        slots = _fewer(sizes.rollout_rows, config.plan.sampler_shards)
+        slots = _fewer(sizes.rollout_rows, config.plan.sampler_shards, factor)
         return None if slots is None else replace(sizes, rollout_rows=slots)
     unit = config.row_tokens * config.plan.learner_shards
-    tokens = _fewer(sizes.micro_batch_tokens, unit)
+    tokens = _fewer(sizes.micro_batch_tokens, unit, factor)
     return None if tokens is None else replace(sizes, micro_batch_tokens=tokens)
 
 
-def _fewer(size: int, unit: int) -> int | None:
+def _fewer(size: int, unit: int, factor: float) -> int | None:
     """The next smaller multiple of `unit`; None: `size` is the smallest."""
     count = size // unit
-    fewer = int(SHRUNK * count)
+    if count == 1:
+        return None
+    fewer = max(1, int(factor * count))
     if fewer > 2 * _TILE:
         fewer -= fewer % _TILE
-    return fewer * unit or None
+    return fewer * unit

@@ -1,12 +1,13 @@
 """What a step takes: the work of its phases at the pace of the chips, by expected lengths.
 
-Reads configurations whose sizes are set. Partial rollouts and cut-offs are not counted: a step is
-what it takes to draw and learn all of its rollouts.
+Reads configurations whose sizes are set. Partial rollouts, cut-offs and dynamic sampling are not
+counted: a step is what it takes to draw and learn all of the rollouts that it asks for first.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,6 +58,8 @@ class Step:
         padding: share of the learner's positions that hold nothing.
         slots_useful: see `Drawing`.
         knee: slots of a shard from which more of them hardly draw faster.
+        ahead: whether the next step's rollouts are drawn and scored while these are learned, by
+            other chips.
     """
 
     seconds: Mapping[str, Seconds]
@@ -65,12 +68,18 @@ class Step:
     padding: float
     slots_useful: float
     knee: int
+    ahead: bool = False
 
     @property
     def total(self) -> Seconds:
-        """All phases, one after the other."""
-        first, *rest = (self.seconds[phase] for phase in PHASES)
-        return sum(rest, first)
+        """All phases, one after the other, but for those that others do meanwhile."""
+        drawn = self._sum("prefill", "decode", "rewards")
+        learned = self._sum("score", "update")
+        both = drawn.longer(learned) if self.ahead else drawn + learned
+        return both + self.seconds["sync"]
+
+    def _sum(self, first: str, *others: str) -> Seconds:
+        return sum((self.seconds[phase] for phase in others), self.seconds[first])
 
     @property
     def tokens_per_s(self) -> float:
@@ -106,6 +115,8 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         padding=1 - size * lengths.sequence / positions,
         slots_useful=drawn.slots_useful,
         knee=pace.knee(),
+        # A CPU's virtual devices are the same cores.
+        ahead=rollout.ahead != "off" and chip.platform != "cpu",
     )
 
 
@@ -146,10 +157,11 @@ def learning(pace: Pace, lengths: Lengths) -> dict[str, Seconds]:
     shards = config.plan.learner_shards
     score = update = fixed(0.0, chip=pace.chip)
     passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
-    for positions in batches:
+    for positions, number in Counter(batches).items():
         each = positions // shards
-        score += pace.score(each, seq=lengths.sequence) * passes
-        update += pace.gradient(each, seq=lengths.sequence) * settings.updates_per_batch
+        score += pace.score(each, seq=lengths.sequence) * (passes * number)
+        gradient = pace.gradient(each, seq=lengths.sequence)
+        update += gradient * (settings.updates_per_batch * number)
     update += pace.apply() * settings.updates_per_batch
     return {"score": score, "update": update}
 

@@ -2,13 +2,14 @@
 
 The least is the roofline itself (https://doi.org/10.1145/1498765.1498785): the chip's published
 operations or bytes a second, whichever takes longer. What is expected is more, by shares of those
-limits that were fitted to the TPU compiler's estimates for gemma3-1b on a v5e (README, "Measured").
+limits that were fitted to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured").
 Nothing here was measured on a TPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from configs.schema import Config
@@ -21,13 +22,18 @@ Regime = Literal["compute", "bandwidth", "links", "latency"]
 
 # Shares of the chip's limits that are expected.
 _DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS, _ATTENTION_FLOPS = 0.5, 0.5, 0.44, 0.15
-_WEIGHT_BYTES, _CACHE_BYTES = 0.9, 0.53
+_WEIGHT_BYTES, _CACHE_BYTES, _FURTHER_CACHE_BYTES = 0.9, 0.8, 0.45
+_FULL_ROWS = 128
+"""Rows whose caches are read at the first of these shares of the bandwidth; the others' at the
+second: there the compiler's estimates turn."""
 _SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
 """What is expected may take so many times longer."""
 _DEQUANTIZE = 5.3
 """Bytes moved for each of a matrix that is computed back from 8 or 4 bits before each product."""
 _CUT_BYTES = 300.0
 """Bytes moved for each entry of the vocabulary where top-k, top-p or min-p look at it again."""
+_MOST_SLOTS, _WORTH = 4096, 1.25
+"""Slots up to which a knee is looked for, and what twice as many have to bring below it."""
 _REDUCE_S = 25e-6
 """Least seconds of an exchange between chips."""
 _LAUNCH_S = 1e-3
@@ -59,6 +65,12 @@ class Seconds:
         low, expected = self.low + other.low, self.expected + other.expected
         return Seconds(low, expected, self.high + other.high, regime)
 
+    def longer(self, other: Seconds) -> Seconds:
+        """Both at the same time."""
+        regime = self.regime if self.expected >= other.expected else other.regime
+        low, expected = max(self.low, other.low), max(self.expected, other.expected)
+        return Seconds(low, expected, max(self.high, other.high), regime)
+
     def __mul__(self, times: float) -> Seconds:
         """So many of it."""
         return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
@@ -78,6 +90,7 @@ class _Load:
     attention_flops: float = 0.0
     weight_bytes: float = 0.0
     cache_bytes: float = 0.0
+    rows: int = 0
     link_bytes: float = 0.0
     latency_s: float = 0.0
 
@@ -91,7 +104,7 @@ class _Load:
         slow_compute = self.flops / (flops_share * chip.bf16_flops)
         slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
         weights = self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
-        caches = self.cache_bytes / (_CACHE_BYTES * chip.bytes_per_s)
+        caches = self._caches_s(chip)
         return _expected(
             low,
             {
@@ -104,6 +117,12 @@ class _Load:
             chip=chip,
         )
 
+    def _caches_s(self, chip: Chip) -> float:
+        """Seconds in which the caches are read."""
+        full = min(1.0, _FULL_ROWS / max(1, self.rows)) * self.cache_bytes
+        further = self.cache_bytes - full
+        return (full / _CACHE_BYTES + further / _FURTHER_CACHE_BYTES) / chip.bytes_per_s
+
 
 def _expected(low: float, parts: dict[Regime, float], *, together: bool, chip: Chip) -> Seconds:
     """Arithmetic and memory overlap where matrices are large; in a decode step they add up."""
@@ -112,6 +131,21 @@ def _expected(low: float, parts: dict[Regime, float], *, together: bool, chip: C
     total = (sum(busy) if together else max(busy)) + parts["links"] + parts["latency"]
     expected = max(low, total)
     return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
+
+
+@lru_cache
+def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> float:
+    """Read when everything in the base is multiplied with once."""
+    found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
+    if quantization in {"int8", "nf4"}:
+        found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
+    return found
+
+
+@lru_cache
+def _parameters(shape: ModelShape) -> tuple[int, int]:
+    """Of the whole base, and of all but the embedding."""
+    return shape.parameters, shape.parameters - shape.embedding_parameters
 
 
 @dataclass(frozen=True)
@@ -128,26 +162,22 @@ class Pace:
     shape: ModelShape
     chip: Chip
 
-    def decode_step(self, slots: int, *, kept: int | None = None) -> Seconds:
-        """One token for each of so many slots on a shard.
-
-        Args:
-            slots: of a shard, which is a chip or a group of tp chips.
-            kept: steps of a segment; default: the configuration's.
-        """
+    def decode_step(self, slots: int) -> Seconds:
+        """One token for each of so many slots on a shard, a chip or a group of tp chips."""
         plan, shape, tp = self.config.plan, self.shape, self.config.plan.tp_of_sampler
         base = self._base_bytes(of_sampler=True)
-        cache = slots * self.kv_bytes_per_row(recent=kept or self.config.segment_steps)
+        cache = slots * self.kv_bytes_per_row(recent=self.config.segment_steps)
         cut = _CUT_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
         merged = plan.rollout_weights == "merged"
         load = _Load(
-            flops=2 * slots * (shape.parameters + (0 if merged else self._adapter)) / tp,
+            flops=2 * slots * (_parameters(shape)[0] + (0 if merged else self._adapter)) / tp,
             attention_flops=0.0,
             weight_bytes=base + cut / tp,
             cache_bytes=cache,
+            rows=slots,
             link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
             # Adapted matrices are two more small products each.
-            latency_s=shape.layers * self.chip.layer_s * (0.5 if merged else 1.0)
+            latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
             + self._reductions(tp),
         )
         int8 = self.config.sampler_quantization == "int8_matmul"
@@ -155,13 +185,14 @@ class Pace:
 
     def settle(self, slots: int) -> Seconds:
         """What ends a segment: new positions are brought home, the host looks at what has ended."""
-        load = _Load(cache_bytes=2 * slots * self.kv_bytes_per_row(), latency_s=_LAUNCH_S)
+        size = 2 * slots * self.kv_bytes_per_row()
+        load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def prefill(self, positions: int, *, seq: int) -> Seconds:
         """Reading so many prompt positions on a shard, in prompts of `seq`."""
         tp = self.config.plan.tp_of_sampler
-        body = self.shape.parameters - self.shape.embedding_parameters + self._adapter
+        body = _parameters(self.shape)[1] + self._adapter
         load = _Load(
             flops=2 * positions * body / tp,
             attention_flops=positions * self.attention_flops(seq) / tp,
@@ -194,13 +225,13 @@ class Pace:
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
     def knee(self) -> int:
-        """Slots of a shard from which twice as many draw less than a quarter more tokens a second.
-
-        Of a step that takes a + b x slots that is at 1.5 a / b.
-        """
-        one, many = self.decode_step(1).expected, self.decode_step(1025).expected
-        each = (many - one) / 1024
-        return max(1, round(1.5 * (one - each) / each))
+        """Slots of a shard from which twice as many draw less than a quarter more."""
+        few, many = 1, _MOST_SLOTS
+        while few < many:
+            slots = (few + many) // 2
+            gained = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
+            few, many = (few, slots) if gained < _WORTH else (slots + 1, many)
+        return few
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Of the caches of one rollout on a chip, with what a segment adds to them."""
@@ -216,7 +247,7 @@ class Pace:
 
     def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
         shape, plan = self.shape, self.config.plan
-        body = shape.parameters - shape.embedding_parameters
+        body = _parameters(shape)[1]
         # A gradient of the adapter itself is one product more.
         adapter = self._adapter * (passes + (1 if passes > 1 else 0))
         flops = 2 * positions * (passes * body + head * shape.embedding_parameters + adapter)
@@ -242,14 +273,11 @@ class Pace:
         plan, shape, dtype = self.config.plan, self.shape, self.config.model.dtype
         kind = self.config.sampler_quantization if of_sampler else self.config.model.quantization
         tp = plan.tp_of_sampler if of_sampler else plan.tp
-        found: float = shape.base_bytes(dtype, quantization=kind, tp=tp)
-        if kind in {"int8", "nf4"}:
-            found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
-        return found
+        return _base_bytes(shape, dtype, kind, tp)
 
     def _gathered(self, fsdp: int, tp: int) -> float:
         """Bytes that a chip is sent of weights that others have."""
-        return (1 - 1 / fsdp) * self.shape.base_bytes(self.config.model.dtype, tp=tp)
+        return (1 - 1 / fsdp) * _base_bytes(self.shape, self.config.model.dtype, "none", tp)
 
     def _reduced(self, positions: int, tp: int) -> float:
         """Bytes that a chip exchanges where each computes a part of the widths."""

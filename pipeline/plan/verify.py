@@ -32,10 +32,8 @@ PHASE = {
     "score": "score",
     "segment": "decode",
     "prefill": "prefill",
-    "fill": "prefill",
 }
 """Which phase a kind of program belongs to."""
-_TIMED = ("gradient", "keep", "score", "segment", "prefill")
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,38 @@ class Verifier:
         self._compilations = 0
         self._compile_s = 0.0
 
-    def verify(self, plan: Planned) -> Verified:
+    def verify(self, plan: Planned, *, others: Sequence[Planned] = ()) -> Verified:
         """Compiles a plan's largest programs; the plan that it comes to.
 
-        A plan that the configuration fixes stays as it is.
+        A plan that the configuration fixes stays as it is. Of any other that cannot be made to fit
+        the first of `others` takes the place, as far as there are compilations left.
 
         Raises:
             NoCompiler: if there is none on this machine.
         """
-        fixed = plan.configured and self._case.config.plan.fixed
+        given = self._case
+        fixed = plan.configured and given.config.plan.fixed
+        plan, programs, following = self._verify(plan, fixed=fixed)
+        for other in others:
+            names = largest_programs(other.config)
+            if plan.fits or fixed or self._compilations + len(names) > MOST:
+                break
+            self._searched.append(f"next is {other.name}")
+            self._case = given
+            plan, programs, following = self._verify(other, fixed=False)
+        return Verified(
+            plan,
+            programs,
+            tuple(self._searched),
+            tuple(following),
+            self._compilations,
+            self._compile_s,
+        )
+
+    def _verify(
+        self, plan: Planned, *, fixed: bool
+    ) -> tuple[Planned, Mapping[str, Compiled], Sequence[Next]]:
+        """A plan, smaller or larger; its programs; what is larger still."""
         programs: Mapping[str, Compiled] = self._ask(plan.config, largest_programs(plan.config))
         if not fixed:
             plan, programs = self._down(plan, programs)
@@ -137,14 +158,8 @@ class Verifier:
             self._searched.append(f"{better.what} fits and is better: taken")
             plan = measured(self._case, plan.name, better.config, configured=plan.configured)
             programs = self._ask(plan.config, largest_programs(plan.config))
-        return Verified(
-            replace(plan, step=timed(plan.step, programs), fits=_all_fit(programs)),
-            programs,
-            tuple(self._searched),
-            tuple(following),
-            self._compilations,
-            self._compile_s,
-        )
+        plan = replace(plan, step=timed(plan.step, programs), fits=_all_fit(programs))
+        return plan, programs, following
 
     def _down(
         self, plan: Planned, programs: Mapping[str, Compiled]
@@ -206,14 +221,17 @@ class Verifier:
 
 
 def largest_programs(config: Config) -> list[str]:
-    """The largest program of each phase, and what copies prompts into slots."""
+    """The largest program of each phase.
+
+    What copies prompts into slots is left out: it changes the caches where they are, and holds less
+    than the prefill beside them.
+    """
     rows, bucket = config.micro_batch_rows, max(config.prompt_buckets)
     return [
         f"gradient {rows}",
         f"segment {config.rollout_rows}",
         f"keep {rows}" if config.learner.keeps_top_k else f"score {rows}",
         f"prefill {bucket}",
-        f"fill {bucket}",
     ]
 
 
@@ -251,7 +269,7 @@ def program_s(case: Case, config: Config, program: str) -> Seconds:
     if kind == "segment":
         slots = size // plan.sampler_shards
         return pace.decode_step(slots) * config.segment_steps + pace.settle(slots)
-    if kind in {"prefill", "fill"}:
+    if kind == "prefill":
         return pace.prefill(config.prefill_rows(size) * size, seq=size)
     positions = size * config.row_tokens // plan.learner_shards
     run = pace.gradient if kind == "gradient" else pace.score
@@ -264,8 +282,8 @@ def timed(step: Step, programs: Mapping[str, Compiled]) -> Step:
     The limits of the hardware stay, and so does the share by which it may take longer.
     """
     seconds = dict(step.seconds)
-    for name, program in programs.items():
-        if _kind(name) in _TIMED and program.figures.seconds > 0:
+    for program in programs.values():
+        if program.figures.seconds > 0:
             before = seconds[program.phase]
             share = program.figures.seconds / program.estimated_s
             expected, high = share * before.expected, share * before.high

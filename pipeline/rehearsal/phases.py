@@ -231,10 +231,11 @@ class Rehearsal:
         )
 
     async def _update(self) -> Did:
-        rows = full.learned_rows(self._config)
-        learned = await self._team.learner.update(full.to_learn(self._scored))
+        config, rows = self._config, full.learned_rows(self._config)
+        rate = config.learner.lr if config.plans_decay else None
+        learned = await self._team.learner.update(full.to_learn(self._scored), rate=rate)
         programs = self._of_rows("gradient")
-        if self._config.learner.keeps_top_k:
+        if config.learner.keeps_top_k:
             programs += self._of_rows("keep")
         note = f"{self._rows_note(rows)}, {learned['tokens_trained']:,.0f} tokens"
         return Did(note, lambda expected: expected.learning(rows), programs)

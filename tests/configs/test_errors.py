@@ -103,9 +103,10 @@ def test_a_long_value_is_cut(small: Path) -> None:
 
 def test_a_missing_table_names_what_it_needs(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
+    has = "budget.steps, budget.time, budget.until, budget.from_submission"
     assert mistakes(path) == (
         f"{path}: plan: missing; this table needs plan.platform, plan.placement",
-        f"{path}: budget: missing; this table has budget.steps, budget.time",
+        f"{path}: budget: missing; this table has {has}",
         f"{path}: rollouts: unknown; did you mean rollout?",
     )
 
@@ -132,5 +133,7 @@ def test_an_unknown_key_suggests_what_was_meant(path: str, meant: list[str]) -> 
 
 
 def test_an_unknown_key_like_no_other_gets_the_keys_of_its_table() -> None:
-    assert str(unknown_key(("budget", "zzz"))) == "budget.zzz: unknown; budget has steps, time"
+    assert str(unknown_key(("budget", "zzz"))) == (
+        "budget.zzz: unknown; budget has steps, time, until, from_submission"
+    )
     assert str(unknown_key(("zzz", "yyy"))) == "zzz.yyy: unknown"

@@ -66,6 +66,11 @@ def test_lists_of_values_are_compared_as_a_whole(small: Path) -> None:
     [
         [("budget.steps", "20")],
         [("budget.steps", "none"), ("budget.time", "9h")],
+        [
+            ("budget.steps", "none"),
+            ("budget.until", "2030-01-01T10:00"),
+            ("rollout.min_prompts_per_step", "1"),
+        ],
         [("checkpoint.every_steps", "3"), ("checkpoint.keep", "9")],
         [("wandb.mode", "offline"), ("wandb.project", "other")],
         [("records.tokens", "true")],
@@ -112,3 +117,10 @@ def test_a_longer_budget_with_the_old_decay_does_not(small: Path) -> None:
     linear = [("learner.schedule", "linear")]
     longer = [*linear, ("budget.steps", "20"), ("learner.decay_steps", "10")]
     assert altering(small, longer, old=linear) == []
+
+
+def test_memory_may_be_limited_and_sizes_let_go_but_not_fixed_again(small: Path) -> None:
+    fixed, free = [("plan.fixed", "true")], [("plan.fixed", "false")]
+    assert altering(small, [("plan.hbm_gib", "3.5")]) == []
+    assert altering(small, free, fixed) == []
+    assert altering(small, fixed, free) == [("plan.fixed", False, True)]

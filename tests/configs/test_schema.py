@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.budget import parse_instant
 from configs.learner import Variant
 from configs.load import load_config
 from configs.schema import Plan, parse_duration_s
 
 from .test_load import mistakes
+
+CAPPED = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "12")]
+ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def test_what_is_not_a_duration(text: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "what"),
     [
-        ([("budget.steps", "none")], "budget", "needs steps or time"),
+        ([("budget.steps", "none")], "budget", "needs steps, time or until"),
         ([("budget.time", "1h")], "budget.time", "excludes budget.steps"),
         (
             [("budget.steps", "none"), ("budget.time", "9x")],
@@ -170,10 +175,40 @@ def test_what_is_not_a_duration(text: str) -> None:
             "learner.warmup_steps",
             "nearest valid: 9",
         ),
+        ([("budget.until", "2030-01-01T10:00")], "budget.until", "excludes budget.steps"),
         (
-            [("learner.schedule", "linear"), ("budget.steps", "none"), ("budget.time", "1h")],
-            "learner.schedule",
-            "needs learner.decay_steps",
+            [("budget.steps", "none"), ("budget.time", "1h"), ("budget.until", "2030-01-01T10:00")],
+            "budget.until",
+            "excludes budget.time; remove one, e.g. with --budget.time none",
+        ),
+        (
+            [("budget.steps", "none"), ("budget.until", "tomorrow")],
+            "budget.until",
+            "'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'",
+        ),
+        (
+            [("budget.steps", "none"), ("budget.until", "2030-01-01")],
+            "budget.until",
+            "is not a date and time",
+        ),
+        (
+            [("budget.from_submission", "true")],
+            "budget.from_submission",
+            "means nothing without budget.time",
+        ),
+        (
+            [("rollout.min_prompts_per_step", "1")],
+            "rollout.min_prompts_per_step",
+            "means nothing with budget.steps",
+        ),
+        (
+            [
+                ("budget.steps", "none"),
+                ("budget.time", "1h"),
+                ("rollout.min_prompts_per_step", "99"),
+            ],
+            "rollout.min_prompts_per_step",
+            "may be at most prompts_per_step; nearest valid:",
         ),
         ([("plan.prompt_buckets", "[8, 16]")], "plan.prompt_buckets", "nearest valid: [8]"),
         ([("plan.prompt_buckets", "[8, 4]")], "plan.prompt_buckets", "nearest valid: [4, 8]"),
@@ -202,6 +237,50 @@ def test_what_is_not_a_duration(text: str) -> None:
             [("rollout.partial", "keep"), ("rollout.cut_off", "0.7")],
             "rollout.partial",
             "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
+        ),
+        (
+            [("rollout.max_prompts_per_step", "12")],
+            "rollout.max_prompts_per_step",
+            'means nothing with rollout.dynamic_sampling = "off"; remove it, or set that',
+        ),
+        (
+            [("rollout.dynamic_sampling", "capped")],
+            "rollout.dynamic_sampling",
+            "needs rollout.max_prompts_per_step, e.g. 12; set that",
+        ),
+        (
+            [*CAPPED, ("rollout.max_prompts_per_step", "4")],
+            "rollout.max_prompts_per_step",
+            "must be above prompts_per_step; nearest valid: 5",
+        ),
+        (
+            [*CAPPED, ("rollout.partial", "drop"), ("rollout.cut_off", "0.5")],
+            "rollout.dynamic_sampling",
+            'rollout.partial = "drop" ends steps without them; nearest valid: "off"',
+        ),
+        (
+            [*ADAPTIVE, ("rollout.ahead", "one"), ("learner.importance_cap", "2")],
+            "rollout.dynamic_sampling",
+            'with rollout.ahead = "one" are the same ones; nearest valid: "capped"',
+        ),
+        (
+            [*ADAPTIVE],
+            "rollout.dynamic_sampling",
+            'takes no decision from the clock; nearest valid: "capped", or plan.fixed = false',
+        ),
+        (
+            [("rollout.ahead", "one")],
+            "rollout.ahead",
+            "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
+        ),
+        (
+            [
+                ("rollout.ahead", "one"),
+                ("learner.importance_cap", "2"),
+                ("plan.placement", "colocated"),
+            ],
+            "rollout.ahead",
+            'needs plan.placement = "split"',
         ),
         ([("learner.clip_epsilon", "0.1")], "learner.clip_epsilon", "where the ratio is 1"),
         ([("learner.clip_epsilon_high", "0.1")], "learner.clip_epsilon_high", "the ratio is 1"),
@@ -291,6 +370,41 @@ def test_derived_numbers(small: Path) -> None:
     assert config.budget.time_s is None
 
 
+@pytest.mark.parametrize(
+    ("more", "planned"),
+    [
+        ([("learner.schedule", "linear")], True),
+        ([("learner.schedule", "linear"), ("learner.decay_steps", "5")], False),
+        ([], False),
+    ],
+)
+def test_a_decay_without_a_known_end_follows_the_clock(
+    small: Path, more: list[tuple[str, str]], planned: bool
+) -> None:
+    timed = [("budget.steps", "none"), ("budget.time", "1h"), *more]
+    assert load_config(small, timed).plans_decay is planned
+    fixed = [("learner.schedule", "linear"), ("budget.steps", "10")]
+    assert not load_config(small, fixed).plans_decay
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-22T18:00:00+01:00", "2026-11-22T17:00Z", "2026-11-22 12:00-05:00"]
+)
+def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> None:
+    config = load_config(small, [("budget.steps", "none"), ("budget.until", text)])
+    assert config.budget.until_s == 1_795_366_800
+
+
+def test_an_instant_without_an_offset_is_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XYZ+02:00")  # POSIX: two hours behind
+    time.tzset()
+    try:
+        assert parse_instant("2026-11-22T15:00").timestamp() == 1_795_366_800
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
     keep = [
         ("rollout.cut_off", "0.7"),
@@ -304,6 +418,21 @@ def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
     assert load_config(small, [*keep, *one_token]).prompt_buckets == (16, 17)
     dropped = load_config(small, [keep[0], ("rollout.partial", "drop")])
     assert dropped.prompt_buckets == (16,)
+
+
+def test_sampling_goes_by_the_clock_only_where_the_plan_is_not_fixed(small: Path) -> None:
+    config = load_config(small, [*ADAPTIVE, ("plan.fixed", "false")])
+    assert (config.rollout.dynamic_sampling, config.rollout.max_prompts_per_step) == (
+        "adaptive",
+        12,
+    )
+
+
+def test_capped_rounds_may_be_drawn_ahead(small: Path) -> None:
+    config = load_config(
+        small, [*CAPPED, ("rollout.ahead", "one"), ("learner.importance_cap", "2")]
+    )
+    assert (config.rollout.dynamic_sampling, config.rollout.ahead) == ("capped", "one")
 
 
 def test_colocated_sampling_uses_the_learners_devices(small: Path) -> None:

@@ -121,8 +121,11 @@ def test_what_is_not_shown_is_an_error(made_up, capsys):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "command line: NAME is missing; there are hbm, learner, rollout, sweep"),
-        (["hmb"], "command line: hmb: no such benchmark; there are hbm, learner, rollout, sweep"),
+        ([], "command line: NAME is missing; there are hbm, learner, plan, rollout, sweep"),
+        (
+            ["hmb"],
+            "command line: hmb: no such benchmark; there are hbm, learner, plan, rollout, sweep",
+        ),
         (
             ["hbm", "--jsn", "x"],
             "command line: --jsn: unknown; there are --only, --list, --json, --plot",

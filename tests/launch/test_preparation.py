@@ -63,6 +63,17 @@ def test_the_first_lines_say_how_wandb_runs_and_what_the_data_are(
     assert others == ["train: 6 prompts", "test: 4 prompts"]
 
 
+def test_more_prompts_in_a_step_than_can_differ_are_refused(tmp_path: Path, config: Config):
+    del config
+    given = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "5")]
+    with pytest.raises(
+        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 and there are 6"
+    ):
+        prepare(load_config(tmp_path / "small.toml", given), extend=None)
+    given[1] = ("rollout.max_prompts_per_step", "4")
+    prepare(load_config(tmp_path / "small.toml", given), extend=None)
+
+
 def test_the_same_data_are_recognized(config: Config):
     began = begin(config)
     again = prepare(config, extend=None)
@@ -103,6 +114,54 @@ def test_the_order_of_the_data_matters(tmp_path: Path, config: Config):
     write_rows(tmp_path / "train.jsonl", list(reversed(rows(0, 6))))
     with pytest.raises(ValueError, match=r"^data\.train: "):
         prepare(config, extend=None)
+
+
+def timed(config: Config, **budget: object) -> Config:
+    given = {"steps": None, "time": None, "until": None, **budget}
+    return config.model_copy(update={"budget": config.budget.model_copy(update=given)})
+
+
+def test_invariant_10_a_budget_that_no_run_could_do_with_is_refused_at_once(config: Config):
+    told = r"^budget\.time = 10s is too short: .* take at least \d+s \(estimated\)$"
+    with pytest.raises(ValueError, match=told):
+        prepare(timed(config, time="10s"), extend=None)
+    told = r"take at least 1m\d+s, 40s of waiting among them \(estimated\)$"
+    with pytest.raises(ValueError, match=told):
+        prepare(timed(config, time="55s"), extend=None, waited_s=40.0)
+    assert prepare(timed(config, time="65s"), extend=None, waited_s=40.0).waited_s == 40.0
+
+
+def test_a_run_that_goes_on_is_not_asked_for_the_minimum(config: Config):
+    begin(config)
+    assert prepare(timed(config, time="10s"), extend=None).folder.path.exists()
+
+
+def test_an_instant_in_the_past_is_refused_and_a_coming_one_is_told(
+    config: Config, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* is over; give a later one$"):
+        prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
+    prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
+    assert "budget.until = 2999-01-0" in capsys.readouterr().out
+
+
+def test_a_run_until_an_instant_is_finished_until_another_is_given(config: Config):
+    folder = begin(config).folder
+    old = timed(config, until="2999-01-01T10:00Z")
+    until_s = old.budget.until_s
+    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": 9, "until_s": until_s})
+    assert finished(old, extend=None) is not None
+    assert finished(timed(config, until="2999-01-01T11:00Z"), extend=None) is None
+
+
+def test_more_time_is_refused_where_the_rate_has_decayed_with_the_first(config: Config):
+    learner = config.learner.model_copy(update={"schedule": "linear"})
+    decaying = timed(config, time="1h").model_copy(update={"learner": learner})
+    folder = begin(decaying).folder
+    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": 3600})
+    assert finished(decaying, extend=None) is not None
+    with pytest.raises(ValueError, match=r"^budget\.time = 2h: .* has decayed to zero"):
+        finished(timed(decaying, time="2h"), extend=None)
 
 
 def test_a_new_run_is_not_finished(config: Config):

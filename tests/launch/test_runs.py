@@ -31,7 +31,14 @@ WARM = [
 ]
 
 # Rollouts that are cut wait for the next step, in the checkpoint too.
-PARTIAL = ["--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"]
+PARTIAL = [
+    *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
+    "--learner.importance_cap=2",
+]
+AHEAD = [
+    *("--rollout.ahead=one", "--learner.importance_cap=2"),
+    *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
+]
 
 
 def start(*command: str) -> subprocess.Popen[str]:
@@ -60,14 +67,18 @@ def summary(run):
     return json.loads((run / "summary.json").read_text())
 
 
+def journal(run):
+    return [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+
+
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
 
-def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
-    settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *VALIDATED]
-    settings += [*PARTIAL, "--learner.importance_cap=2"]
+@pytest.mark.parametrize("how", [PARTIAL, pytest.param(AHEAD, marks=pytest.mark.slow)])
+def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
+    settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     whole = write_config(tmp_path, name="whole")
     status, output = finish(start(*train_command(whole, *settings)))
     assert status == 0, output
@@ -88,9 +99,10 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path):
     expected = tmp_path / "runs" / "whole"
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
     assert metrics(run) == metrics(expected)
-    assert metrics(run)[1]["rollout/waiting"] > 0  # at the checkpoint that was resumed
     assert summary(run)["rollouts"] == summary(expected)["rollouts"]
-    assert summary(run)["rollouts"]["continued"] > 0
+    if how is PARTIAL:
+        assert metrics(run)[1]["rollout/waiting"] > 0  # at the checkpoint that was resumed
+        assert summary(run)["rollouts"]["continued"] > 0
     assert summary(run)["best"] == summary(expected)["best"]
     for name in ("step_000002", "step_000004", "validation_000004", "test_after"):
         path = f"rollouts/{name}.jsonl"
@@ -163,3 +175,27 @@ def test_a_rehearsal_does_every_phase_beside_the_run_and_leaves_nothing(tmp_path
     assert phases["decode"]["compiled_gib"] > 0
     assert phases["update"]["compiled_gib"] > 0
     assert {one.name for one in tmp_path.iterdir()} == {"mine.toml", "found.json"}
+
+
+def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batches(tmp_path):
+    config = write_config(tmp_path, name="limited")
+    settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664"]
+    status, output = finish(start(*train_command(config, *settings, "--budget.steps=1")))
+    assert status == 0, output
+    run = tmp_path / "runs" / "limited"
+    whole = {"rollout_rows": 16, "micro_batch_tokens": 1664}
+    assert json.loads((run / "plan.json").read_text())["in_force"] == whole
+    # A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
+    settings += ["--plan.hbm_gib=0.14", "--budget.steps=2"]
+    status, output = finish(start(*train_command(config, *settings)))
+    assert status == 0, output
+    (entry,) = (row for row in journal(run) if row["event"] == "replan")
+    assert (entry["step"], entry["phase"], entry["from"]) == (1, "update", whole)
+    assert entry["to"] == {**whole, "micro_batch_tokens": 832}
+    assert {"gradient 1", "score 1", "apply"} <= entry["programs"].keys()
+    assert "gradient 2 needs" in entry["reason"]
+    assert entry["reason"] in output
+    assert json.loads((run / "plan.json").read_text())["at_checkpoint"] == entry["to"]
+    # The step is there once, with all of its rollouts.
+    assert [row["step"] for row in metrics(run)] == [1, 2]
+    assert summary(run)["samples"] == 2 * 16

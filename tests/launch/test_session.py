@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -282,3 +283,54 @@ def test_a_resumed_run_knows_how_long_a_step_takes(tmp_path: Path, monkeypatch: 
     second.script.clock, second.script.durations = now, {"learner.score": 100.0}
     assert second.run(started=now.seconds) == 0
     assert second.learner.version == 1
+
+
+def test_invariant_10_a_budget_that_is_too_small_as_measured_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    config = make_config(tmp_path, budget={"time": "1000s", "steps": None})
+    session = Session(config, Disk())
+    session.script.clock, session.script.durations = now, {"sampler0.generate:test": 600.0}
+    assert session.run() == 2
+    told = capsys.readouterr().err
+    assert told.startswith("budget: 16m40s leave no time for a step between the evaluations and")
+    assert told.endswith("; the untrained policy is exported\n")
+    (entry,) = session.events("refused")
+    # 600 s before, twice as long as their four answers for a step of four, 600 s of tests after.
+    assert entry["minimum_s"] > 600 + 600
+    assert session.events("failed") == []
+    assert (session.folder.export / "adapter").exists()
+
+
+def test_waiting_in_a_queue_counts_and_is_journaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": True})
+    session = Session(config, Disk())
+    session.script.clock, session.script.durations = now, {"learner.update": 100.0}
+    session.prepared = replace(session.prepared, waited_s=450.0)
+    assert session.run() == 0
+    (entry,) = session.events("waited")
+    assert (entry["seconds"], entry["elapsed_s"]) == (450.0, 450.0)
+    assert session.learner.version == 5
+    assert used(session) == 950.0
+
+
+def test_a_deadline_on_the_calendar_is_a_time_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_800.0 - 550)
+    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
+    session = Session(config, Disk())
+    session.script.clock, session.script.durations = now, {"learner.update": 100.0}
+    assert session.run() == 0
+    assert session.learner.version == 5
+    assert session.folder.summary is not None
+    assert session.folder.summary["deadline_s"] == 550.0
+    assert session.folder.summary["until_s"] == 1_795_366_800.0

@@ -153,6 +153,7 @@ def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
         first.run()
     assert set(disk) == saved
     less = "plan.micro_batch_tokens = 264" if phase == "update" else "plan.rollout_rows = 6"
+    assert "instead of" in str(told.value)
     for words in ("RESOURCE_EXHAUSTED: so many bytes", "--plan.fixed false", less):
         assert words in str(told.value)
     assert first.events("replan") == []
@@ -361,6 +362,7 @@ def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
 def test_the_exceptions_come_through_a_pickle_as_they_are():
     import pickle
 
-    for error in (OutOfMemory("update", "full"), NothingSmaller("sync", "a sentence.")):
+    for error in (OutOfMemory("update", "full", 0.5), NothingSmaller("sync", "a sentence.")):
         copy = pickle.loads(pickle.dumps(error))  # our own
-        assert (type(copy), copy.phase, str(copy)) == (type(error), error.phase, str(error))
+        assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
+        assert (copy.phase, copy.share) == (error.phase, error.share)

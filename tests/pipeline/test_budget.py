@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from configs.schema import Config
-from pipeline.budget import Budget, extension
+from configs.budget import parse_instant
+from configs.schema import Config, parse_duration_s
+from pipeline.budget import Budget, extension, show_duration, used_s
 from pipeline.run_dir import RunFolder
 from tests.fakes import make_config
 
@@ -41,6 +44,47 @@ def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, tim
     folder = folder_of(timed)
     folder.journal("extended", steps=None, time_s=1800)
     assert Budget.of(timed, folder) == Budget(None, 5400)
+
+
+def test_time_is_added_to_an_instant(tmp_path: Path):
+    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
+    folder = folder_of(config)
+    folder.journal("extended", steps=None, time_s=60)
+    assert Budget.of(config, folder) == Budget(None, None, 1_795_366_860)
+    assert extension("1h", config, folder) == Budget(None, 3600)
+    with pytest.raises(ValueError, match=r"this run has budget\.until; .* duration"):
+        extension("50", config, folder)
+
+
+def test_an_instant_becomes_a_time_of_the_run():
+    assert Budget(None, 900.0).deadline_s(elapsed_s=50.0, now_s=1e9) == 900.0
+    assert Budget(5, None).deadline_s(elapsed_s=50.0, now_s=1e9) is None
+    # Used 50 s so far; there are 300 s until then, whenever the run began.
+    assert Budget(None, None, 1e9 + 300).deadline_s(elapsed_s=50.0, now_s=1e9) == 350.0
+
+
+def test_a_budget_in_words():
+    assert Budget(7, None).name == "budget.steps = 7"
+    assert Budget(None, 5400.0).name == "budget.time = 1h30m"
+    assert Budget(None, None, 1_795_366_800).name.startswith("budget.until = 2026-11-2")
+    assert parse_instant(Budget(None, None, 1_795_366_800).name[15:]).timestamp() == 1_795_366_800
+
+
+@given(st.integers(1, 10**6))
+def test_a_duration_in_words_is_read_back(seconds: int):
+    assert parse_duration_s(show_duration(seconds)) == seconds
+    assert show_duration(seconds - 0.5) == show_duration(seconds)
+
+
+def test_what_was_used_is_the_latest_that_is_known(tmp_path: Path):
+    folder = folder_of(make_config(tmp_path))
+    assert used_s(folder) == 0.0
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("checkpoint", step=2, wall_s=80.0, seconds=1.0)
+    assert used_s(folder) == 80.0
+    # A step after the last checkpoint: it will be done again, its time is gone.
+    folder.write_metrics({"step": 3, "time/elapsed_s": 95.0})
+    assert used_s(folder) == 95.0
 
 
 def test_an_extension_of_another_kind_adds_nothing(timed: Config):

@@ -69,6 +69,9 @@ class Waiting:
     async def work(self) -> Work:
         return Work({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
 
+    async def resume(self) -> None:
+        raise NotImplementedError
+
     async def abort(self) -> None:
         raise NotImplementedError
 

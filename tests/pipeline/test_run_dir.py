@@ -196,3 +196,15 @@ def test_a_write_that_fails_leaves_the_old_text(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
+
+
+def test_the_plan_in_force_is_replaced(tmp_path: Path):
+    config = make_config(tmp_path)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    seen = [folder.plan]
+    for rows in (8, 6):
+        folder.write_plan({"in_force": {"rollout_rows": rows}})
+        seen.append(folder.plan)
+    assert seen == [None, *({"in_force": {"rollout_rows": rows}} for rows in (8, 6))]
+    folder.close()

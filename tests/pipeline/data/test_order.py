@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.order import most_of_a_source, prompts_for_step, shares
+from pipeline.data.order import (
+    continued_prompts,
+    most_in_a_row,
+    most_of_a_source,
+    prompts_for_step,
+    shares,
+)
 from pipeline.datatypes import Prompt
 
 
@@ -145,3 +151,85 @@ def test_a_source_smaller_than_its_share_is_refused():
     prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(3)]
     with pytest.raises(ValueError, match="step 1: the share of 'a' = 4 is more than the 3"):
         prompts_for_step(prompts, seed=0, step=0, prompts_per_step=5, weights={"a": 0.8, "b": 0.2})
+
+
+def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
+    drawn = continued_prompts(_prompts(total), seed=seed, start=start, count=count, window=window)
+    return [prompt.id for prompt in drawn]
+
+
+@given(st.data(), st.integers(1, 14), st.integers(0, 2**32 - 1))
+def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: int, seed: int):
+    window = data.draw(st.integers(1, total // 2 + 1))
+    stream = [
+        _continued(total, seed=seed, start=start, count=1, window=window)[0]
+        for start in range(5 * total)
+    ]
+    for epoch in range(5):
+        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+    for start in range(len(stream) - window + 1):
+        assert len(set(stream[start : start + window])) == window
+    # However it is cut up, and wherever one begins.
+    start = data.draw(st.integers(0, len(stream) - window))
+    count = data.draw(st.integers(1, window))
+    found = _continued(total, seed=seed, start=start, count=count, window=window)
+    assert found == stream[start : start + count]
+
+
+def test_the_order_of_steps_of_any_size_is_the_same_on_every_machine():
+    assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
+
+
+def test_a_window_in_which_a_prompt_could_stand_twice_is_refused():
+    message = r"max_prompts_per_step = 6 takes up to 6 prompts of data\.train .* 10 and there are 9"
+    with pytest.raises(ValueError, match=message):
+        _continued(9, seed=0, start=0, count=1, window=6)
+    assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5
+
+
+def _mixture(*, start: int, count: int, window: int, seed: int = 3) -> list[tuple[str, int]]:
+    prompts = [
+        replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
+    ]
+    drawn = continued_prompts(
+        prompts, seed=seed, start=start, count=count, window=window, weights=WEIGHTS
+    )
+    return [(str(prompt.source), prompt.id) for prompt in drawn]
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32 - 1), st.data())
+def test_a_mixture_of_steps_of_any_size_keeps_shares_and_epochs(seed: int, data):
+    window, size = 9, 180
+    stream = [
+        one
+        for start in range(0, size, window)
+        for one in _mixture(start=start, count=window, window=window, seed=seed)
+    ]
+    for start in range(size - window + 1):
+        assert len(set(stream[start : start + window])) == window
+    for name, total in SIZES.items():
+        own = [id_ for source, id_ in stream if source == name]
+        assert abs(len(own) - WEIGHTS[name] * size) < 3
+        for start in range(0, len(own) - total + 1, total):
+            assert sorted(own[start : start + total]) == list(range(total))
+    start, count = data.draw(st.integers(0, size - window)), data.draw(st.integers(1, window))
+    found = _mixture(start=start, count=count, window=window, seed=seed)
+    assert found == stream[start : start + count]
+
+
+@given(st.floats(0.01, 1), st.integers(1, 200), st.integers(0, 10**6))
+def test_no_stretch_of_a_mixture_holds_more_of_a_source_than_is_said(
+    share: float, window: int, start: int
+):
+    most = most_in_a_row(share, window)
+    assert 0 <= most - share * window < 4 or most == window
+    golden = (5**0.5 - 1) / 2
+    places = (golden * np.arange(start, start + window)) % 1
+    for origin in (0.0, 0.3, places[0], places[-1]):
+        assert np.count_nonzero((places - origin) % 1 < share - 1e-6) <= most
+
+
+def test_a_source_of_which_a_step_could_take_a_prompt_twice_is_refused():
+    with pytest.raises(ValueError, match=r"= 30 takes up to 11 prompts of source 'more' .* be 20"):
+        _mixture(start=0, count=1, window=30)

@@ -303,6 +303,9 @@ def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest
     assert len(calls) == 1
     with pytest.raises(Aborted):
         generate(engine, adapter=adapter)
+    monkeypatch.undo()
+    engine.resume()
+    assert len(generate(engine, adapter=adapter)) > 0
 
 
 def test_no_requests_no_completions():

@@ -39,6 +39,9 @@ class EngineSampler:
     async def work(self) -> Work:
         return self.engine.work
 
+    async def resume(self) -> None:
+        self.engine.resume()
+
     async def abort(self) -> None:
         raise NotImplementedError
 

@@ -13,9 +13,11 @@ import pytest
 
 from pipeline.coordinator import Progress
 from pipeline.datatypes import Stretch
+from pipeline.dynamic import Estimates, Line
 from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import LearnerState
 from pipeline.learner.optimizer import grpo_rate, make_optimizer
+from pipeline.model import lora
 from pipeline.waiting import Waiting
 from tests import tiny
 
@@ -89,16 +91,30 @@ def test_a_state_comes_back_bit_for_bit(tmp_path: Path, devices: int):
     assert (meta, damaged) == (META, [])
 
 
+def test_the_adapter_of_the_version_before_comes_back_and_is_guarded(tmp_path: Path):
+    other = trained(9).adapter
+    state = dataclasses.replace(trained(5), previous=other)
+    Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
+    like = dataclasses.replace(fresh(), previous=fresh().adapter)
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(like)
+    assert found is not None
+    same_bits(found[0], state)
+    assert found[0].previous is not None
+    assert lora.sha256(found[0].previous) == lora.sha256(other) != lora.sha256(state.adapter)
+
+
 def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
     rollouts = tiny.make_rollouts([(3, 9), (14, 28)], advantages=[0.0, 0.0])
     one, two = (rollout.completion for rollout in rollouts)
     two = dataclasses.replace(two, stop_reason="cut", begun=(Stretch(2, "ab", 9),))
-    progress = Progress(step=5, cut=3, waiting=Waiting((one, two)))
+    estimates = Estimates(0.1, 0.7, Line().observed(3, 1 / 3))
+    progress = Progress(step=5, cut=3, waiting=Waiting((one, two)), estimates=estimates)
     Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
     assert found is not None
     restored = Progress.of_meta(found[1])
-    assert dataclasses.replace(restored, waiting=Waiting()) == Progress(step=5, cut=3)
+    expected = Progress(step=5, cut=3, estimates=estimates)
+    assert dataclasses.replace(restored, waiting=Waiting()) == expected
     assert restored.to_meta() == progress.to_meta()
     for before, after in zip((one, two), restored.waiting.completions, strict=True):
         np.testing.assert_array_equal(after.logprobs, before.logprobs)

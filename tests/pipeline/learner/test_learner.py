@@ -393,6 +393,20 @@ def test_ten_losses_are_the_ones_that_were_written_down():
     np.testing.assert_allclose(losses, GOLDEN, rtol=0, atol=1e-4)
 
 
+def test_a_rate_that_is_told_does_what_the_schedule_would_and_compiles_nothing():
+    decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3}
+    fixed = start(tiny.learner(learner=decay, budget={"steps": 4}))
+    told = start(tiny.learner(learner=decay, budget={"steps": None, "time": "1h"}))
+    for step in range(3):
+        rate = 2e-3 * (1 - step / 4)
+        by_schedule = fixed.update(ROLLOUTS)
+        with compilations() as seen:
+            by_plan = told.update(ROLLOUTS, rate=rate)
+        assert seen == []
+        assert by_plan["lr"] == rate == pytest.approx(by_schedule["lr"])
+    close(told.state.adapter, fixed.state.adapter, bound=1e-6)
+
+
 def _of_step(step: int) -> list[Rollout]:
     rollouts = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES, seed=step)
     return [_renamed(rollout, step) for rollout in rollouts]
@@ -446,3 +460,58 @@ def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: tuple[Learn
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert len(floats) == 3 * len(learner.policy.adapter_shapes)
     assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
+
+
+def test_what_the_version_before_drew_is_watched_under_its_own_adapter():
+    """With `rollout.ahead` nothing that is learned was drawn by the version in force."""
+    settings, plan = UNCLIPPED | {"importance_cap": 1e3}, {"placement": "split"}
+    learner = start(tiny.learner(learner=settings, plan=plan, rollout={"ahead": "one"}))
+    hashes = [learner.adapter_sha256]
+
+    def drawn() -> list[Rollout]:
+        """By the version in force."""
+        completions = [rollout.completion for rollout in ALL]
+        scored = learner.score(completions, adapter=learner.state.adapter)
+        return [
+            dataclasses.replace(
+                rollout,
+                completion=dataclasses.replace(
+                    rollout.completion, logprobs=own, version=learner.state.version
+                ),
+            )
+            for rollout, own in zip(ALL, scored, strict=True)
+        ]
+
+    own = drawn()
+    assert learner.update(own)["parity_max"] < 1e-5
+    ahead = own
+    for _ in range(2):
+        assert learner.state.previous is not None
+        assert lora.sha256(learner.state.previous) == hashes[-1] != learner.adapter_sha256
+        hashes.append(learner.adapter_sha256)
+        following = drawn()
+        one, two = (r[0].completion.logprobs for r in (following, ahead))
+        assert np.abs(one - two).max() > 1e-3
+        with compilations() as seen:
+            metrics = learner.update(ahead)
+        assert seen == []
+        assert metrics["parity_max"] < 1e-5
+        assert metrics["importance_weight"] != pytest.approx(1.0, abs=1e-4)
+        ahead = following
+    # A sampler that was a quarter off.
+    off = [
+        dataclasses.replace(
+            rollout,
+            completion=dataclasses.replace(
+                rollout.completion, logprobs=rollout.completion.logprobs - np.float32(0.25)
+            ),
+        )
+        for rollout in ahead
+    ]
+    assert learner.update(off)["parity_mean"] == pytest.approx(0.25, abs=1e-5)
+
+
+def test_without_rollouts_drawn_ahead_no_adapter_is_kept_of_the_version_before():
+    learner = start(usual())
+    learner.update(ROLLOUTS)
+    assert learner.state.previous is None

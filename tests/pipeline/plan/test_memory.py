@@ -93,12 +93,18 @@ def test_the_gradient_by_hand():
     # The sum so far and what is added.
     assert parts["optimizer"] == 2 * ADAPTER
     # The inputs of 26 layers and three more arrays, each of 2,048 positions x 1,152 numbers; one
-    # layer's arrays: four of the feed-forward width, two of the model's and two of all heads'; two
-    # of scores, 4 heads x 512 queries x 2,048 keys in float32.
+    # layer's arrays: three of the feed-forward width, two of the model's and two of all heads'; two
+    # of scores, 4 heads x 512 queries x 2,048 keys in float32; of these what fast memory is short.
     inputs = 29 * 2048 * 1152 * 2
-    layer = 2048 * (4 * 6912 + 2 * 1152 + 2 * 4 * 256) * 2
+    layer = 2048 * (3 * 6912 + 2 * 1152 + 2 * 4 * 256) * 2
     scores = 2 * 4 * 512 * 2048 * 4
-    assert parts["activations"] == inputs + layer + scores
+    assert parts["activations"] == inputs + layer + scores - 112 * 2**20
+
+
+def test_what_stays_in_fast_memory_takes_none():
+    config = preset(plan__micro_batch_tokens=65_536, plan__row_tokens=1024)
+    assert held(config, SHAPE, "score 8")["activations"] == 0
+    assert held(config, SHAPE, "score 64")["activations"] > 2 * 8192 * 6912 * 2
 
 
 def test_what_is_beside_by_hand():
@@ -224,8 +230,25 @@ def test_weights_that_are_split_take_less():
     split = preset("gemma3_4b", plan__fsdp=8)
     parts = held(split, shape, "gradient 8")
     assert parts["base"] < held(whole, shape, "gradient 8")["base"] / 7.9
-    # While a layer is computed it is whole.
-    assert parts["temporaries"] > held(whole, shape, "gradient 8")["temporaries"]
+    # Most layers are gathered ahead of their use.
+    gathered = parts["temporaries"] - held(whole, shape, "gradient 8")["temporaries"]
+    assert gathered == 30 * 2 * shape.layer_parameters
+
+
+def test_layers_are_gathered_ahead_while_there_is_room():
+    shape = shape_of(preset("gemma3_4b"))
+    layer = 2 * shape.layer_parameters
+
+    def gathered(rows):
+        settings = {"plan__micro_batch_tokens": 2048 * rows, "plan__remat": "full"}
+        parts = [
+            held(preset("gemma3_4b", plan__fsdp=fsdp, **settings), shape, f"gradient {rows}")
+            for fsdp in (8, 1)
+        ]
+        return (parts[0]["temporaries"] - parts[1]["temporaries"]) / layer
+
+    # In one part all the way; around loops fewer; where the micro-batch leaves no room, four.
+    assert [gathered(rows) for rows in (8, 32, 400)] == [30, 18, 4]
 
 
 def test_tp_splits_heads_where_it_can():

@@ -102,7 +102,7 @@ def test_what_is_not_known_is_refused(tmp_path):
 @pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4", "int8_matmul"])
 def test_bytes_are_those_of_the_policy(changes, quantization):
-    config = tiny.hf_config(**changes)
+    config = tiny.hf_config(num_hidden_layers=1, **changes)
     shape, mesh = ModelShape.of(config), make_mesh(jax.devices()[:1])
     policy = Policy.create(
         architecture(config, dtype=jnp.dtype("bfloat16")),
@@ -118,7 +118,7 @@ def test_bytes_are_those_of_the_policy(changes, quantization):
 
 @pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (1, 2), (2, 2), (1, 4)])
 def test_a_device_holds_what_the_mesh_gives_it(fsdp, tp):
-    config = tiny.hf_config()
+    config = tiny.hf_config(num_hidden_layers=1)
     mesh = make_mesh(jax.devices()[: fsdp * tp], fsdp=fsdp, tp=tp)
     policy = Policy.create(
         architecture(config, dtype=jnp.dtype("bfloat16")), lora=tiny.LORA, mesh=mesh

@@ -67,6 +67,17 @@ def test_micro_batches_fall_in_whole_rows_on_every_device(phase: str) -> None:
     assert smaller(given_, Sizes(2, 2 * ROW), phase) is None  # type: ignore[arg-type]
 
 
+def test_where_it_is_known_how_much_is_there_nothing_is_tried_in_between():
+    given_ = config(rollout_rows=64)
+    sizes = Sizes.of(given_)
+    for share, slots in {0.9: 48, 0.3: 16, 0.02: 1, 0.001: 1}.items():
+        found = smaller(given_, sizes, "generate", share=share)
+        assert found is not None
+        assert found.rollout_rows == slots, share
+    assert smaller(given_, sizes, "generate", share=0.0) is None
+    assert smaller(given_, sizes, "update", share=-0.1) is None
+
+
 def test_an_adapter_that_finds_no_room_costs_slots() -> None:
     given_ = config(rollout_rows=4)
     assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), rollout_rows=3)

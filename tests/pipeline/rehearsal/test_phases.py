@@ -22,7 +22,7 @@ from pipeline.plan.sizes import Phase, Sizes
 from pipeline.rehearsal.account import Result, Row
 from pipeline.rehearsal.expected import Target
 from pipeline.rehearsal.phases import Rehearsal, Stage
-from pipeline.rehearsal.scratch import rehearsed
+from pipeline.rehearsal.scratch import rehearsed, scratch
 from pipeline.run_dir import RunFolder
 from rewards.base import RewardInput
 from tests.fakes import (
@@ -111,7 +111,8 @@ class Rehearsing:
             await rehearsal.start(waited_s=12.0)
             return await rehearsal.run()
 
-        return asyncio.run(both())
+        with scratch(self.stage.config):
+            return asyncio.run(both())
 
 
 def plan(**changes: Any) -> dict[str, Any]:
@@ -261,8 +262,9 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
     result = one.run()
     assert result.failure is not None
     assert result.failure.name == name
-    assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true keeps" in result.failure.why
-    assert "the next are plan.rollout_rows = " in result.failure.why
+    assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true" in result.failure.why
+    fewer = "rollout_rows = 3" if phase == "generate" else f"micro_batch_tokens = {ROW}"
+    assert f"--plan.fixed false goes on with plan.{fewer}" in result.failure.why
     done = [phase for phase in PHASES if phase != "warm start"]
     assert names(result) == done[: done.index(name)]
 

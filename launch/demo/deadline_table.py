@@ -1,0 +1,169 @@
+"""What time buys: the demo with the smallest budget of time that does, twice and four times that.
+
+    python -m launch.demo.deadline_table [--seeds 0 1 2] [--minimum 2m] [--dir runs]
+
+A run with far too little says what the minimum is, as measured on this machine; it is taken where a
+run with it does. Each run has a cosine decay, which ends with the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.base import parse_duration_s
+from launch.demo.table import CONFIG
+from pipeline.budget import show_duration
+from pipeline.evaluate.significance import measure_accuracy
+from pipeline.run_dir import RunFolder
+
+SEEDS = (0, 1, 2)
+FACTORS = (1, 2, 4)
+_TOO_LITTLE_S = 40
+_EXIT_MISTAKE = 2
+_SETTINGS = (
+    *("--budget.steps", "none"),
+    *("--learner.schedule", "cosine"),
+    *("--rollout.min_prompts_per_step", "8"),
+    *("--eval.every_steps", "10"),
+)
+HEADER = (
+    "| budget | seed | steps | used | in time | accuracy before | after | exported step |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run.
+
+    Attributes:
+        budget_s: what it was given.
+        seed: its seed.
+        summary: its `summary.json`.
+        answers: which of the answers to the test split were right at the end.
+        process_s: from start to exit of the process.
+    """
+
+    budget_s: int
+    seed: int
+    summary: dict[str, Any]
+    answers: list[bool]
+    process_s: float
+
+    def __str__(self) -> str:
+        """A Markdown row."""
+        found, best = self.summary["eval"], self.summary["best"]
+        in_time = "yes" if self.process_s <= self.budget_s else "no"
+        return (
+            f"| {show_duration(self.budget_s)} | {self.seed} | {self.summary['steps']} "
+            f"| {show_duration(self.process_s)} | {in_time} "
+            f"| {100 * found['before']['accuracy']:.1f}% "
+            f"| {100 * sum(self.answers) / len(self.answers):.1f}% | {best['step']} |"
+        )
+
+
+def train(name: str, *, folder: Path, settings: Sequence[str]) -> int:
+    """Runs the demo with these settings; returns the exit status."""
+    command = [sys.executable, "-m", "launch.train", CONFIG, "--run.name", name]
+    command += ["--run.dir", str(folder), *_SETTINGS, *settings]
+    return subprocess.run(command, check=False).returncode
+
+
+def find_minimum_s(*, folder: Path, stamp: str) -> int:
+    """The smallest budget that does: what is refused names what would do, until nothing is.
+
+    Raises:
+        RuntimeError: if a run fails in another way.
+    """
+    budget_s = _TOO_LITTLE_S
+    while True:
+        name = f"deadline-minimum-{show_duration(budget_s)}-{stamp}"
+        settings = ["--budget.time", show_duration(budget_s)]
+        status = train(name, folder=folder, settings=settings)
+        if status == 0:
+            return budget_s
+        refused = list(RunFolder(folder / name).events("refused"))
+        if status != _EXIT_MISTAKE or not refused:
+            raise RuntimeError(f"{name}: exit status {status}")
+        budget_s = ceil(refused[-1]["minimum_s"])
+
+
+def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
+    """Runs the demo with a budget of time.
+
+    Raises:
+        RuntimeError: if the run fails.
+    """
+    name = f"deadline-{show_duration(budget_s)}-seed{seed}-{stamp}"
+    settings = ["--budget.time", show_duration(budget_s), "--run.seed", str(seed)]
+    started = time.monotonic()
+    status = train(name, folder=folder, settings=settings)
+    process_s = time.monotonic() - started
+    if status != 0:
+        raise RuntimeError(f"{name}: exit status {status}")
+    run_folder = RunFolder(folder / name)
+    assert run_folder.summary is not None
+    rows = run_folder.read_rollouts("test_after") or []
+    if not rows:
+        raise RuntimeError(f"{name}: there was no time to evaluate what was exported")
+    answers = [bool(row["correct"]) for row in rows]
+    return Row(budget_s, seed, run_folder.summary, answers, process_s)
+
+
+def mean_line(rows: Sequence[Row]) -> str:
+    """The mean over the seeds of one budget, with Wilson's interval over all their answers."""
+    answers = [[right] for row in rows for right in row.answers]
+    found = measure_accuracy(np.array(answers))
+    low, high = (100 * bound for bound in found.ci95)
+    budget = show_duration(rows[0].budget_s)
+    return f"{budget}: mean accuracy {100 * found.accuracy:.1f}% [{low:.1f}, {high:.1f}]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs everything and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.demo.deadline_table",
+        description="Run the demo with the smallest budget of time, twice and four times that.",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="default: 0 1 2")
+    parser.add_argument("--minimum", help="the smallest budget; default: found by a run")
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="of the run folders")
+    parser.add_argument("--json", type=Path, help="also write the summaries to this file")
+    options = parser.parse_args(argv)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    if options.minimum is None:
+        minimum_s = find_minimum_s(folder=options.dir, stamp=stamp)
+    else:
+        minimum_s = parse_duration_s(options.minimum)
+    table = [
+        [
+            run(factor * minimum_s, seed=seed, folder=options.dir, stamp=stamp)
+            for seed in options.seeds
+        ]
+        for factor in FACTORS
+    ]
+    print(HEADER)
+    for rows in table:
+        for row in rows:
+            print(row)
+    for rows in table:
+        print(mean_line(rows))
+    if options.json:
+        found = [{"seed": row.seed, **row.summary} for rows in table for row in rows]
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The export of a run with a budget of time: there from the first evaluation on, always the best.
+
+At first it is the untrained policy's, which also tells how long an export takes; after a better
+validation it is replaced, at once or a little later, but before the deadline in every case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.datatypes import Which
+from pipeline.deadline import Deadline, Stopwatch
+from pipeline.evaluate.examiner import Examiner
+from pipeline.records import Records
+from pipeline.reserve import EXPORT
+from pipeline.team import Team
+
+COMPARED = 32
+"""Answers whose log-probs an export has to reproduce."""
+SHARE = 0.05
+"""Exports during the run may take this share of the time; more only when it runs out."""
+_NEAR_EXPORTS = 4
+
+
+class Exports:
+    """Keeps `export/` at the best version.
+
+    Args:
+        examiner: knows the best version, and answers to compare log-probs on.
+        team: who exports.
+        records: where it is written down, and found again after a resume.
+        deadline: is told how long exports take.
+    """
+
+    def __init__(
+        self, examiner: Examiner, *, team: Team, records: Records, deadline: Deadline
+    ) -> None:
+        self._examiner = examiner
+        self._team = team
+        self._records = records
+        self._deadline = deadline
+        self._used_s = 0.0
+        self._lost: set[int] = set()
+        self._journaled = list(records.folder.events("exported"))
+
+    @property
+    def version(self) -> int | None:
+        """The version in `export/`; None: there is none."""
+        folder = self._records.folder.export
+        there = self._journaled and folder.is_dir()
+        return int(self._journaled[-1]["version"]) if there else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a better version than the exported one is known."""
+        best = self._examiner.best
+        return best is not None and best[0] != self.version and best[0] not in self._lost
+
+    async def rehearse(self, step: int) -> None:
+        """Exports the untrained policy, which the evaluation before has measured."""
+        if self.version is None and step == 0:
+            await self.export("current", reason="rehearsal")
+
+    async def follow(self, step: int) -> None:
+        """Exports the best version if it is not there yet, unless that is better done later."""
+        if not self.pending:
+            return
+        took_s = self._deadline.export_s
+        near = self._deadline.left_s - self._deadline.end_s < _NEAR_EXPORTS * took_s
+        cheap = self._used_s + took_s <= SHARE * self._deadline.clock.elapsed_s
+        if near or cheap or self.version is None:
+            best = self._examiner.best
+            assert best is not None
+            which: Which = "current" if best[0] == step else "best"
+            exported = await self.export(which, reason="better")
+            if exported != best[0]:
+                # Its file is of a step that was done again after a damaged checkpoint.
+                self._lost.add(best[0])
+
+    async def export(self, which: Which, *, reason: str) -> int:
+        """Replaces what is exported, measures how long that takes; returns the version."""
+        watch = Stopwatch(self._deadline.clock.now)
+        examples = await self._examiner.examples(COMPARED)
+        report = await self._team.learner.export(
+            str(self._records.folder.export), examples, which=which
+        )
+        facts: dict[str, Any] = {**asdict(report), "seconds": watch.total_s, "reason": reason}
+        self._journaled.append(facts)
+        self._used_s += watch.total_s if reason != "rehearsal" else 0.0
+        self._deadline.reserve.observe(EXPORT, watch.total_s)
+        if self._deadline.time_s is not None:
+            self._records.folder.journal(
+                "reserved",
+                reason=EXPORT,
+                seconds=watch.total_s,
+                elapsed_s=self._deadline.clock.elapsed_s,
+            )
+        self._records.exported(facts)
+        return report.version

@@ -1,0 +1,389 @@
+"""Running out of memory in a process: told as a value, nothing held on to, nothing lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from actors.colocated import ColocatedActor
+from actors.memory import guarded
+from actors.opening import OpenedModel
+from pipeline.datatypes import Completion
+from pipeline.learner.learner import LearnerState
+from pipeline.model.building import Builder
+from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
+from pipeline.plan.out_of_memory import OutOfMemory
+from pipeline.plan.sizes import Sizes, smaller
+from pipeline.text.tokenizer import read_tokenizer
+from tests import tiny
+
+DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
+ROW = 42
+WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(4, 2 * ROW), Sizes(3, 2 * ROW), Sizes(4, ROW)
+REQUESTS = tiny.make_requests([3, 14, 6, 9, 4, 11])
+ROLLOUTS = tiny.make_rollouts(
+    [(3, 20), (3, 17), (9, 25), (12, 28)], advantages=[1.0, -1.0, 0.5, -0.5]
+)
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.\nmore")
+
+
+# --- the boundary
+
+
+def test_a_real_error_of_the_device_becomes_a_value():
+    with pytest.raises(OutOfMemory) as told:
+        guarded("update", lambda: jnp.zeros((2**50,), jnp.int8))
+    assert told.value.phase == "update"
+    assert told.value.what.startswith("RESOURCE_EXHAUSTED: Out of memory allocating")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("no host memory")])
+def test_so_does_the_hosts(error: MemoryError):
+    def work() -> None:
+        raise error
+
+    with pytest.raises(OutOfMemory, match="MemoryError" if not str(error) else "no host memory"):
+        guarded("export", work)
+
+
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("INTERNAL: something else"), ValueError("no")]
+)
+def test_other_errors_stay_what_they_are(error: Exception):
+    def work() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as told:
+        guarded("generate", work)
+    assert told.value is error
+
+
+def test_what_was_held_is_free_before_anybody_is_told():
+    before = resident_bytes()
+
+    def work() -> None:
+        held = jax.device_put(np.zeros(1000, np.float32), jax.devices()[0])
+        assert resident_bytes() == before + held.nbytes
+        full()
+
+    with pytest.raises(OutOfMemory) as told:
+        guarded("generate", work)
+    assert resident_bytes() == before
+    assert told.value.what == "RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes."
+    assert told.value.__context__ is None
+
+
+def test_a_limit_is_held_against_what_is_there_and_what_comes():
+    held = jax.device_put(np.zeros(2**20, np.int8), jax.devices()[0])
+    there = resident_bytes()
+    needs = {"prefill 8": 1000, "segment 4": 5000}
+    check_room(needs, hbm_gib=(there + 5000) / GIB)
+    with pytest.raises(NoRoomError, match=r"segment 4 needs .* plan\.hbm_gib = ") as told:
+        check_room(needs, hbm_gib=(there + 4000) / GIB)
+    assert told.value.share == pytest.approx(0.8)
+    assert held.nbytes == 2**20
+
+
+# --- phases
+
+
+def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActor:
+    """Two layers, merged for rollouts, prepared; slots are compacted at the end."""
+    monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    config = tiny.make_config(
+        learner={"kl_coef": 0.1, "kl": "topk", "kl_top_k": 8, **learner},
+        plan={
+            "fixed": False,
+            "rollout_rows": WHOLE.rollout_rows,
+            "slot_buckets": (2,),
+            "micro_batch_tokens": WHOLE.micro_batch_tokens,
+            "rollout_weights": "merged",
+        },
+    )
+    actor = ColocatedActor(config)
+    tokenizer = read_tokenizer(DEMO)
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+    actor.opening = OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)  # type: ignore[assignment]
+    actor.prepare(WHOLE)
+    publish(actor)
+    return actor
+
+
+def publish(actor: ColocatedActor) -> None:
+    (version, sha256), payload = actor.publish(which="current")
+    actor.load(version, sha256, payload)
+
+
+def draw(actor: ColocatedActor) -> list[Completion]:
+    return actor.generate(REQUESTS, temperature=0.8)
+
+
+def host(state: LearnerState) -> list[np.ndarray]:
+    return [np.array(leaf) for leaf in jax.tree.leaves((state.adapter, state.optimizer))]
+
+
+def equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> None:
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class FullOnce:
+    """A program that runs out of memory at one of its calls, and says whether it did.
+
+    Args:
+        program: the one in whose place it is.
+        at: which call, from 0.
+    """
+
+    def __init__(self, program: Callable[..., Any], *, at: int = 0) -> None:
+        self.program, self.at, self.calls = program, at, 0
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls += 1
+        return full() if self.calls == self.at + 1 else self.program(*given)
+
+
+def fill_up(programs: Any, name: str, *, at: int = 0) -> tuple[Any, FullOnce]:
+    """Programs of which the largest one of this name runs out of memory once."""
+    found = getattr(programs, name)
+    if not isinstance(found, dict):
+        failing = FullOnce(found, at=at)
+        return dataclasses.replace(programs, **{name: failing}), failing
+    key = max(found)
+    failing = FullOnce(found[key], at=at)
+    return dataclasses.replace(programs, **{name: {**found, key: failing}}), failing
+
+
+@pytest.fixture(scope="module")
+def patched() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def shared(patched: pytest.MonkeyPatch) -> ColocatedActor:
+    """The process that is filled up again and again; each test prepares it anew."""
+    return make_actor(patched)
+
+
+@pytest.fixture
+def actor(shared: ColocatedActor) -> ColocatedActor:
+    shared.prepare(WHOLE)
+    shared.learner.state = shared.learner._fresh()
+    publish(shared)
+    return shared
+
+
+@pytest.mark.parametrize("name", ["empty", "prefill", "fill", "segment", "compact"])
+def test_invariant_2_drawing_goes_on_with_fewer_slots_and_the_same_samples(
+    actor: ColocatedActor, name: str
+):
+    whole, before = draw(actor), resident_bytes()
+    actor.engine._programs, failing = fill_up(
+        actor.engine._programs, name, at=1 if name in {"fill", "segment"} else 0
+    )
+    with pytest.raises(OutOfMemory) as told:
+        draw(actor)
+    assert failing.calls
+    assert told.value.phase == "generate"
+    assert resident_bytes() == before
+    fewer = smaller(actor.config, Sizes.of(actor.config), told.value.phase)
+    assert fewer == FEWER_SLOTS
+    ready = actor.prepare(fewer)
+    assert {built.name for built in ready.built} >= {"segment 3", "segment 2", "empty slots"}
+    # The learner's programs are the same ones.
+    assert not any(built.name.startswith("gradient") for built in ready.built)
+    again = draw(actor)
+    assert [drawn.name for drawn in again] == [request.name for request in REQUESTS]
+    for one, other in zip(whole, again, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
+    assert max(actor.work().segments) == 3
+
+
+@pytest.mark.parametrize("name", ["keep", "gradient", "apply"])
+def test_invariant_11_learning_goes_on_with_smaller_micro_batches_and_the_same_state(
+    actor: ColocatedActor, name: str
+):
+    learner = actor.learner
+    actor.prepare(FEWER_ROWS)
+    actor.update(ROLLOUTS)
+    expected = host(learner.state)
+    learner.state = learner._fresh()
+    actor.prepare(WHOLE)
+    began, before = host(learner.state), resident_bytes()
+    learner._compiled, failing = fill_up(learner._compiled, name)
+    with pytest.raises(OutOfMemory) as told:
+        actor.update(ROLLOUTS)
+    assert failing.calls == 1
+    assert told.value.phase == "update"
+    equal(host(learner.state), began)
+    assert (learner.state.version, learner.is_whole) == (0, True)
+    assert resident_bytes() == before
+    fewer = smaller(actor.config, Sizes.of(actor.config), "update")
+    assert fewer == FEWER_ROWS
+    ready = actor.prepare(fewer)
+    assert {built.name for built in ready.built} >= {"gradient 1", "score 1", "apply"}
+    assert not any(built.name.startswith("segment") for built in ready.built)
+    actor.update(ROLLOUTS)
+    # As if it had never been tried with larger ones.
+    equal(host(learner.state), expected)
+    assert learner.state.version == 1
+
+
+def test_scoring_goes_on_with_smaller_micro_batches(actor: ColocatedActor):
+    drawn = draw(actor)
+    whole = actor.score(drawn, which="current")
+    actor.learner._compiled, _ = fill_up(actor.learner._compiled, "score")
+    with pytest.raises(OutOfMemory) as told:
+        actor.score(drawn, which="current")
+    assert told.value.phase == "score"
+    actor.prepare(FEWER_ROWS)
+    for one, other in zip(whole, actor.score(drawn, which="current"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_that_could_not_be_merged_is_merged_again(actor: ColocatedActor):
+    actor.update(ROLLOUTS)
+    publish(actor)
+    expected = {name: np.array(value) for name, value in actor.weights.base.items()}
+    actor.learner.state = actor.learner._fresh()
+    publish(actor)
+    actor.update(ROLLOUTS)
+    merges = dict(actor.weights._merge)
+    third = sorted(merges)[2]
+    failing = FullOnce(merges[third])
+    actor.weights._merge = {**merges, third: failing}  # type: ignore[dict-item]
+    with pytest.raises(OutOfMemory) as told:
+        publish(actor)
+    assert (told.value.phase, failing.calls) == ("sync", 1)
+    actor.prepare(FEWER_SLOTS)
+    publish(actor)
+    actor.weights._merge = merges
+    for name, value in actor.weights.base.items():
+        np.testing.assert_array_equal(value, expected[name])
+    assert len(draw(actor)) == len(REQUESTS)
+
+
+def test_of_several_updates_on_a_batch_none_is_made_twice(monkeypatch: pytest.MonkeyPatch):
+    actor = make_actor(monkeypatch, updates_per_batch=2, kl_coef=0.0, kl="k3", kl_top_k=128)
+    learner = actor.learner
+    began = host(learner.state)
+    batches = len(learner._pack(ROLLOUTS))
+    learner._compiled, failing = fill_up(learner._compiled, "apply", at=1)
+    with pytest.raises(OutOfMemory):
+        actor.update(ROLLOUTS)
+    assert (failing.calls, batches > 0) == (2, True)
+    equal(host(learner.state), began)
+    assert (learner.state.version, learner.state.updates) == (0, 0)
+
+
+def test_a_state_that_is_gone_is_no_mere_lack_of_memory(actor: ColocatedActor):
+    learner = actor.learner
+
+    def take_and_fail(adapter: Any, *_: Any) -> Any:
+        for value in adapter.values():
+            value.delete()
+        full()
+
+    compiled = learner._compiled
+    learner._compiled = dataclasses.replace(compiled, apply=take_and_fail)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="adapter and optimizer were lost"):
+        actor.update(ROLLOUTS)
+    learner._compiled = compiled
+
+
+# --- compiling
+
+
+def test_what_does_not_compile_is_compiled_smaller(
+    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
+):
+    build = Builder.build
+
+    def limited(self: Builder, name: str, traced: jax.stages.Traced) -> Any:
+        return full() if name == "segment 3" else build(self, name, traced)
+
+    monkeypatch.setattr(Builder, "build", limited)
+    with pytest.raises(OutOfMemory) as told:
+        actor.prepare(FEWER_SLOTS)
+    assert told.value.phase == "generate"
+    ready = actor.prepare(Sizes(2, WHOLE.micro_batch_tokens))
+    assert "segment 2" in {built.name for built in ready.built}
+    assert len(draw(actor)) == len(REQUESTS)
+
+
+# --- turns on the same devices
+
+
+def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
+    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
+):
+    whole = draw(actor)
+    there = resident_bytes()
+    needs = {WHOLE.rollout_rows: max(actor.engine.needs.values())}
+    actor.prepare(FEWER_SLOTS)
+    needs[3] = max(actor.engine.needs.values())
+    assert needs[3] < needs[4]
+    actor.prepare(WHOLE)
+    plan = actor.config.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
+    monkeypatch.setattr(actor, "config", actor.config.model_copy(update={"plan": plan}))
+    with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib"):
+        draw(actor)
+    actor.prepare(FEWER_SLOTS)
+    for one, other in zip(whole, draw(actor), strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+
+
+def test_sampler_and_learner_never_hold_their_peaks_at_once(
+    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
+):
+    """Caches are gone before the update begins, gradients before drawing does."""
+    actor.update(ROLLOUTS)
+    publish(actor)
+    idle, seen = resident_bytes(), dict[str, int]()
+    segment, gradient = actor.engine._programs.segment[4], actor.learner._compiled.gradient[2]
+
+    def watched(name: str, program: Any) -> Any:
+        def run(*given: Any) -> Any:
+            seen.setdefault(name, resident_bytes() - idle)
+            return program(*given)
+
+        return run
+
+    programs, compiled = actor.engine._programs, actor.learner._compiled
+    monkeypatch.setattr(
+        actor.engine,
+        "_programs",
+        dataclasses.replace(programs, segment={**programs.segment, 4: watched("segment", segment)}),
+    )
+    monkeypatch.setattr(
+        actor.learner,
+        "_compiled",
+        dataclasses.replace(
+            compiled, gradient={**compiled.gradient, 2: watched("gradient", gradient)}
+        ),
+    )
+    for _ in range(2):
+        draw(actor)
+        assert resident_bytes() == idle
+        actor.update(ROLLOUTS)
+        assert resident_bytes() == idle
+        publish(actor)
+        assert resident_bytes() == idle
+    slots = sum(leaf.nbytes for leaf in jax.tree.leaves(programs.empty()))
+    gradients = sum(leaf.nbytes for leaf in actor.learner.state.adapter.values())
+    assert slots <= seen["segment"] < slots + gradients
+    assert gradients <= seen["gradient"] < gradients + slots

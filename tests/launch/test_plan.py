@@ -1,0 +1,124 @@
+"""`launch.plan`: what it prints and writes, its statuses, what it never loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import presets
+from launch import plan, train
+from pipeline.plan import verify
+from pipeline.plan.compiler import NoCompiler
+
+PROJECT = Path(__file__).parents[2]
+ONE_B = str(PROJECT / "configs/gemma3_1b_gsm8k_v5e8.toml")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tuple[str, str]:
+    assert plan.main(argv) == status
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_is_planned(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT)  # the demo's model is named from there
+    out, err = shown(capsys, preset, "--json", str(tmp_path / "plan.json"))
+    assert err == ""
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert figures["plan"]["fits"]
+    assert figures["plan"]["configured"]
+    assert f"~{figures['step']['tokens_per_s']:,.0f} trained tokens a second" in out
+    assert len(out.splitlines()) <= 70
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    out, _ = shown(capsys, ONE_B, "--topology", "v5e-32", "--json", str(path))
+    assert "plan only: v5e-32 is 4 hosts, and a run works on one" in out
+    figures = json.loads(path.read_text())
+    assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
+    assert figures["plan"]["rollout_rows"] <= 512
+
+
+def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def figures(*argv: str) -> dict[str, Any]:
+        shown(capsys, ONE_B, *argv, "--json", str(tmp_path / "plan.json"))
+        found: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
+        return found
+
+    short, long = (figures("--completion-tokens", n) for n in ("100", "400"))
+    assert short["lengths"]["completion"] == 100
+    assert short["step"]["total_s"]["expected"] < long["step"]["total_s"]["expected"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--topology", "v5e-9"], "--topology v5e-9: there is none of this name"),
+        (["--topology", "v6e-8", "--verify"], "--verify: programs are compiled for v5e-1, v5e-4"),
+        (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
+        (["--plan.rollout_rows", "none"], "is needed with plan.fixed = true"),
+        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its sizes are not known"),
+        (["--model.path", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_mistakes_are_told(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = shown(capsys, ONE_B, *argv, status=2)
+    assert out == ""
+    assert message in err
+
+
+def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    many = ["--plan.rollout_rows", "4096", "--rollout.prompts_per_step", "256"]
+    four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
+    out, _ = shown(capsys, four, *many, status=1)
+    assert "DOES NOT FIT: as configured" in out
+    assert "the fastest, in [plan]: " in out  # and what would
+
+
+def test_without_a_compiler_everything_is_estimated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise NoCompiler("the TPU compiler is not here")
+
+    monkeypatch.setattr(verify, "compiled", absent)
+    out, _ = shown(capsys, ONE_B, "--verify")
+    assert "not verified: the TPU compiler is not here; all figures are estimated" in out
+
+
+def test_train_refuses_what_is_planned_only(capsys: pytest.CaptureFixture[str]) -> None:
+    many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
+    assert train.main([ONE_B, *many, "--dry-run"]) == 2
+    assert "v5e-16 is 2 hosts, and a run works on one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], [ONE_B]])
+def test_nothing_heavy_is_loaded(argv: list[str]) -> None:
+    heavy = ["jax", "ray", "flax", "optax", "tunix", "datasets", "transformers", "sentencepiece"]
+    if argv == ["--help"]:
+        heavy.append("numpy")
+    program = (
+        "import sys\n"
+        "from launch.plan import main\n"
+        "try:\n"
+        f"    main({argv!r})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
+    assert child.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,30 @@
+"""The v5e-8 presets as the planner gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.load import load_config
+from configs.schema import Config
+from pipeline.plan.hardware import topology_of
+from pipeline.plan.search import Case
+from pipeline.plan.shapes import shape_of
+from pipeline.plan.workload import Lengths
+
+PROJECT = Path(__file__).parents[3]
+FREE = (
+    ("plan.fixed", "false"),
+    ("plan.rollout_rows", "none"),
+    ("plan.micro_batch_tokens", "none"),
+)
+"""Settings that leave the sizes to the planner."""
+
+
+def preset(model: str, *overrides: tuple[str, str]) -> Config:
+    """The preset of `model`, such as gemma3_1b, with settings laid over it."""
+    return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", overrides)
+
+
+def case(config: Config, topology: str | None = None) -> Case:
+    """What is planned for a configuration."""
+    return Case(config, shape_of(config), topology_of(config, topology), Lengths.expected(config))

@@ -1,0 +1,159 @@
+"""The report as JSON, and its lines: every figure that is printed is one of the report's."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.plan.compiler import Figures
+from pipeline.plan.forecast import forecast
+from pipeline.plan.gains import gains
+from pipeline.plan.lines import lines
+from pipeline.plan.report import Plan, report
+from pipeline.plan.search import choose
+from pipeline.plan.verify import Compiled, Next, Verified
+from tests.pipeline.plan.presets import FREE, case, preset
+
+GIB = 2**30
+
+
+def planned(*overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75) -> Plan:
+    given = case(preset(model, *overrides))
+    chip = replace(given.topology.chip, hbm_gib=gib)
+    given = replace(given, topology=replace(given.topology, chip=chip))
+    choice = choose(given)
+    return Plan(given, choice, forecast(given, choice.chosen), gains(given, choice.chosen))
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    return planned(*FREE)
+
+
+def told(figures: dict[str, Any]) -> list[str]:
+    return list(lines(json.loads(json.dumps(figures))))
+
+
+def line(text: list[str], start: str) -> str:
+    (one,) = [line for line in text if line.startswith(start)]
+    return one
+
+
+def test_what_is_printed_is_what_is_written(found: Plan) -> None:
+    figures = report(found)
+    text = told(figures)
+    for phase, memory in figures["memory"].items():
+        *parts, total = [float(cell) for cell in re.findall(r"~([\d.]+)", _row(text, phase, 0))]
+        assert parts == [round(size, 2) for size in memory["parts_gib"].values()]
+        assert total == round(memory["estimated_gib"], 2)
+        assert memory["estimated_gib"] == pytest.approx(sum(memory["parts_gib"].values()))
+    for phase, seconds in figures["step"]["seconds"].items():
+        row = _row(text, phase, -1)
+        cells = [f"~{seconds[pace]:.2f}" for pace in ("expected", "low", "high")]
+        assert re.findall(r"~[\d.]+", row) == cells
+    for one in figures["compared"]:
+        row = line(text, f"{one['name']}  ")
+        for cell in (f"~{one['gib']:.2f}", f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}"):
+            assert cell in row
+        assert ("chosen" in row) == one["chosen"]
+    budget = figures["budget"]
+    expected = budget["outcomes"]["expected"]
+    assert f"~{expected['steps']:,} steps" in line(text, "budget 9.00 h")
+    assert f"~{budget['cost_usd']:,.2f} dollars at 1.20" in "\n".join(text)
+    for gain in figures["gains"]:
+        assert f"  {gain['change']} ~{gain['share']:+.0%}" in text
+
+
+def _row(text: list[str], name: str, which: int) -> str:
+    """A line that begins with `name`, of those that are rows of a table."""
+    return [one for one in text if re.match(rf"{name} +~", one)][which]
+
+
+def test_everything_estimated_is_marked(found: Plan) -> None:
+    text = told(report(found))
+    assert text[1].startswith("~ estimated; = by the TPU compiler")
+    given = {"15.75", "14.96", "0.79", "1.20", "9.00"}  # memory, price, budget
+    for one in text:
+        for mark, number in re.findall(r"([~=]?[+-]?)(?<![\d.])(\d[\d,]*(?:\.\d+|%))", one):
+            assert mark.startswith("~") or number in given, one
+
+
+def test_it_is_two_screens(found: Plan) -> None:
+    assert len(told(report(found))) <= 70
+
+
+def test_what_has_to_be_set_makes_the_plan(found: Plan) -> None:
+    figures = report(found)
+    settings = [
+        (f"plan.{key}", "none" if value is None else str(value))
+        for key, value in figures["plan"]["set"].items()
+    ]
+    assert settings, "the 4b preset is not the best for itself"
+    again = choose(case(preset("gemma3_4b", *FREE, *settings))).chosen
+    assert again.configured
+    assert again.config.plan == replace_unsized(found.plan.config.plan, again.config.plan)
+
+
+def replace_unsized(plan: Any, like: Any) -> Any:
+    """The plan with what does not matter here as in another one."""
+    return plan.model_copy(update={"slot_buckets": like.slot_buckets, "samplers": like.samplers})
+
+
+def test_fixed_sizes_are_compared_with_better_ones() -> None:
+    figures = report(planned())
+    assert figures["plan"]["configured"]
+    assert figures["plan"]["set"] == {}
+    text = told(figures)
+    assert (
+        "chosen: as configured (colocated, base on every device); sizes as fixed in the file"
+        in text
+    )
+    assert line(text, "the fastest, in [plan]: ").count(" = ") == len(figures["compared"][0]["set"])
+
+
+def test_a_plan_that_does_not_fit_says_what_is_short() -> None:
+    figures = report(planned(gib=8.0))
+    assert not figures["plan"]["fits"]
+    assert figures["plan"]["short"] in line(told(figures), "  DOES NOT FIT")
+
+
+def test_the_compilers_figures_are_marked(found: Plan) -> None:
+    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
+    program = Compiled("update", figures, 6 * GIB, True, 0.2)
+    cached = replace(program, phase="decode", figures=replace(figures, cached=True))
+    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+    verified = Verified(
+        found.choice.chosen,
+        {"gradient 8": program, "segment 240": cached},
+        ("gradient 16 does not fit: 17.00 GiB with what is beside it",),
+        (larger, Next("micro-batches of 32768 tokens", 0.01), Next("more: nothing to do", 0.0)),
+        1,
+        61.0,
+    )
+    text = told(report(replace(found, verified=verified)))
+    assert line(text, "verified: ").startswith("verified: 1 programs compiled in 61 s")
+    assert re.match(r"gradient 8 +=6\.00 +=250\.0 +~200\.0 +fits", line(text, "gradient 8"))
+    assert _row(text, "update", 0).endswith("=6.00")
+    assert re.match(r"update +=", [one for one in text if one.startswith("update")][1])
+    assert line(text, "larger: 280").endswith("~+3.1%, =17.00 GiB, does not fit")
+    assert line(text, "larger: micro").endswith("~+1.0%")
+    assert "larger: more: nothing to do" in text
+    assert line(text, "searched: ").endswith("17.00 GiB with what is beside it")
+
+
+def test_small_things_are_told_in_mib() -> None:
+    from configs.load import load_config
+    from tests.pipeline.plan.presets import PROJECT
+
+    given = case(load_config(PROJECT / "configs/demo.toml"))
+    choice = choose(given)
+    plan = Plan(given, choice, forecast(given, choice.chosen), ())
+    text = told(report(plan))
+    memory = report(plan)["memory"]["update"]["estimated_gib"]
+    assert f"~{1024 * memory:.2f}" in _row(text, "update", 0)
+    assert line(text, "MiB of a chip")
+    assert "dollars" not in "\n".join(text)

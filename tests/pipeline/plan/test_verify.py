@@ -1,0 +1,215 @@
+"""What the verifier does with a compiler's answers; the compiler is one that is made up here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.plan import verify
+from pipeline.plan.compiler import Figures, NoCompiler
+from pipeline.plan.memory import beside, moment
+from pipeline.plan.search import GAIN, Case, choose, with_plan
+from pipeline.plan.shapes import ModelShape
+from pipeline.plan.topology import GIB
+from pipeline.plan.verify import MOST, Verifier, larger_plans, largest_programs, program_s, timed
+from tests.pipeline.plan.presets import FREE, case, preset
+
+
+@dataclass
+class Compiler:
+    """Says `ratio` times what is estimated, and `speed` times the seconds; by kind of program."""
+
+    case: Case
+    ratio: dict[str, float] = field(default_factory=dict)
+    speed: dict[str, float] = field(default_factory=dict)
+    silent: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(
+        self,
+        config: Config,
+        shape: ModelShape,
+        programs: Sequence[str],
+        *,
+        topology: str,
+        say: Callable[[str], None],
+    ) -> dict[str, Figures]:
+        assert topology == "v5e:2x4"
+        return {program: self._figures(config, shape, program, say) for program in programs}
+
+    def _figures(
+        self, config: Config, shape: ModelShape, program: str, say: Callable[[str], None]
+    ) -> Figures:
+        kind = program.partition(" ")[0]
+        cached = program in self.asked
+        self.asked += [] if cached else [program]
+        say(program)
+        phase = verify.PHASE[kind]
+        total = moment(config, shape, program, phase=phase).total
+        own = int(self.ratio.get(kind, 1.0) * total) - sum(beside(config, shape, program).values())
+        seconds = self.speed.get(kind, 1.0) * program_s(self.case, config, program).expected
+        fits = own <= 15.75 * GIB
+        told = None if self.silent and not fits else own
+        return Figures(fits, told, 20.0, seconds=seconds, cached=cached)
+
+
+def verified(
+    given: Case, monkeypatch: pytest.MonkeyPatch, **about: object
+) -> tuple[verify.Verified, Compiler]:
+    compiler = Compiler(given, **about)  # type: ignore[arg-type]
+    monkeypatch.setattr(verify, "compiled", compiler)
+    said: list[str] = []
+    found = Verifier(given, say=said.append).verify(choose(given).chosen)
+    assert set(said) == set(compiler.asked)
+    return found, compiler
+
+
+def test_a_plan_that_fits_is_compiled_once_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case(preset("gemma3_1b", *FREE))
+    plan = choose(given).chosen
+    found, compiler = verified(given, monkeypatch)
+    assert found.plan.config == plan.config
+    assert compiler.asked == largest_programs(plan.config)
+    assert (found.compilations, found.compile_s) == (4, 80.0)
+    assert found.searched == ()
+    memory = moment(plan.config, given.shape, compiler.asked[0], phase="update")
+    assert found.programs[compiler.asked[0]].hbm_bytes == memory.total
+    assert found.plan.step.total == plan.step.total
+    slots, tokens = found.larger
+    assert slots.what == "more than 512 slots: a step has no more rollouts"
+    assert tokens.what == "micro-batches of 32768 tokens"
+    assert slots.gain == 0
+    assert tokens.gain < GAIN
+    assert tokens.fits is None  # not worth a compilation
+
+
+def test_the_compilers_seconds_stand_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case(preset("gemma3_1b", *FREE))
+    plan = choose(given).chosen
+    found, _ = verified(given, monkeypatch, speed={"segment": 2.0, "gradient": 0.1})
+    before, after = plan.step.seconds, found.plan.step.seconds
+    assert after["decode"].expected == pytest.approx(2 * before["decode"].expected)
+    assert after["decode"].low == before["decode"].low
+    assert after["update"].expected == pytest.approx(0.1 * before["update"].expected)
+    assert after["update"].low == after["update"].expected
+    assert after["score"] == before["score"]
+
+
+def test_it_goes_down_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case(preset("gemma3_4b", *FREE))
+    plan = choose(given).chosen
+    found, compiler = verified(given, monkeypatch, ratio={"gradient": 1.5})
+    assert found.plan.fits
+    assert all(one.fits for one in found.programs.values())
+    assert found.searched[0].startswith(f"{compiler.asked[0]} does not fit: ")
+    assert "GiB with what is beside it" in found.searched[0]
+    changed = found.plan.config.plan
+    assert (changed.micro_batch_tokens, changed.remat) != (
+        plan.config.plan.micro_batch_tokens,
+        plan.config.plan.remat,
+    )
+    assert changed.rollout_rows == plan.config.plan.rollout_rows
+    assert found.compilations <= MOST
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_too_many_slots_cost_slots(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case(preset("gemma3_4b", *FREE, ("rollout.prompts_per_step", "64")))
+    plan = choose(given).chosen
+    ratio = dict.fromkeys(("segment", "prefill"), 1.6)
+    found, _ = verified(given, monkeypatch, ratio=ratio, silent=silent)
+    assert found.plan.fits
+    assert found.plan.config.rollout_rows < plan.config.rollout_rows
+    assert found.plan.config.micro_batch_rows == plan.config.micro_batch_rows
+    if silent:
+        assert "the compiler does not say by how much" in found.searched[0]
+
+
+def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case(preset("gemma3_4b", *FREE))
+    found, compiler = verified(given, monkeypatch, ratio=dict.fromkeys(verify.PHASE, 9.0))
+    assert not found.plan.fits
+    assert found.larger == ()
+    assert found.searched[-1] == "nothing smaller is expected to fit"
+    assert len(compiler.asked) <= MOST
+
+
+def test_another_placement_takes_the_place_of_one_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = case(preset("gemma3_4b", *FREE))
+    choice = choose(given)
+    compiler = Compiler(given)
+
+    def only_on_every_device(config: Config, *args: Any, **settings: Any) -> dict[str, Figures]:
+        compiler.ratio = dict.fromkeys(verify.PHASE, 9.0 if config.plan.tp > 1 else 1.0)
+        return compiler(config, *args, **settings)
+
+    monkeypatch.setattr(verify, "compiled", only_on_every_device)
+    assert choice.chosen.config.plan.tp > 1
+    whole = [one for one in choice.others if one.config.plan.tp == 1]
+    found = Verifier(given, say=lambda _: None).verify(choice.chosen, others=whole)
+    assert found.plan.fits
+    assert found.plan.name == whole[0].name
+    assert f"next is {whole[0].name}" in found.searched
+    assert found.compilations <= MOST
+
+
+def test_fixed_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = preset("gemma3_4b")
+    found, compiler = verified(case(config), monkeypatch, ratio={"gradient": 2.0})
+    assert not found.plan.fits
+    assert found.plan.config == config
+    assert compiler.asked == largest_programs(config)
+
+
+def test_what_is_larger_and_better_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = [("plan.fixed", "false"), ("plan.micro_batch_tokens", "16384")]
+    given = case(preset("gemma3_4b", *bounded, ("plan.rollout_rows", "none")))
+    chip = replace(given.topology.chip, hbm_gib=14.0)
+    tight = replace(given, topology=replace(given.topology, chip=chip))
+    compiler = Compiler(tight, {"segment": 0.7, "prefill": 0.7})
+    monkeypatch.setattr(verify, "compiled", compiler)
+    own = next(one for one in choose(tight).compared if one.configured)
+    small = with_plan(own.config, {"rollout_rows": 64})
+    found = Verifier(tight, say=lambda _: None).verify(
+        replace(own, config=small, step=tight.step(small))
+    )
+    assert found.plan.config.rollout_rows > 64
+    assert any(line.endswith("fits and is better: taken") for line in found.searched)
+    assert all(one.gain < GAIN or one.fits is not True for one in found.larger)
+    assert found.compilations <= MOST + 4  # what is taken has its other programs compiled, too
+
+
+def test_the_next_larger_is_a_quarter_more() -> None:
+    given = case(preset("gemma3_4b"))  # 128 slots for 256 rollouts, a row on each chip
+    (slots, more, program), (tokens, longer, gradient) = larger_plans(given, given.config)
+    assert (slots, program) == ("160 slots", "segment 160")
+    assert (tokens, gradient) == ("micro-batches of 32768 tokens", "gradient 16")
+    assert more is not None
+    assert longer is not None
+    assert (more.rollout_rows, longer.micro_batch_rows) == (160, 16)
+
+
+def test_a_phase_takes_as_much_longer_as_its_program() -> None:
+    given = case(preset("gemma3_1b"))
+    step = given.step(given.config)
+    figures = Figures(True, 1, 1.0, seconds=0.3)
+    programs = {"keep 8": verify.Compiled("score", figures, 1, True, estimated_s=0.1)}
+    found = timed(step, programs)
+    assert found.seconds["score"].expected == pytest.approx(3 * step.seconds["score"].expected)
+    assert found.tokens_per_s < step.tokens_per_s
+
+
+def test_without_a_compiler_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> dict[str, Figures]:
+        raise NoCompiler("none here")
+
+    monkeypatch.setattr(verify, "compiled", absent)
+    given = case(preset("gemma3_1b", *FREE))
+    with pytest.raises(NoCompiler, match="none here"):
+        Verifier(given, say=print).verify(choose(given).chosen)

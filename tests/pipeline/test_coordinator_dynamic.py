@@ -1,0 +1,383 @@
+"""The loop with dynamic sampling: rounds, what is learned from and counted, what a kill changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.data.order import continued_prompts
+from pipeline.datatypes import Completion, Rollout, RolloutRequest
+from pipeline.dynamic import Estimates, gain, has_signal
+from tests.fakes import (
+    Disk,
+    Killed,
+    Process,
+    Script,
+    completion,
+    left_behind,
+    make_config,
+    make_data,
+)
+
+STEPS, TRAIN, CAP = 5, 15, 7
+WRONG = "<reasoning>1</reasoning><answer>no</answer>"
+
+
+def config_of(folder: Path, mode: str = "capped", **tables: Any) -> Config:
+    """Three groups of two a step, from at most seven prompts."""
+    rollout = {
+        "dynamic_sampling": mode,
+        "max_prompts_per_step": CAP,
+        "prompts_per_step": 3,
+        **tables.pop("rollout", {}),
+    }
+    return make_config(
+        folder,
+        **{
+            "rollout": rollout,
+            "plan": {"fixed": mode != "adaptive"},
+            "budget": {"steps": STEPS},
+            "checkpoint": {"every_steps": 3},
+            **tables,
+        },
+    )
+
+
+def process(config: Config, disk: Disk, script: Script | None = None) -> Process:
+    return Process(config, disk=disk, script=script, data=make_data(train=TRAIN))
+
+
+class Watched:
+    """A run, what it asked its samplers for, and what its learner has learned from.
+
+    Args:
+        config: of the run.
+        signal: ids of the prompts whose groups have signal; None: a coin decides.
+        script: what happens meanwhile.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        signal: set[int] | None = None,
+        script: Script | None = None,
+        run: Process | None = None,
+    ) -> None:
+        self.run = run or process(config, Disk(), script)
+        self.learned: list[list[Rollout]] = []
+        self.rounds: dict[int, list[list[int]]] = {}
+        self._update = self.run.learner.update
+        self.run.learner.update = self._watch_update  # type: ignore[method-assign]
+        (self._sampler,) = self.run.samplers
+        self._generate = self._sampler.generate
+        self._sampler.generate = self._watch_generate  # type: ignore[method-assign]
+        if signal is not None:
+            self._sampler.draw = self._drawn_by(signal)  # type: ignore[assignment, method-assign]
+        assert self.run.run() == "finished"
+
+    async def _watch_update(self, rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
+        self.learned.append(list(rollouts))
+        return await self._update(rollouts, **how)
+
+    async def _watch_generate(
+        self, requests: Sequence[RolloutRequest], **how: Any
+    ) -> list[Completion]:
+        first = requests[0].name
+        if first.phase == "train":
+            asked = list(dict.fromkeys(request.name.prompt_id for request in requests))
+            self.rounds.setdefault(first.step, []).append(asked)
+        return await self._generate(requests, **how)
+
+    def _drawn_by(self, signal: set[int]) -> Callable[[RolloutRequest, float], Completion]:
+        usual = self._sampler.draw
+
+        def draw(request: RolloutRequest, temperature: float) -> Completion:
+            name, sampler = request.name, self._sampler
+            if name.phase != "train":
+                return usual(request, temperature)
+            right = f"<reasoning>1</reasoning><answer>{2 * name.prompt_id}</answer>"
+            text = right if name.prompt_id in signal and name.sample else WRONG
+            version, sha256 = sampler.version, sampler.adapter
+            return completion(request, text, version=version, adapter_sha256=sha256)
+
+        return draw
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        return self.run.folder.metrics
+
+    def groups(self, step: int) -> list[list[Rollout]]:
+        """What was learned from, group by group."""
+        pairs = zip(*[iter(self.learned[step])] * 2, strict=True)
+        groups = [list(pair) for pair in pairs]
+        assert all(one.completion.name.group == two.completion.name.group for one, two in groups)
+        return groups
+
+
+def test_further_rounds_are_drawn_until_there_is_signal_or_the_cap(tmp_path: Path):
+    watched = Watched(config_of(tmp_path))
+    several = 0
+    for step in range(STEPS):
+        rounds, row = watched.rounds[step], watched.metrics[step]
+        drawn = sum(map(len, rounds))
+        assert len(rounds[0]) == 3
+        assert row["rollout/rounds"] == len(rounds)
+        assert row["rollout/prompts"] == drawn <= CAP
+        groups = watched.groups(step)
+        assert len(groups) == 3
+        signal = sum(map(has_signal, groups))
+        assert signal == min(3, row["groups/mixed"])
+        assert signal == 3 or drawn == CAP
+        unused = row["rollout/groups_replaced"] + row["rollout/groups_surplus"]
+        assert unused == drawn - 3
+        assert row["rollout/groups_surplus"] == max(0, row["groups/mixed"] - 3)
+        assert row["groups/mixed"] + row["groups/all_equal"] == drawn
+        several += len(rounds) > 1
+    assert several > 1
+
+
+def test_rounds_by_hand(tmp_path: Path):
+    prompts = make_data(train=TRAIN).train.prompts
+    order = [
+        prompt.id
+        for start in range(TRAIN)
+        for prompt in continued_prompts(prompts, seed=3, start=start, count=1, window=CAP)
+    ]
+    # Of the first three the second has signal, of the next the third and fourth.
+    signal = {order[1], order[5], order[6]}
+    watched = Watched(config_of(tmp_path, budget={"steps": 1}), signal=signal)
+    # Two are missing, and with 1 of 3 the share is taken for 1.5 / 4: that would be six, and four
+    # are left.
+    assert watched.rounds[0] == [sorted(order[:3]), sorted(order[3:7])]
+    kept = [group[0].completion.name.prompt_id for group in watched.groups(0)]
+    assert kept == [order[1], order[5], order[6]]
+    (row,) = watched.metrics
+    wrong = len(WRONG) + 1
+    assert row["rollout/tokens_wasted"] == 4 * 2 * wrong
+    assert (row["rollout/groups_replaced"], row["rollout/groups_surplus"]) == (4, 0)
+    assert row["rollout/signal_share"] == 3.5 / 8
+    # Metrics of rewards are of all that was drawn: 3 of 14 are right, all well formed.
+    assert row["reward/correct"] == pytest.approx(3 / 14)
+    rows = watched.run.folder.read_rollouts("step_000001") or []
+    assert [row["prompt_id"] for row in rows] == [id_ for id_ in kept for _ in range(2)]
+    summary = watched.run.folder.summary
+    assert summary is not None
+    assert (summary["samples"], summary["rollouts"]["unused"]) == (14, 8)
+    assert summary["tokens_generated"] == summary["tokens_trained"] + 4 * 2 * wrong
+
+
+def test_without_any_signal_the_first_groups_are_what_there_is(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, budget={"steps": 2}), signal=set())
+    for step in range(2):
+        assert sum(map(len, watched.rounds[step])) == CAP
+        kept = [group[0].completion.name.prompt_id for group in watched.groups(step)]
+        assert sorted(kept) == watched.rounds[step][0]
+        assert {rollout.advantage for rollout in watched.learned[step]} == {0.0}
+    # The share has been learned from the first step: all that is left is asked for at once.
+    assert [len(part) for part in watched.rounds[1]] == [3, 4]
+
+
+def test_with_signal_everywhere_nothing_more_is_drawn(tmp_path: Path):
+    watched = Watched(config_of(tmp_path), signal=set(range(TRAIN + 1)))
+    assert all(len(rounds) == 1 for rounds in watched.rounds.values())
+    assert {row["rollout/tokens_wasted"] for row in watched.metrics} == {0.0}
+
+
+def test_prompts_of_all_rounds_are_one_row_of_complete_epochs(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, budget={"steps": 12}))
+    stream: list[int] = []
+    for step in range(12):
+        own = [id_ for part in watched.rounds[step] for id_ in part]
+        assert len(set(own)) == len(own)
+        stream += own
+    for start in range(0, len(stream) - TRAIN + 1, TRAIN):
+        assert sorted(stream[start : start + TRAIN]) == list(range(1, TRAIN + 1))
+    assert watched.run.coordinator.progress.prompts_drawn == len(stream) > 36
+
+
+def test_settings_without_dynamic_sampling_say_nothing_of_it(tmp_path: Path):
+    run = process(make_config(tmp_path), Disk())
+    run.run()
+    new = ("rounds", "replaced", "wasted", "gain", "staleness", "signal", "drawing", "wait_s")
+    assert not any(word in name for row in run.folder.metrics for name in row for word in new)
+    assert run.folder.summary is not None
+    assert "unused" not in run.folder.summary["rollouts"]
+
+
+# --- adaptive: decisions by what was measured
+
+
+def slow(*, sampling: float = 1.0, learning: float = 1.0) -> Script:
+    durations = {"sampler0.generate:train": sampling, "learner.update": learning}
+    return Script(durations=durations)
+
+
+def decisions(run: Process) -> list[dict[str, Any]]:
+    return run.events("further_round")
+
+
+def test_before_anything_was_learned_there_is_no_further_round(tmp_path: Path):
+    config = config_of(tmp_path, "adaptive", budget={"steps": 1})
+    watched = Watched(config, signal=set(), script=slow(learning=1e6))
+    assert watched.rounds[0] == [watched.rounds[0][0]]
+    assert decisions(watched.run) == [{"step": 1, "rounds": 1, "prompts": 0, "why": "gain"}]
+
+
+def test_while_learning_is_dear_all_is_drawn_that_may_be(tmp_path: Path):
+    config = config_of(tmp_path, "adaptive")
+    watched = Watched(config, script=slow(sampling=1.0, learning=1e4))
+    for step in range(1, STEPS):
+        drawn = sum(map(len, watched.rounds[step]))
+        assert drawn == CAP or watched.metrics[step]["groups/mixed"] >= 3
+    assert any(len(rounds) > 1 for rounds in watched.rounds.values())
+
+
+def test_while_learning_is_cheap_one_more_group_is_not_worth_a_round(tmp_path: Path):
+    config, signal = config_of(tmp_path, "adaptive", budget={"steps": 10}), {*range(1, 12)}
+    watched = Watched(config, signal=signal, script=slow(sampling=100.0, learning=0.001))
+    asked = {entry["step"]: entry for entry in decisions(watched.run) if "sampling" in entry}
+    short = [
+        step
+        for step, rounds in watched.rounds.items()
+        if step + 1 in asked and len(signal & {*rounds[0]}) == 2
+    ]
+    assert short
+    for step in short:
+        # A round lasts as long as a step and gives one group, a step some two.
+        assert len(watched.rounds[step]) == 1
+        assert asked[step + 1]["sampling"] < asked[step + 1]["learning"]
+
+
+def test_each_decision_is_what_its_two_estimates_say_and_both_are_told(tmp_path: Path):
+    watched = Watched(config_of(tmp_path, "adaptive"), script=slow(sampling=10.0, learning=2.0))
+    entries = [entry for entry in decisions(watched.run) if entry["why"] == "gain"]
+    measured = [entry for entry in entries if "sampling" in entry]
+    assert len({entry["prompts"] > 0 for entry in measured}) == 2  # both ways
+    for entry in measured:
+        assert (entry["prompts"] > 0) == (entry["sampling"] > entry["learning"])
+        row = watched.metrics[entry["step"] - 1]
+        if entry["rounds"] == row["rollout/rounds"]:
+            assert row["rollout/gain_sampling"] == entry["sampling"]
+            assert row["rollout/gain_learning"] == entry["learning"]
+    estimates = watched.run.coordinator.progress.estimates
+    assert estimates.sampling.at(3) == pytest.approx(10.0)
+    assert estimates.learning.at(3) == pytest.approx(2.0)
+
+
+def test_a_first_decision_by_hand(tmp_path: Path):
+    # No group has signal: in the second step 7 were to be drawn, and 4 may be.
+    config = config_of(tmp_path, "adaptive", budget={"steps": 2})
+    watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
+    entry = decisions(watched.run)[1]
+    estimates = Estimates().counted(0, 3).faded().counted(0, 3)
+    estimates = Estimates(
+        estimates.signal,
+        estimates.groups,
+        Estimates().sampling.observed(3, 10.0).faded().observed(3, 10.0),
+        Estimates().learning.observed(0, 5.0).faded(),
+    )
+    found = gain(estimates, prompts=4, signal=0, wanted=3, prompts_per_step=3)
+    assert found is not None
+    # 4 p in 4/3 of a round and no more learning, against 3 p in a round and an update.
+    share = 0.5 / (1.9 * 3 + 1)
+    assert found.sampling == pytest.approx(4 * share / (10 * 4 / 3))
+    assert found.learning == pytest.approx(3 * share / 15)
+    assert entry == {"step": 2, "rounds": 1, "prompts": 4, "why": "gain", **vars(found)}
+
+
+def test_a_step_that_must_end_draws_no_further_round(tmp_path: Path):
+    config = config_of(tmp_path, budget={"time": "83s", "steps": None})
+    watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
+    # 20 + 5 s a step while there is time; the third begins with 33 s left, and after its first
+    # round there are 23, less than a step of 25.
+    assert decisions(watched.run) == [{"step": 3, "rounds": 1, "prompts": 0, "why": "deadline"}]
+    assert [len(rounds) for rounds in watched.rounds.values()] == [2, 2, 1]
+    assert watched.run.script.clock.seconds == 65
+
+
+# --- invariant 7: given the same decisions, a resumed run is the same run
+
+
+SHORT: dict[str, Any] = {"budget": {"steps": 3}, "checkpoint": {"every_steps": 2}}
+
+
+def kill() -> None:
+    raise Killed
+
+
+def ended_at_any_call(
+    configured: Callable[[Path], Config],
+    folder: Path,
+    *,
+    hard: bool,
+    durations: Mapping[str, float],
+) -> None:
+    whole = process(configured(folder / "whole"), Disk(), Script(durations=durations))
+    assert whole.run() == "finished"
+    expected = left_behind(whole.folder)
+    assert any(row["rollout/rounds"] > 1 for row in expected["metrics"])
+    for number, call in enumerate(whole.script.calls[:-1]):
+        config, disk = configured(folder / str(number)), Disk()
+        script = Script(durations=durations)
+        script.on[number] = kill if hard else script.stop.set
+        first = process(config, disk, script)
+        if hard:
+            with pytest.raises(Killed):
+                first.run()
+        else:
+            assert first.run() == "interrupted"
+        second = process(config, disk, Script(durations=durations))
+        assert second.run() == "finished"
+        assert left_behind(second.folder) == expected, call
+        assert second.learner.adapter == whole.learner.adapter
+
+
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("mode", ["capped", "adaptive"])
+def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
+    tmp_path: Path, mode: str, *, hard: bool
+):
+    durations = {"sampler0.generate:train": 10.0, "learner.update": 60.0}
+    ended_at_any_call(
+        lambda folder: config_of(folder, mode, **SHORT), tmp_path, hard=hard, durations=durations
+    )
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_invariant_7_also_where_rollouts_are_drawn_ahead(tmp_path: Path, *, hard: bool):
+    ahead: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}
+    ended_at_any_call(
+        lambda folder: config_of(folder, **SHORT, **ahead), tmp_path, hard=hard, durations={}
+    )
+
+
+@pytest.mark.parametrize("journaled", [True, False])
+def test_invariant_7_a_decision_that_was_journaled_is_made_again(
+    tmp_path: Path, *, journaled: bool
+):
+    config, disk = config_of(tmp_path, "adaptive", checkpoint={"every_steps": 1}), Disk()
+    first = process(config, disk, slow(sampling=10.0, learning=1e5))
+    first.script.on["learner.update 2"] = kill
+    with pytest.raises(Killed):
+        first.run()
+    made = [entry for entry in decisions(first) if entry["step"] == 3]
+    assert made[0]["prompts"] > 0
+    if not journaled:
+        path = first.folder.path / "journal.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if "further_round" not in line))
+    # Now sampling is what takes time: left to itself it goes on without a further round.
+    second = process(config, disk, slow(sampling=1e9, learning=1e-3))
+    rounds = [len(part) for part in Watched(config, run=second).rounds[2]]
+    found = [entry for entry in decisions(second) if entry["step"] == 3]
+    if journaled:
+        assert rounds == [3, *(entry["prompts"] for entry in made if entry["prompts"])]
+        assert found == made
+    else:
+        assert rounds == [3]
+        assert found[0]["prompts"] == 0
