@@ -27,7 +27,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
 
     def prepare(self, sizes: Sizes) -> Ready:
         """Opens devices and model once, for both; see `LearnerActor.prepare`."""
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="learner")
         load_s = self.learn(self.opening)

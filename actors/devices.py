@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from actors.program_cache import VARIABLE, use_program_cache
+from actors.program_cache import use_program_cache
+from pipeline.cache_folder import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -55,6 +56,8 @@ def environment(*, platform: str, count: int) -> dict[str, str]:
         # The last of two equal flags counts.
         devices = f"--xla_force_host_platform_device_count={count}"
         variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
-    if VARIABLE in os.environ:
-        variables[VARIABLE] = os.environ[VARIABLE]  # a cluster's workers do not inherit it
+    if CACHE_VARIABLE in os.environ:
+        variables[CACHE_VARIABLE] = os.environ[
+            CACHE_VARIABLE
+        ]  # a cluster's workers do not inherit it
     return variables

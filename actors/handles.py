@@ -34,6 +34,7 @@ from pipeline.model_files.export_request import Format
 from pipeline.plan.building import Building, Ready
 from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.sizes import Sizes
+from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
 from rewards.base import Outcome, RewardInput
 
 # Two threads: one works, the other can be told to abort.
@@ -105,6 +106,11 @@ class RaySampler:
         )
         return drawn
 
+    async def drawing_speed(self) -> SamplerSpeed:
+        """See `pipeline.calibration.Draws`."""
+        speed: SamplerSpeed = await _call(self.actor.drawing_speed.remote())
+        return speed
+
     async def work(self) -> Work:
         """See `pipeline.interfaces.Sampler`."""
         work: Work = await _call(self.actor.work.remote())
@@ -174,6 +180,11 @@ class RayLearner:
         """See `pipeline.interfaces.Learner`."""
         metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts), rate=rate))
         return metrics
+
+    async def learning_speed(self) -> LearnerSpeed:
+        """See `pipeline.calibration.Learns`."""
+        speed: LearnerSpeed = await _call(self.actor.learning_speed.remote())
+        return speed
 
     async def save(self, meta: Mapping[str, Any]) -> None:
         """See `pipeline.interfaces.Learner`."""

@@ -19,6 +19,7 @@ from pipeline.plan.building import Building, BuildLog, Ready
 from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.speed import LearnerSpeed
 from pipeline.run_dir import RunFolder
 from pipeline.text.tokenizer import open_tokenizer
 
@@ -38,7 +39,7 @@ class LearnerActor:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.given = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.learner: Learner
@@ -54,7 +55,7 @@ class LearnerActor:
             FileNotFoundError: if weights or tokenizer are not there.
             OutOfMemory: if these sizes are too much.
         """
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="learner")
         load_s = self.learn(self.opening)
@@ -206,6 +207,19 @@ class LearnerActor:
 
         if self.config.plan.hbm_gib is not None:
             check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
+
+    def learning_speed(self) -> LearnerSpeed:
+        """See `pipeline.learner.learner.Learner.speed`.
+
+        Raises:
+            OutOfMemory: if there is no room for a micro-batch.
+        """
+
+        def work() -> LearnerSpeed:
+            self._check_room("update")
+            return self.learner.speed()
+
+        return guarded("update", work)
 
     def learner_memory(self) -> MemoryUse:
         """What scoring and learning hold of the devices, and what they have held."""

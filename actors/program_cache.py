@@ -14,23 +14,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-VARIABLE = "GEMMA_GRPO_CACHE"
-"""Names the folder of caches; by default it is gemma-grpo in the user's folder of caches."""
+from pipeline.cache_folder import cache_folder
 
 MOST_BYTES = 4 * 2**30
 """Beyond this the oldest programs are deleted."""
 
 _SUFFIX = "-cache"
 _LOCK = ".lock"
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named).expanduser() / "xla"
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "gemma-grpo" / "xla"
 
 
 class ProgramCache:
@@ -104,7 +94,7 @@ def _of_this_process() -> ProgramCache | None:
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
     try:
-        return ProgramCache(cache_folder())
+        return ProgramCache(cache_folder("xla"))
     except OSError:
         return None
 

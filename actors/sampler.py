@@ -15,6 +15,7 @@ from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest, Work
 from pipeline.plan.building import Building, BuildLog, Ready
 from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.speed import SamplerSpeed
 
 if TYPE_CHECKING:
     from pipeline.decode.engine import Engine
@@ -29,7 +30,7 @@ class SamplerActor:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.given = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.policy: Policy
@@ -49,7 +50,7 @@ class SamplerActor:
             FileNotFoundError: if weights or tokenizer are not there.
             OutOfMemory: if these sizes are too much.
         """
-        self.config, known = sized(self.config, sizes), len(self.log.read().done)
+        self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="sampler")
         load_s = self.serve(self.opening)
@@ -154,10 +155,7 @@ class SamplerActor:
     def _generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None
     ) -> list[Completion]:
-        from pipeline.model.footprint import check_room
-
-        if self.config.plan.hbm_gib is not None:
-            check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
+        self._check_slots()
         return self.engine.generate(
             requests,
             base=self.weights.base,
@@ -167,6 +165,27 @@ class SamplerActor:
             temperature=temperature,
             enough=enough,
         )
+
+    def drawing_speed(self) -> SamplerSpeed:
+        """See `pipeline.decode.engine.Engine.speed`; with no adapter where there was none yet.
+
+        Raises:
+            OutOfMemory: if there is no room for so many slots.
+        """
+
+        def work() -> SamplerSpeed:
+            self._check_slots()
+            if not self.sha256:
+                self.weights.load(self.policy.no_adapter())
+            return self.engine.speed(self.weights.base, self.weights.adapter)
+
+        return guarded("generate", work)
+
+    def _check_slots(self) -> None:
+        from pipeline.model.footprint import check_room
+
+        if self.config.plan.hbm_gib is not None:
+            check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
 
     def work(self) -> Work:
         """What the last `generate` has computed."""

@@ -45,6 +45,14 @@ class Plan(Table):
         description="slots of a sampler: rollouts it decodes at once; with plan.fixed = false the "
         "most that there may be, default: no such bound",
     )
+    calibration_share: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="plan.fixed = false only: share of budget.time, with budget.steps of an hour, "
+        "in which sizes are measured at the start, the largest first; 0: they are estimated; "
+        "default: 0.02",
+    )
     slot_buckets: Sizes | None = Field(
         None,
         description="fewer slots into which the last rollouts are moved, the most first; default: "
@@ -163,7 +171,11 @@ class Plan(Table):
             return [] if self.slot_buckets is None else [("slot_buckets", what)]
         what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
         sizes = ("rollout_rows", "micro_batch_tokens")
-        return [(key, what) for key in sizes if getattr(self, key) is None]
+        problems = [(key, what) for key in sizes if getattr(self, key) is None]
+        if self.calibration_share is not None:
+            what = "measures nothing where sizes are fixed, plan.fixed = true; remove it"
+            problems.append(("calibration_share", what))
+        return problems
 
     def _slot_problems(self) -> list[Problem]:
         if self.slot_buckets is None or self.rollout_rows is None:

@@ -20,6 +20,7 @@ FREE_KEYS = (
     "rollout.min_prompts_per_step",
     "plan.hbm_gib",
     "plan.chip_hour_usd",
+    "plan.calibration_share",
 )
 # Sizes that were fixed may be let go: what becomes of them are decisions, too. Not the other way:
 # the run may have other ones by then.

@@ -110,7 +110,10 @@ def _one_at_a_time(config: Config, *, adapter: str) -> Config:
     """The run's configuration for one sampler that answers one question at a time."""
     plan = config.plan
     one = {
+        "fixed": True,
+        "calibration_share": None,
         "rollout_rows": plan.sampler_shards,
+        "micro_batch_tokens": config.row_tokens * plan.learner_shards,
         "slot_buckets": (),
         "samplers": plan.samplers and 1,
     }

@@ -28,6 +28,7 @@ from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.plan.out_of_memory import OutOfMemory
+from pipeline.plan.start import with_first_sizes
 from pipeline.run_dir import RunFolder, write_atomically
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ def prepare(
     adapter = _adapter(folder, is_run=is_run, checkpoint=checkpoint, base_only=base_only)
     result = _result(folder, is_run=is_run, json_file=json_file)
     tokenizer = open_model_files(config)
+    config = with_first_sizes(config)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     tests = {name.removeprefix(SETS): split for name, split in splits.items()}
     for name, split in tests.items():

@@ -15,11 +15,13 @@ from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
 from pipeline.balanced import Balanced
 from pipeline.budget import Budget, used_s
+from pipeline.calibration import Beginning, calibrate
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import BudgetTooSmallError, Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
 from pipeline.reserve import EXIT, EXPORT, Reserve
+from pipeline.revision import Revision
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
 from pipeline.tracking import Tracker
@@ -40,6 +42,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
+    beginning = Beginning.of(prepared.config, prepared.folder)
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held(), cluster(prepared.config.plan):
         stop.listen()
@@ -50,9 +53,10 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             samplers=crew.samplers,
             learner=crew.learner,
             say=partial(print, flush=True),
+            sizes=beginning.sizes,
         )
         try:
-            load_s = await unless(stop, _start(crew, balanced, prepared))
+            load_s = await unless(stop, _start(crew, balanced, beginning, prepared))
             return await _coordinate(prepared, crew, balanced, stop, started=started, load_s=load_s)
         except Stopped:
             return stop.exit_status
@@ -63,13 +67,21 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             crew.kill()
 
 
-async def _start(crew: Crew, balanced: Balanced, prepared: Prepared) -> float:
+async def _start(crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared) -> float:
     plan = prepared.config.plan
     await wait_for_devices(crew.actors, plan)
     print("devices are here; loading weights and compiling", flush=True)
     load_s, _ = await asyncio.gather(
         balanced.start(one_process=crew.one_process), crew.scorer.start()
     )
+    balance = balanced.balance
+    found = await calibrate(
+        balance,
+        beginning,
+        sampler=(balanced.samplers[0].worker, crew.samplers[0]),
+        learner=(balanced.learner.worker, crew.learner),
+    )
+    balance.revise = None if found is None else Revision(balance, found)
     return load_s
 
 

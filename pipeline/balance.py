@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from configs.schema import Config
+from pipeline.datatypes import Rollout
 from pipeline.interfaces import Learner, Sampler
 from pipeline.plan.building import Building, Built, Ready, built_facts, built_line
 from pipeline.plan.out_of_memory import NothingSmaller, OutOfMemory
 from pipeline.plan.sizes import Phase, Sizes, smaller
+from pipeline.plan.start import first_sizes
 from pipeline.records import Records
 from pipeline.run_dir import RunFolder
 
@@ -98,6 +100,7 @@ class Balance:
         say: says a line, until there are records.
         step: steps learned from.
         records: where decisions are written down; None: not yet, they are kept until then.
+        revise: is shown what each step has learned from, and may put other sizes in force.
     """
 
     config: Config
@@ -105,16 +108,20 @@ class Balance:
     say: Callable[[str], None]
     step: int = 0
     records: Records | None = None
+    revise: Callable[[Sequence[Rollout]], None] | None = None
     _kept: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _at_checkpoint: Sizes | None = None
 
     @staticmethod
-    def of(config: Config, folder: RunFolder, *, say: Callable[[str], None]) -> Balance:
-        """Begins with the sizes of the run's newest checkpoint, or with the configured ones."""
-        found, sizes = None if config.plan.fixed else folder.plan, Sizes.of(config)
-        if found is not None:
-            sizes = Sizes.of_json(found["at_checkpoint"] or found["in_force"])
-        return Balance(config, sizes, say)
+    def of(
+        config: Config,
+        folder: RunFolder,
+        *,
+        say: Callable[[str], None],
+        sizes: Sizes | None = None,
+    ) -> Balance:
+        """Begins with `sizes`, else with those of the run's newest checkpoint, given or planned."""
+        return Balance(config, first_sizes(config, folder) if sizes is None else sizes, say)
 
     def resume(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Takes what a checkpoint says of sizes, and returns the rest of what it says."""
@@ -163,6 +170,35 @@ class Balance:
                 return await work()
             except OutOfMemory as error:
                 await self._fit(worker, self._decide(error, used))
+
+    async def prepare(self, worker: Worker, sizes: Sizes) -> None:
+        """Puts sizes in force and prepares a process for them, to try them.
+
+        Raises:
+            OutOfMemory: if they are too much; the sizes before are in force.
+        """
+        before, self.sizes = self.sizes, sizes
+        if worker.sizes == sizes:
+            return
+        worker.sizes = None
+        try:
+            await self._prepare(worker, sizes)
+        except OutOfMemory:
+            self.sizes = before
+            raise
+        worker.sizes = sizes
+
+    def put_in_force(self, sizes: Sizes, event: str, text: str, facts: Mapping[str, Any]) -> None:
+        """Takes a decision; a journal entry says why. Processes follow before they work."""
+        self.sizes = sizes
+        self._note(event, text, **facts)
+        self._write_plan()
+
+    def learned(self, rollouts: Sequence[Rollout]) -> None:
+        """Counts a step."""
+        self.step += 1
+        if self.revise is not None:
+            self.revise(rollouts)
 
     def checkpointed(self) -> None:
         """Notes that the newest checkpoint has the sizes in force."""
@@ -219,7 +255,7 @@ class Balance:
                     line = built_line(
                         built, number=number + 1 - before, total=building.total - before
                     )
-                    self._say(f"{worker.name}: {line}")
+                    self.say_line(f"{worker.name}: {line}")
                 worker.told = len(building.done)
                 if ready is not None:
                     return ready
@@ -270,7 +306,8 @@ class Balance:
         else:
             self.records.event(event, text, **facts)
 
-    def _say(self, text: str) -> None:
+    def say_line(self, text: str) -> None:
+        """Says a line, wherever that is done now."""
         (self.say if self.records is None else self.records.console.say)(text)
 
 

@@ -20,6 +20,7 @@ from pipeline.datatypes import (
     Which,
     Work,
 )
+from pipeline.plan.sizes import Sizes
 from pipeline.run_dir import RunFolder
 
 
@@ -97,7 +98,7 @@ class BalancedLearner:
         metrics = await self.balance.hold(
             self.worker, lambda: self.inner.update(rollouts, rate=rate)
         )
-        self.balance.step += 1
+        self.balance.learned(rollouts)
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:
@@ -137,9 +138,10 @@ class Balanced:
         samplers: Sequence[ResizableSampler],
         learner: ResizableLearner,
         say: Callable[[str], None],
+        sizes: Sizes | None = None,
     ) -> Balanced:
         """None is prepared yet; what is to be known before the run's records begin is said."""
-        balance = Balance.of(config, folder, say=say)
+        balance = Balance.of(config, folder, say=say, sizes=sizes)
         drawing = [
             BalancedSampler(sampler, balance, number) for number, sampler in enumerate(samplers)
         ]

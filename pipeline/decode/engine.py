@@ -24,15 +24,18 @@ import numpy as np
 from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
-from pipeline.decode.programs import Compiled, DecodePrograms
+from pipeline.decode.compiled import Compiled
+from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Held, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.decode.stopping import StopStrings, TextOf
+from pipeline.decode.timing import sampler_speed
 from pipeline.model.footprint import array_bytes
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import batch_shards, by_row
 from pipeline.model.vocabulary import Vocabulary
 from pipeline.plan.building import BuildLog
+from pipeline.plan.speed import SamplerSpeed
 
 Weights = tuple[Params, Params]
 """Base and adapter."""
@@ -123,6 +126,10 @@ class Engine:
     def needs(self) -> dict[str, int]:
         """Bytes of each device that `generate` takes beside base and adapter, by program."""
         return self._programs.needs(array_bytes(self._policy.abstract_params()))
+
+    def speed(self, base: Params, adapter: Params) -> SamplerSpeed:
+        """How long its programs take; see `pipeline.decode.timing`."""
+        return sampler_speed(self._programs, (base, adapter), self._config, self._vocabulary)
 
     def generate(
         self,

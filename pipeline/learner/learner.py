@@ -29,12 +29,14 @@ from pipeline.learner.programs import (
     LearnerPrograms,
 )
 from pipeline.learner.scorer import score_completions
+from pipeline.learner.timing import micro_batch_s
 from pipeline.model import lora
 from pipeline.model.footprint import array_bytes
 from pipeline.model.policy import Params, Policy
 from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
 from pipeline.plan.building import BuildLog
+from pipeline.plan.speed import LearnerSpeed
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,20 @@ class Learner:
             "tokens_trained": float(sum(batch.num_tokens for batch in batches)),
             **padding_metrics(batches),
         }
+
+    def speed(self) -> LearnerSpeed:
+        """How long micro-batches take; adapter and optimizer stay as they are."""
+        adapter, mesh = self.state.adapter, self.policy.mesh
+
+        def work(batch: TokenBatch) -> None:
+            total = jax.tree.map(jnp.zeros_like, adapter)
+            program = self._compiled.gradient[len(batch.weights)]
+            _, share, scored = program(self.base, adapter, total, self._place(batch))
+            jax.device_get((share, scored))
+
+        shape, vocabulary = self._programs.shape, self._vocabulary
+        found = micro_batch_s(work, config=self._config, shape=shape, vocabulary=vocabulary)
+        return LearnerSpeed(f"{mesh.size} x {mesh.devices.flat[0].device_kind}", found)
 
     def score(
         self, completions: Sequence[Completion], *, adapter: Params, base: Params | None = None

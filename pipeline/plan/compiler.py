@@ -113,8 +113,8 @@ def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
     """Everything that the figures of a program depend on, as JSON values."""
     return {
         **depends_on(config, shape, program),
-        "versions": _versions(),
-        "sources": _sources("sampler" if split_name(program)[0] in SAMPLER else "learner"),
+        "versions": versions(),
+        "sources": sources("sampler" if split_name(program)[0] in SAMPLER else "learner"),
     }
 
 
@@ -201,7 +201,7 @@ def _file(about: Mapping[str, Any]) -> Path:
 
 
 @cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Of what decides how a program is compiled; of what is absent none."""
     found = {}
     for package in _PACKAGES:
@@ -213,7 +213,7 @@ def _versions() -> dict[str, str]:
 
 
 @cache
-def _sources(which: str) -> str:
+def sources(which: str) -> str:
     """Hash of what a sampler's or a learner's programs are made of."""
     top, digest = Path(pipeline.__file__).parent, hashlib.sha256()
     for pattern in _SOURCES[which]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class Forecast:
 
     Attributes:
         outcomes: by pace.
+        time_s: that is given; None: a number of steps is.
         grpo_steps: of the expected outcome, without the warm start's.
         samples: rollouts of these.
         tokens: that are trained.
@@ -87,6 +89,7 @@ class Forecast:
     """
 
     outcomes: Mapping[Pace, Outcome]
+    time_s: float | None
     grpo_steps: int
     samples: int
     tokens: float
@@ -115,13 +118,15 @@ def forecast(
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     parts = Parts.of(case, plan, counts, compile_s=total_compile_s)
-    outcomes = {pace: _outcome(config, parts, pace) for pace in PACES}
+    given_s = _given_s(config)
+    outcomes = {pace: _outcome(config, parts, pace, time_s=given_s) for pace in PACES}
     expected = outcomes["expected"]
     grpo = max(0, expected.steps - config.sft_steps)
     hours, price = expected.wall_s / 3600, chip.chip_hour_usd
     chips = 1 if chip.platform == "cpu" else case.topology.chips
     return Forecast(
         outcomes=outcomes,
+        time_s=given_s,
         grpo_steps=grpo,
         samples=grpo * config.rollout.size,
         tokens=grpo * plan.step.tokens,
@@ -188,12 +193,23 @@ class Parts:
         return {name: getattr(part, pace) for name, part in vars(self).items()}
 
 
-def _outcome(config: Config, parts: Parts, pace: Pace) -> Outcome:
+def _given_s(config: Config) -> float | None:
+    """The budget in seconds, if it is one of time; what is left where it has a date."""
+    budget = config.budget
+    if budget.until_s is None:
+        return budget.time_s
+    return max(0.0, budget.until_s - time.time())
+
+
+def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) -> Outcome:
     s = parts.at(pace)
     warm = min(config.sft_steps, config.budget.steps or config.sft_steps)
     before = s["start"] + s["compile"] + s["tests"] + warm * s["warm_step"]
     if config.eval.validates:
         before += s["validation"]
+    # With a deadline the untrained policy is exported, too, before the first step.
+    exports = 1 if time_s is None else 2
+    before += (exports - 1) * s["export"]
     end = s["tests"] + s["validation"] + s["export"]
     each = s["step"] + s["checkpoint"] / config.checkpoint.every_steps
     minutes = config.eval.every_minutes
@@ -205,7 +221,7 @@ def _outcome(config: Config, parts: Parts, pace: Pace) -> Outcome:
     if config.budget.steps is not None:
         steps = config.budget.steps - warm
     else:
-        left = (config.budget.time_s or 0) - before - SAFETY * (s["step"] + end)
+        left = (time_s or 0.0) - before - SAFETY * (s["step"] + end)
         steps = max(0, math.floor(left / each))
     loop = steps * each
     spent = {
@@ -216,7 +232,7 @@ def _outcome(config: Config, parts: Parts, pace: Pace) -> Outcome:
         "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
         "tests": 2 * s["tests"],
         "checkpoints": steps * s["checkpoint"] / config.checkpoint.every_steps,
-        "export": s["export"],
+        "export": exports * s["export"],
     }
     spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
     return Outcome(warm + steps, sum(spent.values()), spent)

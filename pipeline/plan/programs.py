@@ -22,7 +22,8 @@ LEARNER = ("score", "keep", "gradient", "imitation", "apply")
 # What a run's tables have that a kind of program does not depend on. All other keys count, so that
 # a key that is new counts, too.
 _PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
-_NOT_COMPILED = {"fixed", "placement", "prompt_buckets", "slot_buckets", "chip_hour_usd"} | _PLACES
+_DECIDES = {"fixed", "placement", "chip_hour_usd", "hbm_gib", "calibration_share"}
+_NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
 _OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
 _OF_SAMPLER = {
     "rollout_rows",
@@ -32,7 +33,11 @@ _OF_SAMPLER = {
     "prefill_tokens",
 }
 _WORDS = {"stop_tokens", "stop_strings", "forbidden_tokens"}
-_OF_STEP = {"group_size", "prompts_per_step", "overlong_tokens", "partial", "cut_off"} | _WORDS
+_OF_STEP = {
+    *("group_size", "prompts_per_step", "min_prompts_per_step", "max_prompts_per_step"),
+    *("dynamic_sampling", "ahead", "overlong_tokens", "partial", "cut_off"),
+    *_WORDS,
+}
 _ROLLOUT = {
     "sampler": _OF_STEP | {"temperature"},
     "learner": _OF_STEP | {"max_prompt_tokens", "max_new_tokens", "top_k", "top_p", "min_p"},
@@ -133,6 +138,7 @@ def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any
     found["learner"]["teacher"] = config.learner.teacher is not None
     if kind == "apply":
         found["learner"]["decay_steps"] = config.decay_steps
+        found["learner"]["rate_is_told"] = config.plans_decay
     return found
 
 

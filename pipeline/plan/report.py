@@ -262,7 +262,7 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
 def _budget(case: Case, forecast: Forecast) -> Figures:
     return {
         "steps_given": case.config.budget.steps,
-        "time_given_s": case.config.budget.time_s,
+        "time_given_s": forecast.time_s,
         "outcomes": {pace: asdict(forecast.outcomes[pace]) for pace in PACES},
         "grpo_steps": forecast.grpo_steps,
         "samples": forecast.samples,

@@ -83,10 +83,21 @@ def _coprime(a: int, b: int) -> bool:
     return math.gcd(a, b) == 1
 
 
-def decode_segments(
-    lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int
-) -> dict[int, int]:
-    """Segments that drawing these lengths takes on one device, by the slots they run.
+@dataclass(frozen=True)
+class Turns:
+    """What drawing takes on one device.
+
+    Attributes:
+        segments: by the slots that they run.
+        fills: how often slots are given to those who wait.
+    """
+
+    segments: dict[int, int]
+    fills: int
+
+
+def decode_turns(lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int) -> Turns:
+    """What drawing these lengths takes on one device.
 
     As the engine does: a slot that has ended between two segments is given to the next; once nobody
     waits, the rest moves into fewer slots as soon as it fits.
@@ -98,8 +109,9 @@ def decode_segments(
     """
     waiting = deque(math.ceil(length / segment_steps) for length in lengths)
     busy: list[int] = []
-    left, found = list(sizes), dict.fromkeys(sizes, 0)
+    left, found, fills = list(sizes), dict.fromkeys(sizes, 0), 0
     while waiting or busy:
+        fills += bool(waiting) and len(busy) < left[0]
         while waiting and len(busy) < left[0]:
             busy.append(waiting.popleft())
         while not waiting and len(left) > 1 and len(busy) <= left[1]:
@@ -108,7 +120,14 @@ def decode_segments(
         segments = min(busy)
         found[left[0]] += segments
         busy = [rest - segments for rest in busy if rest > segments]
-    return {size: count for size, count in found.items() if count}
+    return Turns({size: count for size, count in found.items() if count}, fills)
+
+
+def decode_segments(
+    lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int
+) -> dict[int, int]:
+    """The segments of `decode_turns`."""
+    return decode_turns(lengths, sizes=sizes, segment_steps=segment_steps).segments
 
 
 def packed_positions(config: Config, lengths: Lengths, *, sequences: int) -> list[int]:

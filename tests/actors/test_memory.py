@@ -323,6 +323,10 @@ def test_what_does_not_compile_is_compiled_smaller(
     ready = actor.prepare(Sizes(2, WHOLE.micro_batch_tokens))
     assert "segment 2" in {built.name for built in ready.built}
     assert len(draw(actor)) == len(REQUESTS)
+    # Nothing of the way down is left.
+    monkeypatch.undo()
+    actor.prepare(WHOLE)
+    assert actor.config == actor.given
 
 
 # --- turns on the same devices
@@ -338,8 +342,9 @@ def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
     needs[3] = max(actor.engine.needs.values())
     assert needs[3] < needs[4]
     actor.prepare(WHOLE)
-    plan = actor.config.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
-    monkeypatch.setattr(actor, "config", actor.config.model_copy(update={"plan": plan}))
+    plan = actor.given.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
+    monkeypatch.setattr(actor, "given", actor.given.model_copy(update={"plan": plan}))
+    actor.prepare(WHOLE)
     with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib"):
         draw(actor)
     actor.prepare(FEWER_SLOTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors import program_cache
-from actors.program_cache import ProgramCache, cache_folder
+from actors.program_cache import ProgramCache
 
 
 def names(folder: Path) -> set[str]:
@@ -58,14 +58,3 @@ def test_the_oldest_are_deleted_when_there_are_too_many(
         os.utime(entry, (1000 - age, 1000 - age))
     process.share()
     assert names(tmp_path) == {"new-cache", "middle-cache"}
-
-
-def test_the_folder_is_the_users_unless_he_names_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/somewhere")
-    for variable in ("GEMMA_GRPO_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(variable, raising=False)
-    assert cache_folder() == Path("/somewhere/.cache/gemma-grpo/xla")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/gemma-grpo/xla")
-    monkeypatch.setenv("GEMMA_GRPO_CACHE", "/mine")
-    assert cache_folder() == Path("/mine/xla")

@@ -161,25 +161,10 @@ def test_a_dead_sampler_ends_the_run_clearly_and_the_same_command_goes_on(tmp_pa
     assert summary(run)["steps"] == 4
 
 
-def test_a_rehearsal_does_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
-    path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
-    settings = ["--plan.rollout_rows=8", "--rollout.prompts_per_step=2", *VALIDATED]
-    process = start(*train_command(path, *settings, "--rehearse", "--json", str(found)))
-    status, output = finish(process)
-    assert status == 0, output
-    figures = json.loads(found.read_text())
-    assert figures["works"] is True
-    phases = {phase["phase"]: phase for phase in figures["phases"]}
-    assert {"start and load", "compile", "decode", "update", "restore", "export"} <= phases.keys()
-    # Sampler and learner are processes of their own here: both tell what they hold.
-    assert phases["decode"]["compiled_gib"] > 0
-    assert phases["update"]["compiled_gib"] > 0
-    assert {one.name for one in tmp_path.iterdir()} == {"mine.toml", "found.json"}
-
-
 def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batches(tmp_path):
     config = write_config(tmp_path, name="limited")
     settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664"]
+    settings += ["--plan.calibration_share=0"]  # what is given is taken
     status, output = finish(start(*train_command(config, *settings, "--budget.steps=1")))
     assert status == 0, output
     run = tmp_path / "runs" / "limited"
@@ -199,3 +184,19 @@ def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batche
     # The step is there once, with all of its rollouts.
     assert [row["step"] for row in metrics(run)] == [1, 2]
     assert summary(run)["samples"] == 2 * 16
+
+
+def test_a_rehearsal_does_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
+    path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
+    settings = ["--plan.rollout_rows=8", "--rollout.prompts_per_step=2", *VALIDATED]
+    process = start(*train_command(path, *settings, "--rehearse", "--json", str(found)))
+    status, output = finish(process)
+    assert status == 0, output
+    figures = json.loads(found.read_text())
+    assert figures["works"] is True
+    phases = {phase["phase"]: phase for phase in figures["phases"]}
+    assert {"start and load", "compile", "decode", "update", "restore", "export"} <= phases.keys()
+    # Sampler and learner are processes of their own here: both tell what they hold.
+    assert phases["decode"]["compiled_gib"] > 0
+    assert phases["update"]["compiled_gib"] > 0
+    assert {one.name for one in tmp_path.iterdir()} == {"mine.toml", "found.json"}

@@ -102,7 +102,7 @@ def test_model_sources_and_versions_count(monkeypatch):
     assert key(config, shape_of(config), "segment 64") != before
     assert before["versions"]["jax"]
     assert before["sources"] != key_of("apply")["sources"]
-    monkeypatch.setattr(compiler, "_versions", lambda: {"jax": "99"})
+    monkeypatch.setattr(compiler, "versions", lambda: {"jax": "99"})
     assert key_of("segment 64") != before
 
 

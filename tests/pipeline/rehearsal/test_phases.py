@@ -80,6 +80,7 @@ class Rehearsing:
         self.sampler = FakeSampler(self.script, seed=0, number=0)
         self.scorer = FakeScorer(self.script, config)
         self.said: list[str] = []
+        self.chosen: Sizes | None = None
         balanced = Balanced.of(
             config,
             RunFolder.of(config),
@@ -95,10 +96,17 @@ class Rehearsing:
             scorer=self.scorer,
             processes=processes,
             one_process=False,
+            calibrate=self.calibrate,
             restore=self.restore,
             export=RunFolder.of(config).export,
             target=target,
         )
+
+    async def calibrate(self) -> None:
+        """Finds that fewer slots are faster, if it is told to."""
+        self.script.note("calibrate")
+        if self.chosen is not None:
+            self.stage.balanced.balance.sizes = self.chosen
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")
@@ -165,6 +173,21 @@ def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
     assert len(one.learner.seen) == 5  # 4 of a step, and 1 in a small micro-batch
     assert all((rollout.completion.logprobs < 0).all() for rollout in one.learner.seen)
     assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehearsed(
+    tmp_path: Path,
+):
+    one = Rehearsing(make_config(tmp_path, plan=plan(fixed=False, slot_buckets=None)))
+    one.chosen = Sizes(2, 2 * ROW)
+    result = one.run()
+    assert result.failure is None
+    assert names(result)[2] == "calibration"
+    assert one.script.calls[0] == "calibrate"
+    # Chosen, not for want of memory.
+    assert result.first == result.sizes == one.chosen
+    assert "decode in 1 slots" in names(result)
+    assert {sizes.rollout_rows for sizes in one.sampler.sizes} == {4, 2}
 
 
 def test_what_a_run_does_not_do_is_not_rehearsed(tmp_path: Path):

@@ -1,0 +1,316 @@
+"""Measures sizes at the start of a run and puts the best in force.
+
+    Beginning -> the largest sizes are compiled -> [sampler, learner] measured, size by size
+                 -> Choice -> plan.json, journal "calibrated"; speeds are kept for the next run
+
+Measured are a sampler's segments, prefills and fills, and a learner's micro-batches: what a step
+consists of, not a step. Only the first of several samplers measures; they are alike. What applies
+an update, rewards and syncs does not depend on sizes. A run that goes on measures nothing: its
+sizes are in its plan.json.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from configs.schema import Config
+from pipeline.balance import Balance, Worker
+from pipeline.plan.choice import (
+    Choice,
+    best,
+    choose_sizes,
+    drawing_seconds,
+    estimated,
+    learning_seconds,
+    still_improves,
+)
+from pipeline.plan.kept import keep_speeds, kept_speeds, speeds_key
+from pipeline.plan.ladder import Ladder
+from pipeline.plan.out_of_memory import OutOfMemory
+from pipeline.plan.search import Case
+from pipeline.plan.sizes import Sizes
+from pipeline.plan.speed import LearnerSpeed, SamplerSpeed, Speeds
+from pipeline.plan.start import case_of, first_sizes
+from pipeline.run_dir import RunFolder
+
+SHARE = 0.02
+"""Default of `plan.calibration_share`."""
+_OF_STEPS_S = 3600.0
+"""A budget of steps has no seconds: the share is of an hour."""
+STEADY = 1.5
+"""What was kept counts while micro-batches take no more than so many times what they took, and no
+less than that part of it."""
+_SLACK = 1.25
+"""The next size may take so many times what the last one did."""
+
+
+class Draws(Protocol):
+    """A sampler that can be measured."""
+
+    async def drawing_speed(self) -> SamplerSpeed:
+        """Seconds of the programs that it is prepared for.
+
+        Raises:
+            OutOfMemory: if there is no room for its slots.
+        """
+
+
+class Learns(Protocol):
+    """A learner that can be measured."""
+
+    async def learning_speed(self) -> LearnerSpeed:
+        """Likewise.
+
+        Raises:
+            OutOfMemory: if there is no room for a micro-batch.
+        """
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """With what a process begins.
+
+    Attributes:
+        sizes: that it prepares itself for.
+        case: what is measured for; None: nothing is measured.
+        ladder: what is measured; likewise.
+        key: under which speeds are kept.
+        kept: that were found there; the sizes are the best of them.
+    """
+
+    sizes: Sizes
+    case: Case | None = None
+    ladder: Ladder | None = None
+    key: Mapping[str, Any] = field(default_factory=dict)
+    kept: Speeds | None = None
+
+    @staticmethod
+    def of(config: Config, folder: RunFolder) -> Beginning:
+        """What is kept, else the largest sizes; without measuring, what is given or planned.
+
+        Raises:
+            FileNotFoundError: if the model's folder is not there.
+            ValueError: if no sizes fit.
+        """
+        sizes = first_sizes(config, folder)
+        if config.plan.fixed or folder.plan is not None or not share_s(config):
+            return Beginning(sizes)
+        if config.plan.platform == "gpu":
+            # Nothing is known of it before it is opened: what is given is tried.
+            return Beginning(sizes)
+        case = case_of(config)
+        ladder, key = Ladder.of(case, sizes), speeds_key(config, case.shape)
+        kept = kept_speeds(key)
+        choice = None if kept is None else _whole(case, ladder, kept)
+        if choice is None:
+            return Beginning(ladder.top(config), case, ladder, key)
+        return Beginning(choice.sizes, case, ladder, key, kept)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What was found.
+
+    Attributes:
+        case: what was measured for.
+        ladder: what could be chosen.
+        speeds: what was measured.
+        choice: what was taken.
+    """
+
+    case: Case
+    ladder: Ladder
+    speeds: Speeds
+    choice: Choice
+
+
+def share_s(config: Config) -> float:
+    """Seconds in which sizes may be measured."""
+    share = config.plan.calibration_share
+    budget_s = config.budget.time_s or _OF_STEPS_S
+    return (SHARE if share is None else share) * budget_s
+
+
+async def calibrate(
+    balance: Balance,
+    beginning: Beginning,
+    *,
+    sampler: tuple[Worker, Draws],
+    learner: tuple[Worker, Learns],
+    now: Callable[[], float] = time.monotonic,
+) -> Calibrated | None:
+    """Measures, and puts the best sizes in force; who has other ones is prepared before it works.
+
+    The largest sizes, which are compiled already, are measured in any case; a smaller one only
+    while what is left of the share is enough for what the last one took. One that runs out of
+    memory is noted and the next smaller one tried.
+
+    Returns:
+        What was found; None: nothing is measured in this run, or nothing had room.
+    """
+    case, ladder = beginning.case, beginning.ladder
+    if case is None or ladder is None:
+        return None
+    began, speeds = now(), beginning.kept
+    bench = _Bench(balance, case, ladder, sampler, learner, now)
+    if speeds is not None and not await bench.agrees(speeds):
+        balance.say_line("measuring anew: this device is not as fast as what was kept says")
+        speeds = None
+    kept, until = speeds is not None, began + share_s(case.config)
+    if speeds is None:
+        speeds = _begun(beginning.sizes, balance.sizes, ladder, row=case.config.row_tokens)
+        speeds = await bench.slots(speeds, until=(began + until) / 2)
+        speeds = await bench.rows(speeds, until=until)
+        keep_speeds(beginning.key, speeds)
+    choice = choose_sizes(case.config, ladder, speeds, case.lengths)
+    if choice is None:
+        return None
+    seconds = now() - began
+    facts = {
+        "seconds": round(seconds, 3),
+        "share_s": round(share_s(case.config), 3),
+        "kept": kept,
+        **choice.to_json(),
+        "estimated": estimated(case, ladder, choice),
+        "lengths": vars(case.lengths),
+        "speeds": speeds.to_json(),
+    }
+    text = _sentence(choice, seconds, kept=kept)
+    balance.put_in_force(choice.sizes, "calibrated", text, facts)
+    return Calibrated(case, ladder, speeds, choice)
+
+
+def _begun(asked: Sizes, got: Sizes, ladder: Ladder, *, row: int) -> Speeds:
+    """Nothing measured yet; what had no room when the process was started is known."""
+    speeds = Speeds()
+    if got.rollout_rows < asked.rollout_rows:
+        for slots in (slots for slots in ladder.slots if slots > got.rollout_rows):
+            speeds = speeds.without(slots=slots)
+    if got.micro_batch_tokens < asked.micro_batch_tokens:
+        for rows in (rows for rows in ladder.rows if rows * row > got.micro_batch_tokens):
+            speeds = speeds.without(rows=rows)
+    return speeds
+
+
+def _whole(case: Case, ladder: Ladder, speeds: Speeds) -> Choice | None:
+    """A choice from speeds that were measured before, if they cover the ladder's upper end."""
+    tops = ladder.slots[0], ladder.rows[0]
+    slots = tops[0] in speeds.segment_s or tops[0] in speeds.full_slots
+    rows = tops[1] in speeds.micro_batch_s or tops[1] in speeds.full_rows
+    if not slots or not rows:
+        return None
+    return choose_sizes(case.config, ladder, speeds, case.lengths)
+
+
+def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
+    sizes = choice.sizes
+    how = "measured in an earlier run" if kept else f"measured in {seconds:.0f} s"
+    return (
+        f"sizes: {sizes.rollout_rows} slots and micro-batches of {sizes.micro_batch_tokens} "
+        f"tokens, {how}: about {choice.tokens_per_s:,.0f} trained tokens a second"
+    )
+
+
+@dataclass
+class _Bench:
+    """Sizes that are tried one after the other."""
+
+    balance: Balance
+    case: Case
+    ladder: Ladder
+    sampler: tuple[Worker, Draws]
+    learner: tuple[Worker, Learns]
+    now: Callable[[], float]
+
+    async def agrees(self, kept: Speeds) -> bool:
+        """Whether this is such a device, about as fast: measures the micro-batches in force."""
+        try:
+            found = await self.learner[1].learning_speed()
+        except OutOfMemory:
+            return False
+        ratios = [
+            seconds / kept.micro_batch_s[rows]
+            for rows, seconds in found.micro_batch_s.items()
+            if rows in kept.micro_batch_s
+        ]
+        steady = all(1 / STEADY <= ratio <= STEADY for ratio in ratios)
+        return found.device == kept.device and steady
+
+    async def slots(self, speeds: Speeds, *, until: float) -> Speeds:
+        """Adds what a sampler takes with each number of slots, and puts the best in force."""
+        worker, draws = self.sampler
+
+        async def one(slots: int, speeds: Speeds) -> Speeds:
+            await self.balance.prepare(worker, replace(self.balance.sizes, rollout_rows=slots))
+            return speeds.with_sampler(await draws.drawing_speed())
+
+        def known(speeds: Speeds) -> Mapping[int, float]:
+            config, lengths = self.case.config, self.case.lengths
+            return drawing_seconds(config, self.ladder, speeds, lengths)
+
+        rungs = _Rungs("slots", self.ladder.slots, one, known)
+        speeds = await self._down(rungs, speeds, until=until)
+        if known(speeds):
+            slots = best(known(speeds))
+            self.balance.sizes = replace(self.balance.sizes, rollout_rows=slots)
+        return speeds
+
+    async def rows(self, speeds: Speeds, *, until: float) -> Speeds:
+        """Adds what a learner takes with micro-batches of each size."""
+        (worker, learns), row = self.learner, self.case.config.row_tokens
+
+        async def one(rows: int, speeds: Speeds) -> Speeds:
+            await self.balance.prepare(
+                worker, replace(self.balance.sizes, micro_batch_tokens=rows * row)
+            )
+            return speeds.with_learner(await learns.learning_speed())
+
+        def known(speeds: Speeds) -> Mapping[int, float]:
+            config, lengths = self.case.config, self.case.lengths
+            return learning_seconds(config, self.ladder, speeds, lengths)
+
+        rungs = _Rungs("rows", self.ladder.rows, one, known)
+        return await self._down(rungs, speeds, until=until)
+
+    async def _down(self, rungs: _Rungs, speeds: Speeds, *, until: float) -> Speeds:
+        """Measures while there is time and smaller sizes may still be better."""
+        last_s = 0.0
+        for size in rungs.sizes:
+            known, full = rungs.known(speeds), rungs.full(speeds)
+            if size in known or size in full:
+                continue
+            began = self.now()
+            has_room = [one for one in rungs.sizes if one not in full]
+            if began + _SLACK * last_s > until or not still_improves(known, has_room):
+                break
+            try:
+                speeds = await rungs.one(size, speeds)
+            except OutOfMemory as error:
+                self.balance.say_line(f"measuring {size} {rungs.what}: no room: {error.what}")
+                speeds = speeds.without(**{rungs.what: size})
+            last_s = self.now() - began
+        return speeds
+
+
+@dataclass(frozen=True)
+class _Rungs:
+    """One of the two ladders.
+
+    Attributes:
+        what: is counted.
+        sizes: falling.
+        one: measures a size.
+        known: seconds of a step by the sizes that were measured.
+    """
+
+    what: Literal["slots", "rows"]
+    sizes: tuple[int, ...]
+    one: Callable[[int, Speeds], Awaitable[Speeds]]
+    known: Callable[[Speeds], Mapping[int, float]]
+
+    def full(self, speeds: Speeds) -> tuple[int, ...]:
+        """Sizes that have no room."""
+        return speeds.full_slots if self.what == "slots" else speeds.full_rows

@@ -1,0 +1,86 @@
+"""Keeps what was measured for the next run of the same programs on the same machine.
+
+A file for each machine, version, source and setting that a speed depends on; what another machine,
+version or shape has measured is never found. What the devices are is not in it, as the control
+plane opens none: who uses what is kept looks at whether they are the same and as fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from configs.schema import Config
+from pipeline.cache_folder import cache_folder
+from pipeline.plan.compiler import sources, versions
+from pipeline.plan.programs import depends_on, devices_of
+from pipeline.plan.shapes import ModelShape
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.speed import Speeds
+
+_OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_tokens", "hbm_gib")
+
+
+def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
+    """What was measured under this key; None: nothing."""
+    try:
+        return Speeds.of_json(json.loads(_file(about).read_text(encoding="utf-8"))["speeds"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # Absent, or not what this version writes: it is measured again.
+        return None
+
+
+def keep_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
+    """Replaces what is kept under a key; a folder that cannot be written to keeps nothing."""
+    path = _file(about)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    content = {"speeds": speeds.to_json(), "key": about}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        return
+
+
+def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
+    """Everything that speeds depend on but for what the devices are, as JSON values."""
+    shards, unit = config.plan.sampler_shards, config.row_tokens * config.plan.learner_shards
+    small = sized(config, Sizes(shards, unit))
+    programs = ("segment 1", "gradient 1", *(["keep 1"] if config.learner.keeps_top_k else []))
+    plan = config.plan.model_dump(mode="json")
+    return {
+        "machine": machine(),
+        "versions": versions(),
+        "sources": {which: sources(which) for which in ("sampler", "learner")},
+        "programs": {name: depends_on(small, shape, name) for name in programs},
+        "devices": {name: vars(devices_of(small, name)) for name in programs},
+        "plan": {key: plan[key] for key in _OF_PLAN},
+        "prompts": list(config.prompt_buckets),
+    }
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """The host: its processor and its cores."""
+    return {"processor": _processor(), "cores": len(os.sched_getaffinity(0))}
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.machine()
+
+
+def _file(about: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return cache_folder("calibration") / f"{digest}.json"

@@ -1,0 +1,48 @@
+"""With which sizes a process begins: what is given, what a run had, or else what is planned."""
+
+from __future__ import annotations
+
+from configs.schema import Config
+from pipeline.plan.hardware import topology_of
+from pipeline.plan.search import Case, planned_sizes
+from pipeline.plan.shapes import shape_of
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.workload import Lengths
+from pipeline.run_dir import RunFolder
+
+
+def case_of(config: Config) -> Case:
+    """What a run of this configuration is planned for.
+
+    Raises:
+        FileNotFoundError: if the model's folder is not there.
+        ValueError: if it is not known what its devices hold.
+    """
+    if config.plan.platform == "gpu":
+        raise ValueError(
+            'plan.platform = "gpu": how much such a device holds is not known before it is opened; '
+            "set plan.rollout_rows and plan.micro_batch_tokens, the most that may be used"
+        )
+    lengths = Lengths.expected(config)
+    return Case(config, shape_of(config), topology_of(config, None), lengths)
+
+
+def first_sizes(config: Config, folder: RunFolder) -> Sizes:
+    """Those of a run that goes on; those that are given, if both are; else what is planned.
+
+    Raises:
+        FileNotFoundError: if a plan is needed, and the model's folder is not there.
+        ValueError: if a plan is needed, and nothing fits or nothing is known of the devices.
+    """
+    plan = config.plan
+    found = None if plan.fixed else folder.plan
+    if found is not None:
+        return Sizes.of_json(found["at_checkpoint"] or found["in_force"])
+    if plan.rollout_rows is not None and plan.micro_batch_tokens is not None:
+        return Sizes.of(config)
+    return planned_sizes(case_of(config))
+
+
+def with_first_sizes(config: Config) -> Config:
+    """The configuration with these sizes in it."""
+    return sized(config, first_sizes(config, RunFolder.of(config)))
