@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -46,11 +46,14 @@ PLAN = {
     "prompt_buckets": [4],
     "micro_batch_tokens": 2 * ROW,
 }
-WARM = {
+WARM: dict[str, Any] = {
     "run": {"phases": ["sft", "grpo"]},
     "sft": {"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 2},
 }
-VALIDATED = {"data": {"validation": {"path": "validation.jsonl"}}, "eval": {"every_steps": 2}}
+VALIDATED: dict[str, Any] = {
+    "data": {"validation": {"path": "validation.jsonl"}},
+    "eval": {"every_steps": 2},
+}
 
 
 @dataclass
@@ -205,7 +208,7 @@ def test_seconds_are_those_of_each_phase_and_of_what_came_before(tmp_path: Path)
     async def building() -> Building:
         return built
 
-    one.learner.building = building
+    one.learner.building = building  # type: ignore[method-assign]
     rows = {row.name: row for row in one.run().rows}
     assert rows["start and load"].seconds == 12.0
     assert (rows["compile"].seconds, rows["compile"].note) == (
@@ -295,7 +298,7 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
 def test_a_reward_function_that_never_gives_a_value_fails(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN))
 
-    def broken(inputs: list[RewardInput]) -> list[float]:
+    def broken(inputs: Sequence[RewardInput]) -> list[float]:
         raise KeyError(inputs[0].answer)
 
     one.scorer.functions["format"] = broken
@@ -321,10 +324,10 @@ def test_another_adapter_after_the_restore_fails(tmp_path: Path):
 def test_what_is_wrong_at_the_start_is_the_users_mistake(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN))
 
-    async def prepare(sizes: Sizes) -> None:
+    async def prepare(sizes: Sizes) -> NoReturn:
         raise ValueError("model.path: not these weights")
 
-    one.sampler.prepare = prepare
+    one.sampler.prepare = prepare  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="not these weights"):
         one.run()
 
