@@ -49,8 +49,8 @@ class Plan(Table):
         None,
         ge=0,
         le=0.5,
-        description="plan.fixed = false only: share of budget.time, with budget.steps of an hour, "
-        "in which sizes are measured at the start, the largest first; 0: they are estimated; "
+        description="plan.fixed = false only: share of the budget's time, with budget.steps of an "
+        "hour, in which sizes are measured at the start, the largest first; 0: they are estimated; "
         "default: 0.02",
     )
     slot_buckets: Sizes | None = Field(

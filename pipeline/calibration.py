@@ -127,11 +127,18 @@ class Calibrated:
     choice: Choice
 
 
-def share_s(config: Config) -> float:
-    """Seconds in which sizes may be measured."""
-    share = config.plan.calibration_share
-    budget_s = config.budget.time_s or _OF_STEPS_S
-    return (SHARE if share is None else share) * budget_s
+def share_s(config: Config, *, now_s: float | None = None) -> float:
+    """Seconds in which sizes may be measured.
+
+    Args:
+        config: gives the budget and the share.
+        now_s: seconds since 1970, from which on a budget with a date is left; None: now.
+    """
+    share, budget = config.plan.calibration_share, config.budget
+    whole_s = _OF_STEPS_S if budget.time_s is None else budget.time_s
+    if budget.until_s is not None:
+        whole_s = max(0.0, budget.until_s - (time.time() if now_s is None else now_s))
+    return (SHARE if share is None else share) * whole_s
 
 
 async def calibrate(
@@ -159,7 +166,8 @@ async def calibrate(
     if speeds is not None and not await bench.agrees(speeds):
         balance.say_line("measuring anew: this device is not as fast as what was kept says")
         speeds = None
-    kept, until = speeds is not None, began + share_s(case.config)
+    most_s = share_s(case.config)
+    kept, until = speeds is not None, began + most_s
     if speeds is None:
         speeds = _begun(beginning.sizes, balance.sizes, ladder, row=case.config.row_tokens)
         speeds = await bench.slots(speeds, until=(began + until) / 2)
@@ -171,7 +179,7 @@ async def calibrate(
     seconds = now() - began
     facts = {
         "seconds": round(seconds, 3),
-        "share_s": round(share_s(case.config), 3),
+        "share_s": round(most_s, 3),
         "kept": kept,
         **choice.to_json(),
         "estimated": estimated(case, ladder, choice),

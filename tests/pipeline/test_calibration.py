@@ -373,4 +373,9 @@ def test_speeds_are_the_same_behind_json():
 
 def test_the_default_share_is_a_fiftieth(tmp_path: Path):
     assert share_s(config(tmp_path)) == calibration.SHARE * 3600 == 72
-    assert replace(Beginning(Sizes(1, 1))).case is None
+    until = {"budget__steps": "none", "budget__until": "2030-01-01T10:00+00:00"}
+    dated = config(tmp_path, learner__schedule="constant", **until)
+    end = dated.budget.until_s
+    assert end is not None
+    assert share_s(dated, now_s=end - 7200) == 144
+    assert share_s(dated, now_s=end + 1) == 0

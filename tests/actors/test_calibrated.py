@@ -1,0 +1,133 @@
+"""Sampler and learner of one process, measured for real: sizes found, and nothing else changed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import configs
+from actors.colocated import ColocatedActor
+from actors.opening import OpenedModel
+from configs.load import load_config
+from configs.schema import Config
+from pipeline.balance import Balance, Worker
+from pipeline.cache_folder import CACHE_VARIABLE
+from pipeline.calibration import Beginning, calibrate
+from pipeline.model.footprint import GIB, resident_bytes
+from pipeline.plan.building import Building, Ready
+from pipeline.plan.hardware import topology_of
+from pipeline.plan.ladder import Ladder
+from pipeline.plan.search import Case
+from pipeline.plan.shapes import shape_of
+from pipeline.plan.sizes import Sizes
+from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
+from pipeline.plan.workload import Lengths
+from pipeline.run_dir import RunFolder
+from pipeline.text.tokenizer import read_tokenizer
+from tests import tiny
+
+DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
+ROW = 42
+LADDER = Ladder((4, 2, 1), (2, 1))
+
+
+class InProcess:
+    """The actor without Ray."""
+
+    def __init__(self, actor: ColocatedActor) -> None:
+        self.actor = actor
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        return self.actor.prepare(sizes)
+
+    async def building(self) -> Building:
+        return self.actor.building()
+
+    async def drawing_speed(self) -> SamplerSpeed:
+        return self.actor.drawing_speed()
+
+    async def learning_speed(self) -> LearnerSpeed:
+        return self.actor.learning_speed()
+
+
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
+    """Two layers; its model is there, nothing is compiled."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    plan: dict[str, Any] = {"fixed": False, "rollout_rows": 4, "slot_buckets": None}
+    made = tiny.make_config(plan=plan | {"micro_batch_tokens": 2 * ROW})
+    actor = ColocatedActor(made)
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+    opened = OpenedModel(policy, base, tiny.VOCABULARY, read_tokenizer(DEMO), 0.0)
+    actor.opening = opened  # type: ignore[assignment]
+    return actor
+
+
+def begin(config: Config) -> Beginning:
+    demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
+    topology, lengths = topology_of(config, None), Lengths.expected(config)
+    case = Case(config, shape_of(demo), topology, lengths)
+    return Beginning(LADDER.top(config), case, LADDER, {"key": 1})
+
+
+def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp_path: Path):
+    process, beginning = InProcess(actor), begin(actor.config)
+    config, folder = actor.config, RunFolder(tmp_path / "run")
+    balance = Balance.of(config, folder, say=print, sizes=beginning.sizes)
+    drawing, learning = Worker("sampler", process), Worker("learner", process)
+
+    async def start() -> Any:
+        await balance.start([learning, drawing], one_process=True)
+        before = jax.device_get(actor.learner.state.adapter)
+        found = await calibrate(
+            balance, beginning, sampler=(drawing, process), learner=(learning, process)
+        )
+        return before, found
+
+    before, found = asyncio.run(start())
+    assert found.choice.sizes == balance.sizes
+    assert balance.sizes.rollout_rows in LADDER.slots
+    assert found.speeds.segment_s.keys() >= {4, 2, 1}
+    assert found.speeds.micro_batch_s.keys() == {2, 1}
+    assert found.speeds.device == "1 x cpu"
+    after = jax.device_get(actor.learner.state.adapter)
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name])
+    # Who follows works with the sizes that were found.
+    actor.prepare(balance.sizes)
+    (version, sha256), _ = actor.publish(which="current")
+    assert actor.load(version, sha256, {}) == sha256
+    drawn = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
+    assert [len(one.prompt_tokens) for one in drawn] == [3, 14, 6]
+    assert max(actor.work().segments) == balance.sizes.rollout_rows
+
+
+def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor, tmp_path: Path):
+    process, beginning = InProcess(actor), begin(actor.config)
+    balance = Balance.of(
+        actor.config, RunFolder(tmp_path / "run"), say=print, sizes=beginning.sizes
+    )
+    drawing, learning = Worker("sampler", process), Worker("learner", process)
+
+    async def start() -> Any:
+        await balance.start([learning, drawing], one_process=True)
+        # Not quite enough for a micro-batch of two rows, which takes more than drawing does.
+        needs = max(actor.learner.needs["update"].values())
+        limit = (resident_bytes() + needs - 1) / GIB
+        plan = actor.config.plan.model_copy(update={"hbm_gib": limit})
+        actor.config = actor.config.model_copy(update={"plan": plan})
+        return await calibrate(
+            balance, beginning, sampler=(drawing, process), learner=(learning, process)
+        )
+
+    found = asyncio.run(start())
+    assert (found.speeds.full_slots, found.speeds.full_rows) == ((), (2,))
+    assert balance.sizes.micro_batch_tokens == ROW
