@@ -1,4 +1,4 @@
-"""A rehearsal: cluster and actors as in a run, every phase once, and nothing left behind."""
+"""A rehearsal: cluster and actors as in a run, every phase once; only measured speeds are kept."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.preparation import Prepared, prepare
 from launch.stop import Stop, Stopped, unless
 from pipeline.balanced import Balanced
+from pipeline.calibration import Beginning, calibrate
 from pipeline.model.random_folder import write_random_folder
 from pipeline.model_files.hf_folder import flax_folder
 from pipeline.model_files.model_source import HF
@@ -76,14 +77,17 @@ def rehearse(request: Request) -> int:
             assert shape is not None
             aside = _with_random_weights(aside, shape, folder / "model")
         prepared = prepare(aside, extend=None, tracked=False)
-        return asyncio.run(_run(request, prepared, target))
+        beginning = Beginning.of(prepared.config, prepared.folder)
+        return asyncio.run(_run(request, prepared, target, beginning))
 
 
 def _end(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-async def _run(request: Request, prepared: Prepared, target: Target | None) -> int:
+async def _run(
+    request: Request, prepared: Prepared, target: Target | None, beginning: Beginning
+) -> int:
     stop = Stop(notice="stopping: nothing is left behind")
     stop.listen()
     try:
@@ -91,7 +95,8 @@ async def _run(request: Request, prepared: Prepared, target: Target | None) -> i
             stop.listen()
             crew = Crew.spawn(prepared.config)
             try:
-                found = await unless(stop, _rehearse(crew, prepared, target, request.started))
+                work = _rehearse(crew, prepared, target, beginning, started=request.started)
+                found = await unless(stop, work)
             finally:
                 crew.kill()
     except Stopped:
@@ -104,11 +109,28 @@ async def _run(request: Request, prepared: Prepared, target: Target | None) -> i
 
 
 async def _rehearse(
-    crew: Crew, prepared: Prepared, target: Target | None, started: float
+    crew: Crew,
+    prepared: Prepared,
+    target: Target | None,
+    beginning: Beginning,
+    *,
+    started: float,
 ) -> Result:
     config, say = prepared.config, partial(print, flush=True)
     balanced = Balanced.of(
-        config, prepared.folder, samplers=crew.samplers, learner=crew.learner, say=say
+        config,
+        prepared.folder,
+        samplers=crew.samplers,
+        learner=crew.learner,
+        say=say,
+        sizes=beginning.sizes,
+    )
+    calibration = partial(
+        calibrate,
+        balanced.balance,
+        beginning,
+        sampler=(balanced.samplers[0].worker, crew.samplers[0]),
+        learner=(balanced.learner.worker, crew.learner),
     )
     await wait_for_devices(crew.actors, config.plan)
     waited_s = time.monotonic() - started
@@ -122,6 +144,7 @@ async def _rehearse(
             scorer=crew.scorer,
             processes=[crew.learner, *crew.samplers],
             one_process=crew.one_process,
+            calibrate=calibration,
             restore=crew.learner.restore,
             export=prepared.folder.export,
             target=target,

@@ -408,7 +408,7 @@ class FakeLearner(Prepares):
 
 
 def _write_export(folder: Path, text: str) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter").write_text(text)
 
 

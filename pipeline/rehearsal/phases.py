@@ -1,7 +1,8 @@
 """Every phase of a run once, as full as it can be, in a run's order.
 
-    start -> probe -> warm start -> sync -> prefill of each bucket -> decode -> fewer slots
-          -> rewards -> score -> update -> sync -> evaluation -> checkpoint -> restore -> export
+    start -> calibration -> probe -> warm start -> sync -> prefill of each bucket -> decode
+          -> fewer slots -> rewards -> score -> update -> sync -> evaluation -> checkpoint
+          -> restore -> export
 
 Commands workers as the coordinator does, and knows neither Ray nor JAX. Decides nothing about the
 run: what runs out of memory is answered by the balance, what fails otherwise ends the rehearsal.
@@ -19,6 +20,7 @@ from pathlib import Path
 from configs.schema import Config
 from pipeline.balanced import Balanced
 from pipeline.batching import batch_shape
+from pipeline.calibration import Calibrated
 from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Completion, Prompt, Published, Restored, RolloutRequest, Which
 from pipeline.evaluate import evaluation
@@ -54,6 +56,7 @@ class Stage:
         scorer: runs the reward functions.
         processes: that hold devices.
         one_process: sampler and learner are the same one.
+        calibrate: measures sizes and puts the best in force, where they are not fixed.
         restore: lets the learner go on from its newest checkpoint.
         export: the folder to export into.
         target: what the plan is made for; None: nothing is planned.
@@ -66,6 +69,7 @@ class Stage:
     scorer: Scorer
     processes: Sequence[Process]
     one_process: bool
+    calibrate: Callable[[], Awaitable[Calibrated | None]]
     restore: Callable[[], Awaitable[Restored]]
     export: Path
     target: Target | None
@@ -146,6 +150,8 @@ class Rehearsal:
     def _phases(self) -> Iterator[_Phase]:
         # Lazily: after a lack of memory the following phases have other sizes.
         config = self.stage.config
+        if not config.plan.fixed:
+            yield "calibration", self._calibrate
         yield "probe", self._probe
         if config.run.warm_start:
             yield "warm start", self._imitate
@@ -163,6 +169,14 @@ class Rehearsal:
         yield "checkpoint", self._save
         yield "restore", self._restore
         yield "export", self._export
+
+    async def _calibrate(self) -> Did:
+        found = await self.stage.calibrate()
+        # What is chosen is not for want of memory.
+        self._first = self.stage.balanced.balance.sizes
+        if found is None:
+            return Did("nothing is measured")
+        return Did(f"about {found.choice.tokens_per_s:,.0f} trained tokens a second")
 
     async def _probe(self) -> Did:
         largest = await self._team.probe(self.stage.data.train.prompts)
@@ -231,10 +245,11 @@ class Rehearsal:
         )
 
     async def _update(self) -> Did:
-        rows = full.learned_rows(self._config)
-        learned = await self._team.learner.update(full.to_learn(self._scored))
+        config, rows = self._config, full.learned_rows(self._config)
+        rate = config.learner.lr if config.plans_decay else None
+        learned = await self._team.learner.update(full.to_learn(self._scored), rate=rate)
         programs = self._of_rows("gradient")
-        if self._config.learner.keeps_top_k:
+        if config.learner.keeps_top_k:
             programs += self._of_rows("keep")
         note = f"{self._rows_note(rows)}, {learned['tokens_trained']:,.0f} tokens"
         return Did(note, lambda expected: expected.learning(rows), programs)

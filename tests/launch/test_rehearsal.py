@@ -20,7 +20,7 @@ from actors.handles import Crew
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation, rehearsal, train
-from pipeline.datatypes import Completion, Published, RolloutRequest
+from pipeline.datatypes import Completion, Published, RolloutRequest, Which
 from pipeline.model.sharding import make_mesh
 from pipeline.plan.memory_use import MemoryUse
 from pipeline.run_dir import RunFolder
@@ -69,7 +69,7 @@ class Here:
 
 
 class LearnerHere(Here):
-    async def publish(self, which: str = "current") -> Published:
+    async def publish(self, which: Which = "current") -> Published:
         (version, sha256), payload = self.actor.publish(which=which)
         return Published(version, sha256, payload)
 
@@ -79,7 +79,8 @@ class LearnerHere(Here):
 
 class SamplerHere(Here):
     async def load(self, published: Published) -> str:
-        return self.actor.load(published.version, published.sha256, published.payload)
+        payload: Any = published.payload
+        return self.actor.load(published.version, published.sha256, payload)
 
     async def memory(self) -> MemoryUse:
         return self.actor.sampler_memory()

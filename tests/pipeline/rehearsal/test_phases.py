@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -22,7 +22,7 @@ from pipeline.plan.sizes import Phase, Sizes
 from pipeline.rehearsal.account import Result, Row
 from pipeline.rehearsal.expected import Target
 from pipeline.rehearsal.phases import Rehearsal, Stage
-from pipeline.rehearsal.scratch import rehearsed
+from pipeline.rehearsal.scratch import rehearsed, scratch
 from pipeline.run_dir import RunFolder
 from rewards.base import RewardInput
 from tests.fakes import (
@@ -46,11 +46,14 @@ PLAN = {
     "prompt_buckets": [4],
     "micro_batch_tokens": 2 * ROW,
 }
-WARM = {
+WARM: dict[str, Any] = {
     "run": {"phases": ["sft", "grpo"]},
     "sft": {"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 2},
 }
-VALIDATED = {"data": {"validation": {"path": "validation.jsonl"}}, "eval": {"every_steps": 2}}
+VALIDATED: dict[str, Any] = {
+    "data": {"validation": {"path": "validation.jsonl"}},
+    "eval": {"every_steps": 2},
+}
 
 
 @dataclass
@@ -80,6 +83,7 @@ class Rehearsing:
         self.sampler = FakeSampler(self.script, seed=0, number=0)
         self.scorer = FakeScorer(self.script, config)
         self.said: list[str] = []
+        self.chosen: Sizes | None = None
         balanced = Balanced.of(
             config,
             RunFolder.of(config),
@@ -95,10 +99,17 @@ class Rehearsing:
             scorer=self.scorer,
             processes=processes,
             one_process=False,
+            calibrate=self.calibrate,
             restore=self.restore,
             export=RunFolder.of(config).export,
             target=target,
         )
+
+    async def calibrate(self) -> None:
+        """Finds that fewer slots are faster, if it is told to."""
+        self.script.note("calibrate")
+        if self.chosen is not None:
+            self.stage.balanced.balance.sizes = self.chosen
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")
@@ -111,7 +122,8 @@ class Rehearsing:
             await rehearsal.start(waited_s=12.0)
             return await rehearsal.run()
 
-        return asyncio.run(both())
+        with scratch(self.stage.config):
+            return asyncio.run(both())
 
 
 def plan(**changes: Any) -> dict[str, Any]:
@@ -166,6 +178,21 @@ def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehearsed(
+    tmp_path: Path,
+):
+    one = Rehearsing(make_config(tmp_path, plan=plan(fixed=False, slot_buckets=None)))
+    one.chosen = Sizes(2, 2 * ROW)
+    result = one.run()
+    assert result.failure is None
+    assert names(result)[2] == "calibration"
+    assert one.script.calls[0] == "calibrate"
+    # Chosen, not for want of memory.
+    assert result.first == result.sizes == one.chosen
+    assert "decode in 1 slots" in names(result)
+    assert {sizes.rollout_rows for sizes in one.sampler.sizes} == {4, 2}
+
+
 def test_what_a_run_does_not_do_is_not_rehearsed(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=plan(slot_buckets=[], prompt_buckets=[])))
     left = {"warm start", "decode in 2 slots", "prefill of 4"}
@@ -181,7 +208,7 @@ def test_seconds_are_those_of_each_phase_and_of_what_came_before(tmp_path: Path)
     async def building() -> Building:
         return built
 
-    one.learner.building = building
+    one.learner.building = building  # type: ignore[method-assign]
     rows = {row.name: row for row in one.run().rows}
     assert rows["start and load"].seconds == 12.0
     assert (rows["compile"].seconds, rows["compile"].note) == (
@@ -261,8 +288,9 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
     result = one.run()
     assert result.failure is not None
     assert result.failure.name == name
-    assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true keeps" in result.failure.why
-    assert "the next are plan.rollout_rows = " in result.failure.why
+    assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true" in result.failure.why
+    fewer = "rollout_rows = 3" if phase == "generate" else f"micro_batch_tokens = {ROW}"
+    assert f"--plan.fixed false goes on with plan.{fewer}" in result.failure.why
     done = [phase for phase in PHASES if phase != "warm start"]
     assert names(result) == done[: done.index(name)]
 
@@ -270,7 +298,7 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
 def test_a_reward_function_that_never_gives_a_value_fails(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN))
 
-    def broken(inputs: list[RewardInput]) -> list[float]:
+    def broken(inputs: Sequence[RewardInput]) -> list[float]:
         raise KeyError(inputs[0].answer)
 
     one.scorer.functions["format"] = broken
@@ -296,10 +324,10 @@ def test_another_adapter_after_the_restore_fails(tmp_path: Path):
 def test_what_is_wrong_at_the_start_is_the_users_mistake(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN))
 
-    async def prepare(sizes: Sizes) -> None:
+    async def prepare(sizes: Sizes) -> NoReturn:
         raise ValueError("model.path: not these weights")
 
-    one.sampler.prepare = prepare
+    one.sampler.prepare = prepare  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="not these weights"):
         one.run()
 
