@@ -167,8 +167,9 @@ class Plan(Table):
 
     def _fixed_problems(self) -> list[Problem]:
         if not self.fixed:
-            what = "belongs to slots that are fixed, plan.fixed = true; remove it"
-            return [] if self.slot_buckets is None else [("slot_buckets", what)]
+            what = "means nothing without plan.rollout_rows; remove it"
+            lost = self.slot_buckets is not None and self.rollout_rows is None
+            return [("slot_buckets", what)] if lost else []
         what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
         sizes = ("rollout_rows", "micro_batch_tokens")
         problems = [(key, what) for key in sizes if getattr(self, key) is None]

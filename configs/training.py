@@ -48,8 +48,8 @@ class Sft(Table):
 class Rollout(Table):
     """How rollouts are drawn."""
 
-    group_size: int = Field(8, ge=2, description="rollouts per prompt (the group of GRPO)")
-    prompts_per_step: int = Field(ge=1, description="prompts in a step")
+    group_size: int = Field(8, ge=2, le=1024, description="rollouts per prompt (the group of GRPO)")
+    prompts_per_step: int = Field(ge=1, le=16_384, description="prompts in a step")
     min_prompts_per_step: int | None = Field(
         None,
         ge=1,

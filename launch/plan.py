@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     if flags.json is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
         Path(flags.json).write_text(text, encoding="utf-8")
-    return 0 if found.plan.fits else EXIT_SHORT
+    return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_SHORT
 
 
 def _plan(config: Config, flags: argparse.Namespace) -> Plan:
@@ -107,6 +108,10 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     from pipeline.plan.shapes import shape_of
     from pipeline.plan.workload import Lengths
 
+    if flags.json is not None and not Path(flags.json).parent.is_dir():
+        raise FileNotFoundError(f"command line: --json: no folder {Path(flags.json).parent}")
+    if config.budget.until_s is not None and config.budget.until_s <= time.time():
+        raise ValueError(f"budget.until = {config.budget.until} is over; give a later one")
     topology = topology_of(config, flags.topology)
     if flags.verify and topology.compiler is None:
         raise ValueError(

@@ -133,6 +133,7 @@ class Coordinator:
         self.deadline = deadline
         self.progress = progress
         self.resumed_from = resumed_from
+        self.uncounted = False
         drawer = Drawer(
             config,
             data=data,
@@ -192,9 +193,9 @@ class Coordinator:
             await self._save()
             self._summarize(ended="interrupted")
             return "interrupted"
-        except OutOfMemory as error:
-            # Between an update and the end of its sync the learner is ahead of what is recorded.
-            if error.phase != "sync":
+        except OutOfMemory:
+            # A step that was learned and not counted would be learned twice after a resume.
+            if not self.uncounted:
                 await self._save()
             raise
         return "finished"
@@ -223,6 +224,7 @@ class Coordinator:
             length=config.row_tokens,
         )
         learned = await self.team.learner.imitate(sequences)
+        self.uncounted = True
         watch.lap("learn")
         await self.team.publish()
         watch.lap("sync")
@@ -232,6 +234,7 @@ class Coordinator:
             step=step + 1,
             **self._learned_tokens(learned),
         )
+        self.uncounted = False
         metrics = {f"sft/{name}": value for name, value in learned.items()}
         self.records.imitation(step + 1, metrics | watch.metrics() | self.timed.metrics)
 
@@ -242,6 +245,7 @@ class Coordinator:
         async with self.supply.beside(drawn.following):
             with self.timed.update(drawn.seconds):
                 learned = await self.team.learner.update(drawn.rollouts, rate=self.timed.rate)
+            self.uncounted = True
             watch.lap("learn")
         if config.rollout.ahead != "off":
             watch.lap("wait")
@@ -265,6 +269,7 @@ class Coordinator:
             unused=self.progress.unused + len(everybody) - len(drawn.rollouts),
             estimates=drawn.learned(watch),
         )
+        self.uncounted = False
         metrics = drawn.metrics(config) | {
             f"learner/{name}": value for name, value in learned.items()
         }

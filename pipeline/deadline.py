@@ -100,8 +100,13 @@ class Deadline:
         return self.size(kind=kind) > 0
 
     def size(self, *, kind: str = "grpo") -> int:
-        """Prompts of the largest step that can be finished in time; 0: none can."""
+        """Prompts of the largest step that can be finished in time; 0: none can.
+
+        A step of the warm start has no prompts and is whole or not at all.
+        """
         most, fewest = self.prompts
+        if kind == "sft":
+            fewest = most
         for prompts in range(most, fewest - 1, -1):
             if self.missing_s(prompts, kind=kind) <= 0:
                 return prompts
@@ -123,8 +128,9 @@ class Deadline:
     def recall(self, rows: Sequence[Mapping[str, Any]], *, sft_steps: int) -> None:
         """Takes note of what earlier processes' metrics say of the time of steps."""
         for row in rows:
-            share = row.get("rollout/prompts", self.prompts[0]) / self.prompts[0]
             kind = "sft" if row["step"] <= sft_steps else "grpo"
+            planned = row.get("rollout/prompts_planned", self.prompts[0])
+            share = 1.0 if kind == "sft" else planned / self.prompts[0]
             self.pace.observe(row["time/step_s"], share=share, kind=kind)
             if kind == "grpo":
                 self.updates.observe(row["time/learn_s"], share=share)

@@ -171,10 +171,15 @@ class Drawer:
         if missing <= 0 or left <= 0:
             return 0, None
         size = dynamic.round_size(missing, left=left, share=estimates.share)
-        if not self._may_go_on(step):
+        made = self._made_before(step, rounds)
+        if made is None and not self._may_go_on(step):
             self._journal(step, rounds, prompts=0, why="deadline")
             return 0, None
+        if made is not None and made["why"] == "deadline":
+            return 0, None
         if rollout.dynamic_sampling == "capped":
+            if made is None and self._config.budget.steps is None:
+                self._journal(step, rounds, prompts=size, why="time is left")
             return size, None
         found = dynamic.gain(
             estimates,
@@ -183,9 +188,8 @@ class Drawer:
             wanted=missing,
             prompts_per_step=rollout.prompts_per_step,
         )
-        made = self._made_before(step, rounds)
         if made is not None:
-            return made, found
+            return made["prompts"], found
         worth = found is not None and found.sampling > found.learning
         facts = {} if found is None else vars(found)
         self._journal(step, rounds, prompts=size if worth else 0, why="gain", **facts)
@@ -194,10 +198,10 @@ class Drawer:
     def _journal(self, step: int, rounds: Sequence[Round], **facts: Any) -> None:
         self._folder.journal("further_round", step=step + 1, rounds=len(rounds), **facts)
 
-    def _made_before(self, step: int, rounds: Sequence[Round]) -> int | None:
+    def _made_before(self, step: int, rounds: Sequence[Round]) -> dict[str, Any] | None:
         """What an earlier process decided at this place; None: none has come so far."""
         made = [
-            entry["prompts"]
+            entry
             for entry in self._folder.events("further_round")
             if (entry["step"], entry["rounds"]) == (step + 1, len(rounds))
         ]

@@ -160,7 +160,7 @@ class Timed:
     def metrics(self) -> dict[str, float]:
         """What a step's metrics say of the time."""
         found = {"time/elapsed_s": self._deadline.clock.elapsed_s}
-        return found | ({"rollout/prompts": float(self.prompts)} if self._on else {})
+        return found | ({"rollout/prompts_planned": float(self.prompts)} if self._on else {})
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -168,8 +168,8 @@ class Timed:
         watch = Stopwatch(self._deadline.clock.now)
         with self._deadline.keeping(self._keep_s(step)):
             yield
-        share = self.prompts / self._config.rollout.prompts_per_step
-        self._deadline.pace.observe(watch.total_s, share=share, kind=self._kind(step))
+        kind = self._kind(step)
+        self._deadline.pace.observe(watch.total_s, share=self._share(kind), kind=kind)
 
     @contextmanager
     def update(self, sampled_s: float) -> Iterator[None]:
@@ -178,7 +178,7 @@ class Timed:
         Raises:
             OutOfTime: before it begins, if there is no time for it and for what has to follow.
         """
-        share = self.prompts / self._config.rollout.prompts_per_step
+        share = self._share("grpo")
         if self._on and self._deadline.missing_for_update_s(sampled_s, share=share) > 0:
             raise OutOfTime
         watch = Stopwatch(self._deadline.clock.now)
@@ -266,6 +266,10 @@ class Timed:
             step=step,
             elapsed_s=self._deadline.clock.elapsed_s,
         )
+
+    def _share(self, kind: str) -> float:
+        """Of a whole step, what the one that was allowed last is."""
+        return 1.0 if kind == "sft" else self.prompts / self._config.rollout.prompts_per_step
 
     def _kind(self, step: int) -> str:
         return "sft" if step < self._config.sft_steps else "grpo"

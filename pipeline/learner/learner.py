@@ -196,7 +196,8 @@ class Learner:
         """
         batches = self._pack(rollouts)
         previous, drawn_by = self.state.previous, self.state.version - 1
-        self.state = replace(self.state, previous=self._copy_ahead(self.state.adapter))
+        # Before the first update takes the adapter; the state stays as it is until one has ended.
+        begun_with = self._copy_ahead(self.state.adapter)
         # What is used once is asked for just before, so that it exists for one micro-batch only.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
         if self._programs.keeps_old:
@@ -219,7 +220,7 @@ class Learner:
                 name: value if name in ABOUT_UPDATE else value / weight
                 for name, value in shares.items()
             }
-        self.state = replace(self.state, version=self.state.version + 1)
+        self.state = replace(self.state, previous=begun_with, version=self.state.version + 1)
         return metrics
 
     def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:

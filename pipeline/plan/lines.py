@@ -192,6 +192,9 @@ def _budget(report: Figures) -> Iterator[str]:
     given = f"{budget['steps_given']} steps"
     if budget["steps_given"] is None:
         given = _duration(budget["time_given_s"])
+    if not budget["enough"]:
+        least = _duration(expected["wall_s"])
+        yield f"budget {given}: TOO SMALL for a step; all that is not a step takes ~{least}"
     between = f"~{slow['steps']:,} to ~{fast['steps']:,}"
     yield (
         f"budget {given}: ~{expected['steps']:,} steps ({between}) in "

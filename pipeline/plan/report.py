@@ -263,6 +263,7 @@ def _budget(case: Case, forecast: Forecast) -> Figures:
     return {
         "steps_given": case.config.budget.steps,
         "time_given_s": forecast.time_s,
+        "enough": forecast.outcomes["expected"].steps > 0,
         "outcomes": {pace: asdict(forecast.outcomes[pace]) for pace in PACES},
         "grpo_steps": forecast.grpo_steps,
         "samples": forecast.samples,

@@ -100,7 +100,10 @@ def test_the_settings_help_tells_all_of_each_setting() -> None:
     assert "learner: The GRPO update" in text
     assert "default: 1e-05. peak learning rate of AdamW" in text
     assert "required with data.validation. file (.jsonl" in text
-    assert "--rollout.prompts_per_step an integer, at least 1; required. prompts" in text
+    assert (
+        "--rollout.prompts_per_step an integer, at least 1 and at most 16384; required. prompts"
+        in text
+    )
     assert "--budget.steps an integer, at least 1; optional. end after" in text
 
 

@@ -111,7 +111,10 @@ def test_six_mistakes_at_once(write: Write) -> None:
     )
     assert mistakes(path, ("rollout.group_size", "1"), ("lora.rnak", "8")) == (
         "command line: --lora.rnak: unknown; did you mean --lora.rank?",
-        "command line: --rollout.group_size = 1: must be an integer, at least 2; nearest valid: 2",
+        (
+            "command line: --rollout.group_size = 1: must be an integer, at least 2 and at most "
+            "1024; nearest valid: 2"
+        ),
         (
             f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 "
             "(a completion ends here at the latest)"

@@ -107,9 +107,13 @@ def test_what_is_not_a_duration(text: str) -> None:
             "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it",
         ),
         (
-            [("plan.fixed", "false"), ("plan.slot_buckets", "[8]")],
+            [
+                ("plan.fixed", "false"),
+                ("plan.rollout_rows", "none"),
+                ("plan.slot_buckets", "[8]"),
+            ],
             "plan.slot_buckets",
-            "belongs to slots that are fixed, plan.fixed = true; remove it",
+            "means nothing without plan.rollout_rows; remove it",
         ),
         (
             [("plan.fixed", "false"), ("plan.micro_batch_tokens", "100")],

@@ -12,6 +12,7 @@ import pytest
 from configs.schema import Config
 from pipeline.datatypes import Completion, Rollout, RolloutRequest
 from pipeline.deadline import Stopwatch
+from pipeline.plan.out_of_memory import OutOfMemory
 from tests.fakes import FRESH, Disk, Killed, Process, Script, left_behind, make_config, make_data
 
 STEPS = 4
@@ -252,19 +253,19 @@ class BrokenError(Exception):
     """What went wrong with a worker."""
 
 
-def break_at(run: Process, side: str) -> None:
+def break_at(run: Process, side: str, error: Exception) -> None:
     """Lets the update of step 1 fail, or the sampling beside it."""
     update, generate = run.learner.update, run.samplers[0].generate
 
     async def bad_update(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
         if run.learner.version == 1:
             await asyncio.sleep(0)
-            raise BrokenError
+            raise error
         return await update(rollouts, **how)
 
     async def bad_generate(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
         if (requests[0].name.phase, requests[0].name.step) == ("train", 2):
-            raise BrokenError
+            raise error
         return await generate(requests, **how)
 
     if side == "learner":
@@ -273,18 +274,27 @@ def break_at(run: Process, side: str) -> None:
         run.samplers[0].generate = bad_generate  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("side", ["learner", "sampler"])
+@pytest.mark.parametrize(
+    ("side", "error"),
+    [
+        ("learner", BrokenError()),
+        ("sampler", BrokenError()),
+        ("learner", OutOfMemory("update", "no room")),
+        # The update ends well, and no checkpoint may have it: its step is not counted.
+        ("sampler", OutOfMemory("generate", "no room")),
+    ],
+)
 def test_what_fails_on_either_side_ends_the_run_and_a_resumed_one_is_the_same(
-    tmp_path: Path, side: str
+    tmp_path: Path, side: str, error: Exception
 ):
     expected = left_behind(finished(config_of(tmp_path / "whole")).folder)
     config, disk = config_of(tmp_path / "broken"), Disk()
     run = process(config, disk)
-    break_at(run, side)
+    break_at(run, side, error)
     pending: list[asyncio.Task[Any]] = []
 
     async def until_it_breaks() -> None:
-        with pytest.raises(BrokenError):
+        with pytest.raises((BrokenError, OutOfMemory)):
             await run.coordinator.run()
         await asyncio.sleep(0)
         pending.extend(asyncio.all_tasks() - {asyncio.current_task()})

@@ -169,7 +169,7 @@ def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path)
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     process = process_of(config_of(tmp_path, 265, rollout=rollout))
     process.run_in_time()
-    prompts = [row["rollout/prompts"] for row in process.folder.metrics]
+    prompts = [row["rollout/prompts_planned"] for row in process.folder.metrics]
     assert prompts[:-1] == [4] * (len(prompts) - 1)
     assert prompts[-1] < 4
     rows = process.folder.read_rollouts(f"step_{len(prompts):06d}") or []
