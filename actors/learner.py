@@ -198,7 +198,7 @@ class LearnerActor:
         except OutOfMemory as error:
             if kept is not None:
                 learner.put_back(kept)
-            elif learner.state is not begun or not learner.is_whole:
+            elif learner.state is not begun or not learner.state.is_whole:
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
 from pipeline.decode.compiled import Compiled
+from pipeline.decode.drawn import Drawn
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Held, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
@@ -45,25 +46,6 @@ _FEW = 0.5
 
 class Aborted(Exception):  # noqa: N818  # not an error: somebody asked for it
     """Generation was told to stop; what was in flight is lost."""
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """What `Completion` says of the drawing itself."""
-
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    kept_logprobs: np.ndarray | None
-    stop_reason: StopReason
-
-    @staticmethod
-    def before(request: RolloutRequest, *, truncated: bool) -> _Drawn:
-        """What there is of a rollout that was not let into any slot."""
-        begun, nothing = request.begun, np.zeros(0, np.float32)
-        if begun is None:
-            tokens = np.zeros(0, np.int32)
-            return _Drawn(tokens, nothing, nothing if truncated else None, "cut")
-        return _Drawn(begun.tokens, begun.logprobs, begun.kept_logprobs, "cut")
 
 
 class Engine:
@@ -96,7 +78,6 @@ class Engine:
     ) -> None:
         self._policy = policy
         self._base = base
-        self._config = config
         self._vocabulary = vocabulary
         self._stop_strings: StopStrings | None = None
         if config.rollout.stop_strings:
@@ -104,6 +85,7 @@ class Engine:
             self._stop_strings = StopStrings(config.rollout.stop_strings, text_of)
         self._place = by_row(policy.mesh)
         self._shards = batch_shards(policy.mesh)
+        self._config: Config
         self._programs: Compiled
         self.resize(config, log=log)
         self._abort = threading.Event()
@@ -197,14 +179,14 @@ class Engine:
         heat: Heat,
         *,
         enough: int | None,
-    ) -> list[_Drawn]:
+    ) -> list[Drawn]:
         """What was drawn for each request."""
         programs, steps = self._programs, self._config.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
         self.work, held = Work(), self._held(requests)
-        found: dict[int, _Drawn] = {}
+        found: dict[int, Drawn] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
@@ -229,7 +211,7 @@ class Engine:
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         truncated = self._config.rollout.truncates
         return [
-            found[place] if place in found else _Drawn.before(request, truncated=truncated)
+            found[place] if place in found else Drawn.before(request, truncated=truncated)
             for place, request in enumerate(requests)
         ]
 
@@ -239,7 +221,7 @@ class Engine:
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
         held: Held,
-    ) -> dict[int, _Drawn]:
+    ) -> dict[int, Drawn]:
         """What the slots that have ended have drawn, by place of the request.
 
         What a rollout drew behind a stop string, in the same segment, is thrown away. The device is
@@ -260,7 +242,7 @@ class Engine:
         requests: Sequence[RolloutRequest],
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
-    ) -> dict[int, _Drawn]:
+    ) -> dict[int, Drawn]:
         """What everybody who is in a slot has drawn so far; all slots are free then."""
         left = slots.release(np.ones(slots.holders.size, bool))
         return {place: drawn for _, place, drawn in self._taken(requests, state, left, {})}
@@ -271,7 +253,7 @@ class Engine:
         state: DecodeState,
         left: Sequence[tuple[int, int]],
         shorter: Mapping[int, int],
-    ) -> Iterator[tuple[int, int, _Drawn]]:
+    ) -> Iterator[tuple[int, int, Drawn]]:
         """Slots, who was in them, and what these have drawn, as if they were cut.
 
         Args:
@@ -287,11 +269,11 @@ class Engine:
         for slot, place in left:
             begun, count = requests[place].begun, shorter.get(slot, int(counts[slot]))
             self.work.tokens += count - requests[place].num_begun
-            drawn = _Drawn(tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "cut")
+            drawn = Drawn(tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "cut")
             if kept is not None:
                 drawn = replace(drawn, kept_logprobs=kept[slot, :count].copy())
             if begun is not None:
-                _put_before(drawn, begun)
+                drawn.put_before(begun)
             yield slot, place, drawn
 
     def _stop_strings_in(
@@ -392,11 +374,3 @@ class Engine:
             new.last[at], new.length[at] = read[-1], len(read) - 1
             new.begun[at], new.limit[at] = request.num_begun, self._limit(request)
         return new
-
-
-def _put_before(drawn: _Drawn, begun: Completion) -> None:
-    """Puts what was drawn before it was cut into its places, where a slot holds nothing."""
-    size = len(begun.tokens)
-    drawn.tokens[:size], drawn.logprobs[:size] = begun.tokens, begun.logprobs
-    if drawn.kept_logprobs is not None:
-        drawn.kept_logprobs[:size] = begun.kept_logprobs

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipeline.learner.learner import LearnerState
+from pipeline.learner.state import LearnerState
 from pipeline.model import lora
 
 Meta = dict[str, Any]

@@ -8,13 +8,12 @@ current ones, so the ratio is 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from configs.schema import Config
 from pipeline.batching import TokenBatch, batches_to_learn
@@ -29,6 +28,7 @@ from pipeline.learner.programs import (
     LearnerPrograms,
 )
 from pipeline.learner.scorer import score_completions
+from pipeline.learner.state import LearnerState
 from pipeline.learner.timing import micro_batch_s
 from pipeline.model import lora
 from pipeline.model.footprint import array_bytes
@@ -37,29 +37,6 @@ from pipeline.model.sharding import by_row, replicated
 from pipeline.model.vocabulary import Vocabulary
 from pipeline.plan.building import BuildLog
 from pipeline.plan.speed import LearnerSpeed
-
-
-@dataclass(frozen=True)
-class LearnerState:
-    """All that training changes.
-
-    Attributes:
-        adapter: float32 parameters.
-        optimizer: optax state.
-        version: steps learned from; the policy version.
-        updates: optimizer updates made in this phase.
-        reference: the adapter that the KL term pulls towards, which is the one at the beginning of
-            the GRPO phase; None where that is the base itself or there is no KL term.
-        previous: the adapter of the version before, under which rollouts were drawn ahead; where
-            GRPO begins it is the current one. None: nothing is drawn ahead.
-    """
-
-    adapter: Params
-    optimizer: optax.OptState
-    version: int
-    updates: int
-    reference: Params | None = None
-    previous: Params | None = None
 
 
 class Learner:
@@ -86,12 +63,12 @@ class Learner:
         self.policy = policy
         self.base = base
         self._vocabulary = vocabulary
-        self._config = config
-        self._programs = LearnerPrograms(policy, config, vocabulary)
         self._rates = {"sft": imitation_rate(config), "grpo": grpo_rate(config)}
         for rate in self._rates.values():
             rate(0)  # compiles the operations that it consists of
         self._teacher = _open_teacher(config.learner.teacher, policy)
+        self._config: Config
+        self._programs: LearnerPrograms
         self._compiled: CompiledPrograms
         self.resize(config, log=log)
         self._zeros = policy.no_adapter()
@@ -120,16 +97,11 @@ class Learner:
 
     def host_state(self) -> LearnerState:
         """A copy of the state in host memory."""
-        return _with_arrays(self.state, jax.tree.map(np.array, _arrays(self.state)))
+        return self.state.on_host()
 
     def put_back(self, state: LearnerState) -> None:
         """Goes on from what `host_state` returned, bit for bit."""
-        self.state = _with_arrays(state, jax.device_put(_arrays(state), self._whole))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the state is gone, as it is when a program takes it and then fails."""
-        return not any(leaf.is_deleted() for leaf in jax.tree.leaves(_arrays(self.state)))
+        self.state = state.on_device(self._whole)
 
     def _fresh(self) -> LearnerState:
         start = self._config.lora.start
@@ -366,17 +338,6 @@ class Learner:
         told = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
         sums |= {"grad_norm": float(norm), "lr": told}
         return sums, logprobs
-
-
-def _arrays(state: LearnerState) -> tuple[Params, optax.OptState, Params | None]:
-    return state.adapter, state.optimizer, state.reference
-
-
-def _with_arrays(
-    state: LearnerState, arrays: tuple[Params, optax.OptState, Params | None]
-) -> LearnerState:
-    adapter, optimizer, reference = arrays
-    return replace(state, adapter=adapter, optimizer=optimizer, reference=reference)
 
 
 def _open_teacher(path: str | None, policy: Policy) -> Params | None:

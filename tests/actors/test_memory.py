@@ -17,7 +17,7 @@ from actors.colocated import ColocatedActor
 from actors.memory import guarded
 from actors.opening import OpenedModel
 from pipeline.datatypes import Completion
-from pipeline.learner.learner import LearnerState
+from pipeline.learner.state import LearnerState
 from pipeline.model.building import Builder
 from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
 from pipeline.plan.out_of_memory import OutOfMemory
@@ -230,7 +230,7 @@ def test_invariant_11_learning_goes_on_with_smaller_micro_batches_and_the_same_s
     assert failing.calls == 1
     assert told.value.phase == "update"
     equal(host(learner.state), began)
-    assert (learner.state.version, learner.is_whole) == (0, True)
+    assert (learner.state.version, learner.state.is_whole) == (0, True)
     assert resident_bytes() == before
     fewer = smaller(actor.config, Sizes.of(actor.config), "update")
     assert fewer == FEWER_ROWS

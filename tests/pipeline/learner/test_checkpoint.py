@@ -15,8 +15,8 @@ from pipeline.coordinator import Progress
 from pipeline.datatypes import Stretch
 from pipeline.dynamic import Estimates, Line
 from pipeline.learner.checkpoint import Checkpoints
-from pipeline.learner.learner import LearnerState
 from pipeline.learner.optimizer import grpo_rate, make_optimizer
+from pipeline.learner.state import LearnerState
 from pipeline.model import lora
 from pipeline.waiting import Waiting
 from tests import tiny

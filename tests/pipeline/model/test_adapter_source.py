@@ -11,7 +11,7 @@ import pytest
 
 from configs.load import config_to_json
 from pipeline.learner.checkpoint import Checkpoints
-from pipeline.learner.learner import LearnerState
+from pipeline.learner.state import LearnerState
 from pipeline.model import lora
 from pipeline.model.adapter_file import write_adapter_file
 from pipeline.model.adapter_source import load_adapter, needs_separate
