@@ -18,6 +18,7 @@ from configs.cli import parse
 from configs.load import AS_LEARNED, load_config
 from configs.paths import home
 from configs.schema import Config
+from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from pipeline.evaluate.conversation import Conversation
     from pipeline.text.prompts import PromptMaker
 
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and see
 the answers side by side. Questions come from --question, else from the terminal or standard input,

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
+from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
 
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Show what the model will see: tokens of the first prompts, lengths, what is left out and why,
 repetitions, overlaps between splits. CONFIG.toml may also be a run folder.

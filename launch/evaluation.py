@@ -19,6 +19,7 @@ from configs.paths import home
 from configs.resume import diff_configs
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
 from pipeline.data.dataset import load_tests
@@ -33,8 +34,6 @@ from pipeline.run_dir import RunFolder, write_atomically
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 
-EXIT_MISTAKE = 2
-EXIT_FAILED = 1
 _TOLD = 10
 """Progress is told so many times where there is no terminal."""
 

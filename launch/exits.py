@@ -1,4 +1,4 @@
-"""Exit statuses of commands that first prepare and then run."""
+"""Exit statuses, and commands that first prepare and then run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 

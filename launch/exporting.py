@@ -13,14 +13,12 @@ from pathlib import Path
 from actors.handles import RayExporter
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
 from pipeline.datatypes import Completion
 from pipeline.model_files.export_request import FORMATS, Format, find_checkpoint, find_examples
 from pipeline.run_dir import RunFolder
-
-EXIT_FAILED = 1
-EXIT_MISTAKE = 2
 
 
 @dataclass(frozen=True)

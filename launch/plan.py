@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
+from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
 
 if TYPE_CHECKING:
     from pipeline.plan.report import Plan
 
-EXIT_SHORT = 1
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
 budget buys, and what it costs. With plan.fixed = true the sizes are those of the file, and others
@@ -90,7 +88,7 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     if flags.json is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
         Path(flags.json).write_text(text, encoding="utf-8")
-    return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_SHORT
+    return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
 def _plan(config: Config, flags: argparse.Namespace) -> Plan:

@@ -15,6 +15,7 @@ from pathlib import Path
 from actors.handles import Crew
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
+from launch.exits import EXIT_FAILED
 from launch.preparation import Prepared, prepare
 from launch.stop import Stop, Stopped, unless
 from pipeline.balanced import Balanced
@@ -33,7 +34,6 @@ from pipeline.rehearsal.scratch import rehearsed, scratch
 from pipeline.rehearsal.table import lines, report
 from pipeline.text.tokenizer import JSON, SENTENCEPIECE
 
-EXIT_FAILED = 1
 _ADAPTER_COPIES = 4
 """Of a checkpoint, moments included, and of the best version."""
 _FLOAT = 4
@@ -124,6 +124,7 @@ async def _rehearse(
         learner=crew.learner,
         say=say,
         sizes=beginning.sizes,
+        one_process=crew.one_process,
     )
     calibration = partial(
         calibrate,
@@ -143,7 +144,6 @@ async def _rehearse(
             balanced=balanced,
             scorer=crew.scorer,
             processes=[crew.learner, *crew.samplers],
-            one_process=crew.one_process,
             calibrate=calibration,
             restore=crew.learner.restore,
             export=prepared.folder.export,

@@ -10,6 +10,7 @@ from functools import partial
 
 from actors.handles import Crew
 from launch.cluster import cluster, wait_for_devices
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE
 from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
@@ -26,7 +27,6 @@ from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
 from pipeline.tracking import Tracker
 
-EXIT_FAILED, EXIT_MISTAKE = 1, 2
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
 _EXIT_S = 4.0
@@ -54,6 +54,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             learner=crew.learner,
             say=partial(print, flush=True),
             sizes=beginning.sizes,
+            one_process=crew.one_process,
         )
         try:
             load_s = await unless(stop, _start(crew, balanced, beginning, prepared))
@@ -71,9 +72,7 @@ async def _start(crew: Crew, balanced: Balanced, beginning: Beginning, prepared:
     plan = prepared.config.plan
     await wait_for_devices(crew.actors, plan)
     print("devices are here; loading weights and compiling", flush=True)
-    load_s, _ = await asyncio.gather(
-        balanced.start(one_process=crew.one_process), crew.scorer.start()
-    )
+    load_s, _ = await asyncio.gather(balanced.start(), crew.scorer.start())
     balance = balanced.balance
     found = await calibrate(
         balance,

@@ -22,9 +22,8 @@ from configs.cli import parse
 from configs.load import config_to_json, load_config
 from configs.paths import home
 from configs.schema import Config
+from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
 
-EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run; a finished run says so.
 With --rehearse every phase is done once, as full as it can be, and compared with the plan; a run of

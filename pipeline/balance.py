@@ -139,13 +139,10 @@ class Balance:
         self._kept.clear()
         self._write_plan()
 
-    async def start(self, workers: Sequence[Worker], *, one_process: bool) -> list[Ready]:
-        """Prepares all, side by side unless they are one process; a journal entry says what for."""
-        started, ready = time.monotonic(), list[Ready]()
-        if one_process:
-            ready = [await self._fit(worker) for worker in workers]
-        else:
-            ready = list(await asyncio.gather(*(self._fit(worker) for worker in workers)))
+    async def start(self, workers: Sequence[Worker]) -> list[Ready]:
+        """Prepares all, side by side; a journal entry says what for."""
+        started = time.monotonic()
+        ready = list(await asyncio.gather(*(self._fit(worker) for worker in workers)))
         named = [
             Built(f"{worker.name}: {built.name}", built.seconds, built.cached)
             for worker, one in zip(workers, ready, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,7 @@ class BalancedSampler:
 
     inner: ResizableSampler
     balance: Balance
-    number: int
-    worker: Worker = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Is not prepared yet."""
-        self.worker = Worker(f"sampler {self.number}", self.inner)
+    worker: Worker
 
     async def load(self, published: Published) -> str:
         """See `pipeline.interfaces.Sampler`."""
@@ -69,11 +64,7 @@ class BalancedLearner:
 
     inner: ResizableLearner
     balance: Balance
-    worker: Worker = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Is not prepared yet."""
-        self.worker = Worker("learner", self.inner)
+    worker: Worker
 
     async def publish(self, which: Which = "current") -> Published:
         """See `pipeline.interfaces.Learner`."""
@@ -139,23 +130,40 @@ class Balanced:
         learner: ResizableLearner,
         say: Callable[[str], None],
         sizes: Sizes | None = None,
+        one_process: bool = False,
     ) -> Balanced:
-        """None is prepared yet; what is to be known before the run's records begin is said."""
-        balance = Balance.of(config, folder, say=say, sizes=sizes)
-        drawing = [
-            BalancedSampler(sampler, balance, number) for number, sampler in enumerate(samplers)
-        ]
-        return Balanced(balance, drawing, BalancedLearner(learner, balance))
-
-    async def start(self, *, one_process: bool) -> float:
-        """Prepares all; returns the seconds that loading the learner's base took.
+        """None is prepared yet; what is to be known before the run's records begin is said.
 
         Args:
-            one_process: sampler and learner are the same one, which prepares itself once.
+            config: what is wanted.
+            folder: the run's.
+            samplers: at least one.
+            learner: the one there is.
+            say: says a line.
+            sizes: to begin with; None: those of the newest checkpoint, given or planned.
+            one_process: the sampler and the learner are the same one, which prepares itself once.
+        """
+        balance = Balance.of(config, folder, say=say, sizes=sizes)
+        learning = Worker("sampler and learner" if one_process else "learner", learner)
+        drawing = [
+            BalancedSampler(
+                sampler, balance, learning if one_process else Worker(f"sampler {number}", sampler)
+            )
+            for number, sampler in enumerate(samplers)
+        ]
+        return Balanced(balance, drawing, BalancedLearner(learner, balance, learning))
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Each process once, the learner's first."""
+        workers = [self.learner.worker, *(sampler.worker for sampler in self.samplers)]
+        return list({id(worker): worker for worker in workers}.values())
+
+    async def start(self) -> float:
+        """Prepares all; returns the seconds that loading the learner's base took.
 
         Raises:
             OutOfMemory: if there are no sizes with which they can begin.
         """
-        workers = [self.learner.worker, *(sampler.worker for sampler in self.samplers)]
-        first, *_ = await self.balance.start(workers, one_process=one_process)
+        first, *_ = await self.balance.start(self.workers)
         return first.load_s

@@ -151,9 +151,9 @@ async def calibrate(
 ) -> Calibrated | None:
     """Measures, and puts the best sizes in force; who has other ones is prepared before it works.
 
-    The largest sizes, which are compiled already, are measured in any case; a smaller one only
-    while what is left of the share is enough for what the last one took. One that runs out of
-    memory is noted and the next smaller one tried.
+    The largest sizes that have room are measured in any case; a smaller one only while what is left
+    of the share is enough for what the last one took. One that runs out of memory is noted and the
+    next smaller one tried.
 
     Returns:
         What was found; None: nothing is measured in this run, or nothing had room.
@@ -284,7 +284,7 @@ class _Bench:
         return await self._down(rungs, speeds, until=until)
 
     async def _down(self, rungs: _Rungs, speeds: Speeds, *, until: float) -> Speeds:
-        """Measures while there is time and smaller sizes may still be better."""
+        """Measures one that has room, and more while there is time and smaller may be better."""
         last_s = 0.0
         for size in rungs.sizes:
             known, full = rungs.known(speeds), rungs.full(speeds)
@@ -292,7 +292,8 @@ class _Bench:
                 continue
             began = self.now()
             has_room = [one for one in rungs.sizes if one not in full]
-            if began + _SLACK * last_s > until or not still_improves(known, has_room):
+            is_late = began + _SLACK * last_s > until
+            if known and (is_late or not still_improves(known, has_room)):
                 break
             try:
                 speeds = await rungs.one(size, speeds)

@@ -157,7 +157,7 @@ def _calibrated(process: Process) -> tuple[Sizes, dict[str, Any]]:
     worker = Worker("process", process)
 
     async def start() -> None:
-        await balance.start([worker], one_process=True)
+        await balance.start([worker])
         await calibrate(balance, beginning, sampler=(worker, process), learner=(worker, process))
 
     began = time.monotonic()

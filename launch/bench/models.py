@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.plan.shapes import PUBLISHED
+
 if TYPE_CHECKING:
     from configs.schema import Config
 
+VOCAB = 262_144
+"""Entries of the vocabulary of all of them but the small policy; without those of pictures."""
+
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
-    "vocab_size": 262_144,
-    "head_dim": 256,
+    "vocab_size": VOCAB,
     "query_pre_attn_scalar": 256,
     "sliding_window_pattern": 6,
     "rope_theta": 1_000_000.0,
@@ -21,25 +25,10 @@ _GEMMA3: dict[str, Any] = {
 }
 
 MODELS: dict[str, dict[str, Any]] = {
-    "gemma3_1b": _GEMMA3
-    | {
-        "num_hidden_layers": 26,
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-    },
+    "gemma3_1b": _GEMMA3 | PUBLISHED["gemma-3-1b"],
     "gemma3_4b": _GEMMA3
-    | {
-        "num_hidden_layers": 34,
-        "hidden_size": 2560,
-        "intermediate_size": 10_240,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "sliding_window": 1024,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    },
+    | PUBLISHED["gemma-3-4b"]
+    | {"vocab_size": VOCAB, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     # A small body under the real vocabulary: what the vocabulary costs, on two CPU cores.
     "small_body": _GEMMA3
     | {
@@ -67,10 +56,6 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """By name."""
-
-VOCAB = 262_144
-"""Entries of the vocabulary of Gemma 3, and of all of them but the small policy."""
-
 
 PROMPT = 256
 """Tokens of a prompt; the completion takes the rest of the length."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from configs.base import parse_duration_s
 from launch.demo.table import CONFIG
+from launch.exits import EXIT_MISTAKE
 from pipeline.budget import show_duration
 from pipeline.evaluate.significance import measure_accuracy
 from pipeline.run_dir import RunFolder
@@ -30,7 +31,6 @@ from pipeline.run_dir import RunFolder
 SEEDS = (0, 1, 2)
 FACTORS = (1, 2, 4)
 _TOO_LITTLE_S = 40
-_EXIT_MISTAKE = 2
 _SETTINGS = (
     *("--budget.steps", "none"),
     *("--learner.schedule", "cosine"),
@@ -94,7 +94,7 @@ def find_minimum_s(*, folder: Path, stamp: str) -> int:
         if status == 0:
             return budget_s
         refused = list(RunFolder(folder / name).events("refused"))
-        if status != _EXIT_MISTAKE or not refused:
+        if status != EXIT_MISTAKE or not refused:
             raise RuntimeError(f"{name}: exit status {status}")
         budget_s = ceil(refused[-1]["minimum_s"])
 

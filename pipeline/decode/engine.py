@@ -25,11 +25,11 @@ from configs.schema import Config
 from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
 from pipeline.decode.compiled import Compiled
-from pipeline.decode.drawn import Drawn
 from pipeline.decode.programs import DecodePrograms
 from pipeline.decode.schedule import Given, Group, Held, Slots
 from pipeline.decode.state import DecodeState, Heat, Newcomers
 from pipeline.decode.stopping import StopStrings, TextOf
+from pipeline.decode.taken import Taken
 from pipeline.decode.timing import sampler_speed
 from pipeline.model.footprint import array_bytes
 from pipeline.model.policy import Params, Policy
@@ -179,14 +179,14 @@ class Engine:
         heat: Heat,
         *,
         enough: int | None,
-    ) -> list[Drawn]:
+    ) -> list[Taken]:
         """What was drawn for each request."""
         programs, steps = self._programs, self._config.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
         self.work, held = Work(), self._held(requests)
-        found: dict[int, Drawn] = {}
+        found: dict[int, Taken] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
@@ -211,7 +211,7 @@ class Engine:
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         truncated = self._config.rollout.truncates
         return [
-            found[place] if place in found else Drawn.before(request, truncated=truncated)
+            found[place] if place in found else Taken.before(request, truncated=truncated)
             for place, request in enumerate(requests)
         ]
 
@@ -221,7 +221,7 @@ class Engine:
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
         held: Held,
-    ) -> dict[int, Drawn]:
+    ) -> dict[int, Taken]:
         """What the slots that have ended have drawn, by place of the request.
 
         What a rollout drew behind a stop string, in the same segment, is thrown away. The device is
@@ -242,7 +242,7 @@ class Engine:
         requests: Sequence[RolloutRequest],
         state: DecodeState,
         slots: Slots[tuple[int, Caches]],
-    ) -> dict[int, Drawn]:
+    ) -> dict[int, Taken]:
         """What everybody who is in a slot has drawn so far; all slots are free then."""
         left = slots.release(np.ones(slots.holders.size, bool))
         return {place: drawn for _, place, drawn in self._taken(requests, state, left, {})}
@@ -253,7 +253,7 @@ class Engine:
         state: DecodeState,
         left: Sequence[tuple[int, int]],
         shorter: Mapping[int, int],
-    ) -> Iterator[tuple[int, int, Drawn]]:
+    ) -> Iterator[tuple[int, int, Taken]]:
         """Slots, who was in them, and what these have drawn, as if they were cut.
 
         Args:
@@ -269,7 +269,7 @@ class Engine:
         for slot, place in left:
             begun, count = requests[place].begun, shorter.get(slot, int(counts[slot]))
             self.work.tokens += count - requests[place].num_begun
-            drawn = Drawn(tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "cut")
+            drawn = Taken(tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "cut")
             if kept is not None:
                 drawn = replace(drawn, kept_logprobs=kept[slot, :count].copy())
             if begun is not None:

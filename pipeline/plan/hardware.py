@@ -188,12 +188,21 @@ def refuse_plan_only(config: Config) -> None:
 def _named(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
-    close = difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)[0]
+    close = _closest(name)
     kinds = "cpu, v5e-1 to v5e-256, v5p-8 to v5p-128, v6e-1 to v6e-256, gpu-24 to gpu-141x8"
     raise ValueError(
         f"command line: --topology {name}: there is none of this name; there are {kinds}; nearest "
         f"valid: {close}"
     )
+
+
+def _closest(name: str) -> str:
+    """The topology of the same kind whose number is closest, else the one spelt most alike."""
+    family, _, number = name.partition("-")
+    alike = [known for known in TOPOLOGIES if re.fullmatch(rf"{re.escape(family)}-\d+", known)]
+    if alike and number.isdecimal():
+        return min(alike, key=lambda known: abs(int(known.partition("-")[2]) - int(number)))
+    return difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)[0]
 
 
 def _nearest(platform: str, count: int) -> str:

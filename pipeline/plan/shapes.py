@@ -27,7 +27,7 @@ _TARGETS = {
     "all": r"layers/\d+/(attn|mlp)/\w+",
 }
 _GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
-_PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-3-270m": _GEMMA3
     | {
         "num_hidden_layers": 18,
@@ -59,6 +59,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     # All of it is what transformers fills in.
     "gemma-2-2b": {"model_type": "gemma2"},
 }
+"""What memory depends on in the `config.json` that Google has published, by name."""
 _HANDLE = re.compile(
     r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
     r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
@@ -322,12 +323,12 @@ def shape_of(config: Config) -> ModelShape:
         return ModelShape.of(read_text_config(cached))
     known = _HANDLE.fullmatch(path)
     if known is None:
-        names = ", ".join(f"hf://google/{name}-it" for name in _PUBLISHED)
+        names = ", ".join(f"hf://google/{name}-it" for name in PUBLISHED)
         raise ValueError(
             f"model.path: {path}: its sizes are not known before it is downloaded; download it, or "
             f"name a folder with its config.json; known by name are {names}"
         )
-    return ModelShape.of(_PUBLISHED[f"gemma-{known['kind'].lower()}"])
+    return ModelShape.of(PUBLISHED[f"gemma-{known['kind'].lower()}"])
 
 
 def _cached(handle: str) -> Path | None:

@@ -24,6 +24,7 @@ from pipeline.calibration import Calibrated
 from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Completion, Prompt, Published, Restored, RolloutRequest, Which
 from pipeline.evaluate import evaluation
+from pipeline.exports import COMPARED
 from pipeline.interfaces import Scorer
 from pipeline.plan.building import Built
 from pipeline.plan.out_of_memory import OutOfMemory
@@ -36,10 +37,6 @@ from pipeline.team import Team, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Outcome, Tags
-
-COMPARED = 32
-"""Completions whose log-probs the export has to reproduce."""
-
 
 _Phase = tuple[str, Callable[[], Awaitable[Did]]]
 
@@ -55,7 +52,6 @@ class Stage:
         balanced: samplers and learner.
         scorer: runs the reward functions.
         processes: that hold devices.
-        one_process: sampler and learner are the same one.
         calibrate: measures sizes and puts the best in force, where they are not fixed.
         restore: lets the learner go on from its newest checkpoint.
         export: the folder to export into.
@@ -68,7 +64,6 @@ class Stage:
     balanced: Balanced
     scorer: Scorer
     processes: Sequence[Process]
-    one_process: bool
     calibrate: Callable[[], Awaitable[Calibrated | None]]
     restore: Callable[[], Awaitable[Restored]]
     export: Path
@@ -115,7 +110,7 @@ class Rehearsal:
             OutOfMemory: if there are no sizes with which they can begin.
         """
         stage = self.stage
-        load_s = await stage.balanced.start(one_process=stage.one_process)
+        load_s = await stage.balanced.start()
         built = await self._built()
         cached = sum(one.cached for one in built)
         await self._account.write(
@@ -330,10 +325,7 @@ class Rehearsal:
         return f"{counted} rows of {self._config.row_tokens}"
 
     async def _built(self) -> list[Built]:
-        balanced = self.stage.balanced
-        workers = [balanced.learner.worker]
-        if not self.stage.one_process:
-            workers += [sampler.worker for sampler in balanced.samplers]
+        workers = self.stage.balanced.workers
         return [built for one in workers for built in (await one.process.building()).done]
 
 

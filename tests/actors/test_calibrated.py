@@ -82,13 +82,13 @@ def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp
     process, beginning = InProcess(actor), begin(actor.config)
     config, folder = actor.config, RunFolder(tmp_path / "run")
     balance = Balance.of(config, folder, say=print, sizes=beginning.sizes)
-    drawing, learning = Worker("sampler", process), Worker("learner", process)
+    worker = Worker("sampler and learner", process)
 
     async def start() -> Any:
-        await balance.start([learning, drawing], one_process=True)
+        await balance.start([worker])
         before = jax.device_get(actor.learner.state.adapter)
         found = await calibrate(
-            balance, beginning, sampler=(drawing, process), learner=(learning, process)
+            balance, beginning, sampler=(worker, process), learner=(worker, process)
         )
         return before, found
 
@@ -115,17 +115,17 @@ def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor, tmp_pat
     balance = Balance.of(
         actor.config, RunFolder(tmp_path / "run"), say=print, sizes=beginning.sizes
     )
-    drawing, learning = Worker("sampler", process), Worker("learner", process)
+    worker = Worker("sampler and learner", process)
 
     async def start() -> Any:
-        await balance.start([learning, drawing], one_process=True)
+        await balance.start([worker])
         # Not quite enough for a micro-batch of two rows, which takes more than drawing does.
         needs = max(actor.learner.needs["update"].values())
         limit = (resident_bytes() + needs - 1) / GIB
         plan = actor.config.plan.model_copy(update={"hbm_gib": limit})
         actor.config = actor.config.model_copy(update={"plan": plan})
         return await calibrate(
-            balance, beginning, sampler=(drawing, process), learner=(learning, process)
+            balance, beginning, sampler=(worker, process), learner=(worker, process)
         )
 
     found = asyncio.run(start())

@@ -16,6 +16,7 @@ from pipeline.plan import verify
 from pipeline.plan.compiler import NoCompiler
 
 PROJECT = Path(__file__).parents[2]
+PAST = "2024-01-01T00:00:00+00:00"
 ONE_B = str(PROJECT / "configs/gemma3_1b_gsm8k_v5e8.toml")
 
 
@@ -69,6 +70,8 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--plan.rollout_rows", "none"], "is needed with plan.fixed = true"),
         (["--model.path", "hf://a/b"], "model.path: hf://a/b: its sizes are not known"),
         (["--model.path", "/nowhere"], "/nowhere"),
+        (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
+        (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} is over"),
     ],
 )
 def test_mistakes_are_told(
@@ -85,6 +88,11 @@ def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> No
     out, _ = shown(capsys, four, *many, status=1)
     assert "DOES NOT FIT: as configured" in out
     assert "the fastest, in [plan]: " in out  # and what would
+
+
+def test_a_budget_that_is_too_small_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = shown(capsys, ONE_B, "--budget.time", "3m", status=1)
+    assert "TOO SMALL" in out
 
 
 def test_without_a_compiler_everything_is_estimated(

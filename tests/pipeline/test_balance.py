@@ -273,7 +273,7 @@ def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_
     balance = Balance.of(made, folder, say=said.append)
     process = Compiling(most=4)
     worker = Worker("sampler 0", process)
-    (ready,) = asyncio.run(balance.start([worker], one_process=False))
+    (ready,) = asyncio.run(balance.start([worker]))
     assert (process.asked, ready.load_s) == ([8, 6, 4], 2.0)
     assert (worker.sizes, balance.sizes) == (Sizes(4, 4 * ROW), Sizes(4, 4 * ROW))
     assert not folder.path.exists()
@@ -308,7 +308,7 @@ def test_fixed_sizes_that_do_not_fit_at_the_start_are_said_at_once(tmp_path: Pat
     balance = Balance.of(made, RunFolder.of(made), say=print)
     process = Compiling(most=4)
     with pytest.raises(NothingSmaller, match="segment 8 does not fit"):
-        asyncio.run(balance.start([Worker("sampler 0", process)], one_process=True))
+        asyncio.run(balance.start([Worker("sampler 0", process)]))
     assert process.asked == [8]
 
 
@@ -318,7 +318,7 @@ def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path
     one, other = (Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1))
 
     async def scenario() -> list[int]:
-        await balance.start([one, other], one_process=False)
+        await balance.start([one, other])
         full_once = [OutOfMemory("generate", "full")]
 
         async def work() -> int:
@@ -350,7 +350,7 @@ def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
                 raise OutOfMemory("generate", "full")
             return balance.sizes.rollout_rows
 
-        await balance.start(workers, one_process=False)
+        await balance.start(workers)
         return await asyncio.gather(
             *(balance.hold(worker, partial(work, n)) for n, worker in enumerate(workers))
         )

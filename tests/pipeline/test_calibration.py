@@ -117,7 +117,7 @@ class Start:
         worker = Worker("both", self.device)
 
         async def scenario() -> Calibrated | None:
-            await self.balance.start([worker], one_process=True)
+            await self.balance.start([worker])
             return await calibrate(
                 self.balance,
                 self.beginning,
@@ -209,6 +209,17 @@ def test_running_out_of_memory_on_the_ladder_is_survived_and_recorded(tmp_path: 
     assert 8 in entry["speeds"]["full_rows"]
     assert "64" not in entry["sampling_s"]
     assert any("no room" in line for line in run.said)
+
+
+def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_used_up(
+    tmp_path: Path,
+):
+    def device(config: Config) -> Device:
+        return Device(config, most=Sizes(16, 4 * ROW), prepare_s=10.0)
+
+    run = start(tmp_path, device, plan__calibration_share=0.001)
+    assert chosen(run) == Sizes(16, 4 * ROW)
+    assert run.device.measured == ["16 slots", "4 rows"]
 
 
 def test_nothing_that_has_no_room_is_measured_by_who_has_said_so_at_the_start(tmp_path: Path):

@@ -51,6 +51,23 @@ def process(config: Config, disk: Disk, script: Script | None = None) -> Process
     return Process(config, disk=disk, script=script, data=make_data(train=TRAIN))
 
 
+def give_signal(run: Process, signal: set[int]) -> None:
+    """Groups of these prompts have signal, all others none."""
+    (sampler,) = run.samplers
+    usual = sampler.draw
+
+    def draw(request: RolloutRequest, temperature: float) -> Completion:
+        name = request.name
+        if name.phase != "train":
+            return usual(request, temperature)
+        right = f"<reasoning>1</reasoning><answer>{2 * name.prompt_id}</answer>"
+        text = right if name.prompt_id in signal and name.sample else WRONG
+        version, sha256 = sampler.version, sampler.adapter
+        return completion(request, text, version=version, adapter_sha256=sha256)
+
+    sampler.draw = draw  # type: ignore[method-assign]
+
+
 class Watched:
     """A run, what it asked its samplers for, and what its learner has learned from.
 
@@ -77,7 +94,7 @@ class Watched:
         self._generate = self._sampler.generate
         self._sampler.generate = self._watch_generate  # type: ignore[method-assign]
         if signal is not None:
-            self._sampler.draw = self._drawn_by(signal)  # type: ignore[assignment, method-assign]
+            give_signal(self.run, signal)
         assert self.run.run() == "finished"
 
     async def _watch_update(self, rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
@@ -92,20 +109,6 @@ class Watched:
             asked = list(dict.fromkeys(request.name.prompt_id for request in requests))
             self.rounds.setdefault(first.step, []).append(asked)
         return await self._generate(requests, **how)
-
-    def _drawn_by(self, signal: set[int]) -> Callable[[RolloutRequest, float], Completion]:
-        usual = self._sampler.draw
-
-        def draw(request: RolloutRequest, temperature: float) -> Completion:
-            name, sampler = request.name, self._sampler
-            if name.phase != "train":
-                return usual(request, temperature)
-            right = f"<reasoning>1</reasoning><answer>{2 * name.prompt_id}</answer>"
-            text = right if name.prompt_id in signal and name.sample else WRONG
-            version, sha256 = sampler.version, sampler.adapter
-            return completion(request, text, version=version, adapter_sha256=sha256)
-
-        return draw
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -383,3 +386,29 @@ def test_invariant_7_a_decision_that_was_journaled_is_made_again(
     else:
         assert rounds == [3]
         assert found[0]["prompts"] == 0
+
+
+@pytest.mark.parametrize("why", ["time is left", "deadline"])
+def test_invariant_7_a_decision_by_the_clock_is_made_again_whatever_the_clock_says_then(
+    tmp_path: Path, why: str
+):
+    """Capped, by time: what was granted is drawn again although time is short, and the reverse."""
+    config = config_of(
+        tmp_path, budget={"time": "83s", "steps": None}, checkpoint={"every_steps": 1}
+    )
+    step, disk = {"time is left": 2, "deadline": 3}[why], Disk()
+    script = slow(sampling=10.0, learning=5.0)
+    script.on[f"learner.update {step - 1}"] = kill
+    first = process(config, disk, script)
+    give_signal(first, set())
+    with pytest.raises(Killed):
+        first.run()
+    (made,) = [entry for entry in decisions(first) if entry["step"] == step]
+    assert made["why"] == why
+    # A longer budget has time for a further round, steps of 50 s have none in what is left of this.
+    more = {"time": "1000s", "steps": None} if why == "deadline" else {"time": "83s", "steps": None}
+    again = config_of(tmp_path, budget=more, checkpoint={"every_steps": 1})
+    slower = slow(sampling=10.0 if why == "deadline" else 20.0, learning=5.0)
+    watched = Watched(again, signal=set(), run=process(again, disk, slower))
+    assert [len(part) for part in watched.rounds[step - 1]] == [3, 4] if made["prompts"] else [3]
+    assert [entry for entry in decisions(watched.run) if entry["step"] == step] == [made]

@@ -68,6 +68,30 @@ def test_a_step_is_made_smaller_where_a_larger_one_does_not_fit():
     assert time_budget(left_s=170, prompts=(4, 3)).size() == 0
 
 
+@pytest.mark.parametrize(("left_s", "imitates", "draws"), [(205.1, 4, 4), (204.9, 0, 3)])
+def test_a_step_of_the_warm_start_is_whole_or_not_at_all(left_s: float, imitates: int, draws: int):
+    deadline = time_budget(left_s=left_s, prompts=(4, 1))
+    assert deadline.size() == draws
+    deadline.pace.observe(100.0, kind="sft")
+    assert deadline.size(kind="sft") == imitates
+    assert deadline.allows(7, kind="sft") is (imitates > 0)
+
+
+def test_earlier_processes_steps_are_known_by_their_kind():
+    rows = [
+        {"step": 1, "time/step_s": 10.0},
+        {"step": 2, "time/step_s": 10.0},
+        {"step": 3, "time/step_s": 40.0, "time/learn_s": 16.0, "rollout/prompts_planned": 4},
+    ]
+    found = Deadline(Clock(0.0, now=FakeClock()), steps=None, time_s=1000.0, prompts=(4, 1))
+    found.recall(rows[:2], sft_steps=2)
+    assert found.pace.expected_s(kind="sft") == pytest.approx(10.0)
+    assert found.updates.expected_s(share=1.0) == 0.0
+    found.recall(rows[2:], sft_steps=2)
+    assert found.pace.expected_s() == pytest.approx(40.0)
+    assert found.updates.expected_s(share=1.0) == pytest.approx(16.0)
+
+
 def test_steps_to_come_are_counted_with_what_is_done_between_them():
     deadline = time_budget(time_s=1e5, left_s=1e5, step_s=100.0)
     slack_s = (SAFETY - 1) * 100 + 1000

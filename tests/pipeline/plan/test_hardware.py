@@ -86,7 +86,10 @@ def test_virtual_devices_share_the_machine() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "message"),
     [
-        ([], "v5e-7", "there is none of this name; .* nearest valid: v5e-"),
+        ([], "v5e-7", "there is none of this name; .* nearest valid: v5e-8$"),
+        ([], "v5e-3", "nearest valid: v5e-4$"),
+        ([], "v5e-1000", "nearest valid: v5e-256$"),
+        ([], "gpu-100", "nearest valid: gpu-80$"),
         ([], "cpu", "plan.platform is 'tpu', not 'cpu'; nearest valid: v5e-8"),
         ([], "gpu-80", "not 'gpu'; nearest valid: v5e-8, or --plan.platform gpu"),
         ([("plan.platform", "gpu")], None, "nearest valid: --topology gpu-80x8"),

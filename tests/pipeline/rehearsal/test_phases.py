@@ -98,7 +98,6 @@ class Rehearsing:
             balanced=balanced,
             scorer=self.scorer,
             processes=processes,
-            one_process=False,
             calibrate=self.calibrate,
             restore=self.restore,
             export=RunFolder.of(config).export,

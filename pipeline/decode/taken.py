@@ -10,7 +10,7 @@ from pipeline.datatypes import Completion, RolloutRequest, StopReason
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Taken:
     """What `Completion` says of the drawing itself.
 
     Attributes:
@@ -26,13 +26,13 @@ class Drawn:
     stop_reason: StopReason
 
     @staticmethod
-    def before(request: RolloutRequest, *, truncated: bool) -> Drawn:
+    def before(request: RolloutRequest, *, truncated: bool) -> Taken:
         """What there is of a rollout that was not let into any slot."""
         begun, nothing = request.begun, np.zeros(0, np.float32)
         if begun is None:
             tokens = np.zeros(0, np.int32)
-            return Drawn(tokens, nothing, nothing if truncated else None, "cut")
-        return Drawn(begun.tokens, begun.logprobs, begun.kept_logprobs, "cut")
+            return Taken(tokens, nothing, nothing if truncated else None, "cut")
+        return Taken(begun.tokens, begun.logprobs, begun.kept_logprobs, "cut")
 
     def put_before(self, begun: Completion) -> None:
         """Writes what was drawn before it was cut into its places, where a slot holds nothing."""
