@@ -152,7 +152,9 @@ def _dequantizer(qtype: Any) -> Any:
 
 
 class Provider(qwix.LoraProvider):
-    """qwix's LoRA on matrices that are computed back by `dequantize` where they are multiplied.
+    """qwix's LoRA on positions of all rows together, and on matrices kept as codes.
+
+    These are computed back by `dequantize` where they are multiplied.
 
     Args:
         rules: what is adapted, and how it is kept.
@@ -165,6 +167,39 @@ class Provider(qwix.LoraProvider):
         integers = quantization == "int8_matmul"
         self._einsum_fn = integer_products.einsum if integers else _einsum
         self._dot_general_fn = integer_products.dot_general if integers else _dot_general
+
+    def dot_general(
+        self, lhs: jax.Array, rhs: Any, dimension_numbers: Any, *args: Any, **settings: Any
+    ) -> jax.Array:
+        """See qwix; positions of all rows stand in one axis."""
+        (summed, rhs_summed), batch = dimension_numbers
+        if lhs.ndim < 3 or min(summed) < 2 or batch != ((), ()):
+            return super().dot_general(lhs, rhs, dimension_numbers, *args, **settings)
+        numbers = (tuple(axis - 1 for axis in summed), rhs_summed), batch
+        product = super().dot_general(_flat(lhs), rhs, numbers, *args, **settings)
+        return product.reshape(*lhs.shape[:2], *product.shape[1:])
+
+    def einsum(self, einsum_str: str, *operands: Any, **settings: Any) -> jax.Array:
+        """See qwix; positions of all rows stand in one axis."""
+        terms, out = einsum_str.split("->")
+        first, *others = terms.split(",")
+        positions = first[:2]
+        if positions not in out or set(positions) & set("".join(others)):
+            return super().einsum(einsum_str, *operands, **settings)
+        at = out.index(positions)
+        equation = f"{','.join([first[1:], *others])}->{out.replace(positions, positions[1])}"
+        x, *matrices = operands
+        product = super().einsum(equation, _flat(x), *matrices, **settings)
+        return product.reshape(*product.shape[:at], *x.shape[:2], *product.shape[at + 1 :])
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """Rows and their positions in one axis.
+
+    The gradient of an adapter sums over both: over two axes XLA for the CPU writes each factor out
+    transposed, element by element, which takes as long as all the rest.
+    """
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:
