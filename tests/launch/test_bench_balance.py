@@ -46,7 +46,8 @@ def test_all_ways_train_on_the_same_tokens(small: None, monkeypatch: pytest.Monk
     found = tokens_a_second(prompts_per_step=2, steps=1, repeats=1)
     lengths = rollout_case.make_lengths(found["rollouts"])
     assert trained.pop("recipe") == {int(lengths[:4].sum())}
-    assert trained.keys() == {"2", "4", "found"}
+    own = set() if found["slots"] in {2, 4} else {"found"}
+    assert trained.keys() == {"2", "4"} | own
     assert all(tokens == {int(lengths.sum())} for tokens in trained.values())
     assert found["slots"] in {1, 2, 4, 8}
     assert found["rows"] >= 1
