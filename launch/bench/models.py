@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.plan.shapes import PUBLISHED
+from pipeline.model_files.published import PUBLISHED
 
 if TYPE_CHECKING:
     from configs.schema import Config
@@ -76,13 +76,16 @@ def preset(model: str) -> Path:
 def bench_config(model: str, *, length: int, **settings: Any) -> Config:
     """The model's v5e-8 preset with sequences of `length` and these settings, `table__key=value`.
 
-    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says.
+    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says, sizes
+    are fixed, and each layer is computed twice unless `plan__remat` says otherwise.
     """
     from configs.load import load_config
 
     changes = {
         "lora__rank": 32,
         "lora__alpha": 64.0,
+        "plan__fixed": "true",
+        "plan__remat": "full",
         "plan__row_tokens": length,
         "rollout__max_prompt_tokens": PROMPT,
         "rollout__max_new_tokens": length - PROMPT,

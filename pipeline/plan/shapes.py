@@ -17,6 +17,7 @@ from typing import Any
 from configs.schema import Config, Lora
 from pipeline.model_files.hf_config import FULL, SLIDING, text_config
 from pipeline.model_files.hf_folder import read_text_config
+from pipeline.model_files.published import PUBLISHED
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 """Of a number, by `model.dtype`."""
@@ -26,40 +27,6 @@ _TARGETS = {
     "mlp": r"layers/\d+/mlp/\w+",
     "all": r"layers/\d+/(attn|mlp)/\w+",
 }
-_GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "gemma-3-270m": _GEMMA3
-    | {
-        "num_hidden_layers": 18,
-        "hidden_size": 640,
-        "intermediate_size": 2048,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-    },
-    "gemma-3-1b": _GEMMA3
-    | {
-        "num_hidden_layers": 26,
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-    },
-    "gemma-3-4b": _GEMMA3
-    | {
-        "vocab_size": 262_208,
-        "num_hidden_layers": 34,
-        "hidden_size": 2560,
-        "intermediate_size": 10_240,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "sliding_window": 1024,
-    },
-    # All of it is what transformers fills in.
-    "gemma-2-2b": {"model_type": "gemma2"},
-}
-"""What memory depends on in the `config.json` that Google has published, by name."""
 _HANDLE = re.compile(
     r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
     r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",

@@ -21,8 +21,12 @@ FREE = (
 
 
 def preset(model: str, *overrides: tuple[str, str]) -> Config:
-    """The preset of `model`, such as gemma3_1b, with settings laid over it."""
-    return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", overrides)
+    """The preset of `model`, such as gemma3_1b, with settings laid over it.
+
+    Without them sizes are fixed and each layer is computed twice.
+    """
+    settings = {"plan.fixed": "true", "plan.remat": "full"} | dict(overrides)
+    return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", tuple(settings.items()))
 
 
 def case(config: Config, topology: str | None = None) -> Case:

@@ -31,6 +31,7 @@ def _no_hub(monkeypatch, tmp_path):
 
 
 def preset(name="gemma3_1b", **settings):
+    settings = {"plan__remat": "full"} | settings
     overrides = [(key.replace("__", "."), str(value)) for key, value in settings.items()]
     return load_config(PRESETS / f"{name}_gsm8k_v5e8.toml", overrides)
 

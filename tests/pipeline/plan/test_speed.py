@@ -125,7 +125,10 @@ def test_the_ladder_of_a_step_of_512_on_8_chips(slots: int, expected: tuple[int,
 
 def test_more_than_what_is_estimated_to_fit_is_not_tried():
     made = config(
-        "gemma3_1b_gsm8k_v5e8", plan__micro_batch_tokens="none", plan__rollout_rows="none"
+        "gemma3_1b_gsm8k_v5e8",
+        plan__micro_batch_tokens="none",
+        plan__rollout_rows="none",
+        plan__remat="full",
     )
     case = Case(made, shape_of(made), topology_of(made, None), Lengths.expected(made))
     planned = Sizes(512, 2 * 8 * made.row_tokens)
