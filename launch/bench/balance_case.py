@@ -43,7 +43,7 @@ from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
 from pipeline.run_dir import RunFolder
 
-_RECIPE_STEPS = 8
+_RECIPE_STEPS = 32
 """Steps of the recipe in each run: it is slow, and they are alike."""
 
 
@@ -138,7 +138,8 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
         runs: dict[str, Callable[[], int]] = {
             name: _run(process, engine, work) for name, engine in engines.items()
         }
-        runs["recipe"] = lambda: recipe.run(work[0][: SAMPLES * _RECIPE_STEPS])
+        everybody = [request for requests in work for request in requests]
+        runs["recipe"] = lambda: recipe.run(everybody[: SAMPLES * _RECIPE_STEPS])
         speed = _in_turns(runs, repeats=repeats)
     speed["found"], best = speed[found], max(speed[str(slots)] for slots in FIXED)
     return {
@@ -180,12 +181,13 @@ def _run(
 
 
 def _in_turns(runs: Mapping[str, Callable[[], int]], *, repeats: int) -> dict[str, float]:
-    """The median of tokens a second of each, after a first run."""
+    """The median of tokens a second of each, after a first run; every other turn backwards."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(1 + repeats):
-        for name, run in runs.items():
+        order = list(runs) if number % 2 else list(reversed(runs))
+        for name in order:
             began = time.perf_counter()
-            tokens = run()
+            tokens = runs[name]()
             if number:
                 found[name].append(tokens / (time.perf_counter() - began))
     return {name: statistics.median(values) for name, values in found.items()}
