@@ -161,7 +161,9 @@ class Balance:
             NothingSmaller: if sizes are fixed, or there are no smaller ones; a sentence.
         """
         while True:
-            await self._fit(worker)
+            # Another one may run out of memory while this one is prepared.
+            while worker.sizes != self.sizes:
+                await self._fit(worker)
             used = self.sizes
             try:
                 return await work()

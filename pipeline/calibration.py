@@ -12,7 +12,7 @@ sizes are in its plan.json.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -168,11 +168,17 @@ async def calibrate(
         speeds = None
     most_s = share_s(case.config)
     kept, until = speeds is not None, began + most_s
-    if speeds is None:
-        speeds = _begun(beginning.sizes, balance.sizes, ladder, row=case.config.row_tokens)
+    speeds = without_room(
+        speeds or Speeds(),
+        ladder,
+        asked=beginning.sizes,
+        got=balance.sizes,
+        row=case.config.row_tokens,
+    )
+    if not kept or balance.sizes != beginning.sizes:
         speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
-        keep_speeds(beginning.key, speeds)
+    keep_speeds(beginning.key, speeds)
     choice = choose_sizes(case.config, ladder, speeds, case.lengths)
     if choice is None:
         return None
@@ -191,9 +197,16 @@ async def calibrate(
     return Calibrated(case, ladder, speeds, choice)
 
 
-def _begun(asked: Sizes, got: Sizes, ladder: Ladder, *, row: int) -> Speeds:
-    """Nothing measured yet; what had no room when the process was started is known."""
-    speeds = Speeds()
+def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, row: int) -> Speeds:
+    """With all sizes above those that a lack of memory has left.
+
+    Args:
+        speeds: what was measured.
+        ladder: what could be chosen.
+        asked: sizes that were to be in force.
+        got: that are; smaller than `asked` where memory ran out.
+        row: positions of a packed row.
+    """
     if got.rollout_rows < asked.rollout_rows:
         for slots in (slots for slots in ladder.slots if slots > got.rollout_rows):
             speeds = speeds.without(slots=slots)
@@ -204,13 +217,20 @@ def _begun(asked: Sizes, got: Sizes, ladder: Ladder, *, row: int) -> Speeds:
 
 
 def _whole(case: Case, ladder: Ladder, speeds: Speeds) -> Choice | None:
-    """A choice from speeds that were measured before, if they cover the ladder's upper end."""
-    tops = ladder.slots[0], ladder.rows[0]
-    slots = tops[0] in speeds.segment_s or tops[0] in speeds.full_slots
-    rows = tops[1] in speeds.micro_batch_s or tops[1] in speeds.full_rows
-    if not slots or not rows:
+    """A choice from speeds that were measured before, if no more sizes were to be measured now."""
+    slots = drawing_seconds(case.config, ladder, speeds, case.lengths)
+    rows = learning_seconds(case.config, ladder, speeds, case.lengths)
+    if _improves(slots, ladder.slots, speeds.full_slots):
+        return None
+    if _improves(rows, ladder.rows, speeds.full_rows):
         return None
     return choose_sizes(case.config, ladder, speeds, case.lengths)
+
+
+def _improves(known: Mapping[int, float], sizes: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether another size is to be measured: there is one, and it may be better."""
+    has_room = [size for size in sizes if size not in full]
+    return any(size not in known for size in has_room) and still_improves(known, has_room)
 
 
 def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
@@ -245,7 +265,7 @@ class _Bench:
             if rows in kept.micro_batch_s
         ]
         steady = all(1 / STEADY <= ratio <= STEADY for ratio in ratios)
-        return found.device == kept.device and steady
+        return found.device == kept.device and bool(ratios) and steady
 
     async def slots(self, speeds: Speeds, *, until: float) -> Speeds:
         """Adds what a sampler takes with each number of slots, and puts the best in force."""
@@ -291,9 +311,8 @@ class _Bench:
             if size in known or size in full:
                 continue
             began = self.now()
-            has_room = [one for one in rungs.sizes if one not in full]
             is_late = began + _SLACK * last_s > until
-            if known and (is_late or not still_improves(known, has_room)):
+            if known and (is_late or not _improves(known, rungs.sizes, full)):
                 break
             try:
                 speeds = await rungs.one(size, speeds)

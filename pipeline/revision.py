@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.balance import Balance
-from pipeline.calibration import Calibrated
+from pipeline.calibration import Calibrated, without_room
 from pipeline.datatypes import Rollout
 from pipeline.plan.choice import choose_sizes
 from pipeline.plan.workload import Lengths
@@ -49,17 +49,25 @@ class Revision:
     def _decide(self) -> None:
         found, balance = self.calibrated, self.balance
         config, before = found.case.config, balance.sizes
+        # Sizes below those that were chosen are what a lack of memory has left.
+        speeds = without_room(
+            found.speeds,
+            found.ladder,
+            asked=found.choice.sizes,
+            got=before,
+            row=config.row_tokens,
+        )
         prompts, completions = zip(*self._seen, strict=True)
         count = len(self._seen)
         lengths = Lengths(sum(prompts) / count, max(1.0, sum(completions) / count))
-        choice = choose_sizes(config, found.ladder, found.speeds, lengths)
+        choice = choose_sizes(config, found.ladder, speeds, lengths)
         if choice is None:
             return
         rows = before.micro_batch_tokens // config.row_tokens
         now = choice.seconds(before.rollout_rows, rows)
         after = choice.sizes
         best = choice.seconds(after.rollout_rows, after.micro_batch_tokens // config.row_tokens)
-        # Sizes that were never measured are those that a lack of memory has left.
+        # Not known where memory has left sizes that were never measured.
         if now is None or best is None or best > (1 - GAIN) * now:
             return
         text = (

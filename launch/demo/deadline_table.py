@@ -51,14 +51,14 @@ class Row:
         budget_s: what it was given.
         seed: its seed.
         summary: its `summary.json`.
-        answers: which of the answers to the test split were right at the end.
+        answers: whether the answer to a prompt of the test split was right at the end, by prompt.
         process_s: from start to exit of the process.
     """
 
     budget_s: int
     seed: int
     summary: dict[str, Any]
-    answers: list[bool]
+    answers: dict[int, bool]
     process_s: float
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Row:
             f"| {show_duration(self.budget_s)} | {self.seed} | {self.summary['steps']} "
             f"| {show_duration(self.process_s)} | {in_time} "
             f"| {100 * found['before']['accuracy']:.1f}% "
-            f"| {100 * sum(self.answers) / len(self.answers):.1f}% | {best['step']} |"
+            f"| {100 * sum(self.answers.values()) / len(self.answers):.1f}% | {best['step']} |"
         )
 
 
@@ -117,13 +117,17 @@ def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
     rows = run_folder.read_rollouts("test_after") or []
     if not rows:
         raise RuntimeError(f"{name}: there was no time to evaluate what was exported")
-    answers = [bool(row["correct"]) for row in rows]
+    answers = {row["prompt_id"]: bool(row["correct"]) for row in rows}
     return Row(budget_s, seed, run_folder.summary, answers, process_s)
 
 
 def mean_line(rows: Sequence[Row]) -> str:
-    """The mean over the seeds of one budget, with Wilson's interval over all their answers."""
-    answers = [[right] for row in rows for right in row.answers]
+    """The mean over the seeds of one budget, on the prompts that all of them have answered.
+
+    Its interval counts the answers to one prompt as `measure_accuracy` does those of one policy.
+    """
+    prompts = set.intersection(*(set(row.answers) for row in rows))
+    answers = [[row.answers[prompt] for row in rows] for prompt in sorted(prompts)]
     found = measure_accuracy(np.array(answers))
     low, high = (100 * bound for bound in found.ci95)
     budget = show_duration(rows[0].budget_s)

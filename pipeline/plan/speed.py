@@ -84,8 +84,8 @@ class Speeds:
 
     def without(self, *, slots: int | None = None, rows: int | None = None) -> Speeds:
         """With another size that had no room."""
-        more_slots = () if slots is None else (slots,)
-        more_rows = () if rows is None else (rows,)
+        more_slots = {slots} - {None, *self.full_slots}
+        more_rows = {rows} - {None, *self.full_rows}
         full = {
             "full_slots": (*self.full_slots, *more_slots),
             "full_rows": (*self.full_rows, *more_rows),

@@ -300,6 +300,39 @@ def test_the_next_run_of_the_same_shapes_begins_with_what_was_measured(tmp_path:
     assert third.beginning.kept is not None
 
 
+def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path):
+    def device(config: Config) -> Device:
+        return Device(config, batch=lambda n: 0.2 + 0.01 * n if n <= 4 else 0.2 * n, prepare_s=10.0)
+
+    short = start(tmp_path / "a", device, plan__calibration_share=0.001)
+    assert chosen(short).micro_batch_tokens == short.beginning.sizes.micro_batch_tokens
+    long = start(tmp_path / "b", device, plan__calibration_share=0.5)
+    assert long.beginning.kept is None
+    found = chosen(long)
+    assert found.micro_batch_tokens == 4 * ROW
+    again = start(tmp_path / "c", device, plan__calibration_share=0.5)
+    assert (again.beginning.sizes, chosen(again)) == (found, found)
+    (tmp_path / "cache").rename(tmp_path / "other")
+    assert chosen(start(tmp_path / "d", device, plan__calibration_share=0.5)) == found
+
+
+def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_path: Path):
+    @dataclass
+    class Small(Device):
+        async def prepare(self, sizes: Sizes) -> Ready:
+            if sizes.rollout_rows > 20:
+                raise OutOfMemory("generate", "does not compile")
+            return await super().prepare(sizes)
+
+    first = start(tmp_path / "a", lambda config: Device(config, segment=lambda _: 0.01))
+    assert chosen(first).rollout_rows == 64
+    second = start(tmp_path / "b", lambda config: Small(config, segment=lambda _: 0.01))
+    assert second.beginning.sizes.rollout_rows == 64
+    assert chosen(second).rollout_rows == 16
+    assert second.journal()[-1]["kept"] is True
+    assert start(tmp_path / "c").beginning.sizes.rollout_rows == 16
+
+
 @pytest.mark.parametrize("what", ["version", "sources", "machine", "shape", "memory"])
 def test_another_program_or_machine_measures_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

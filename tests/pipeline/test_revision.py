@@ -105,9 +105,25 @@ def test_other_lengths_are_answered_once(balance: Balance, calibrated: Calibrate
     assert len(journaled(calibrated)) == 1
 
 
-def test_sizes_that_a_lack_of_memory_has_left_stay(balance: Balance, calibrated: Calibrated):
-    left = balance.sizes = replace(balance.sizes, rollout_rows=24)
+@pytest.mark.parametrize(("slots", "length"), [(24, 2), (32, 120)])
+def test_sizes_that_a_lack_of_memory_has_left_stay(
+    balance: Balance, calibrated: Calibrated, slots: int, length: int
+):
+    """Those that were measured, too: more would be faster."""
+    left = balance.sizes = replace(balance.sizes, rollout_rows=slots)
     for _ in range(STEPS):
-        balance.learned(rollouts(2))
+        balance.learned(rollouts(length))
     assert balance.sizes == left
     assert journaled(calibrated) == []
+
+
+def test_less_than_what_a_lack_of_memory_has_left_may_be_chosen(
+    balance: Balance, calibrated: Calibrated
+):
+    faster = {**SEGMENT_S, 32: 0.076, 16: 0.0155}
+    known = replace(calibrated, speeds=replace(calibrated.speeds, segment_s=faster))
+    balance.revise = Revision(balance, known)
+    balance.sizes = replace(balance.sizes, rollout_rows=32)
+    for _ in range(STEPS):
+        balance.learned(rollouts(2))
+    assert balance.sizes.rollout_rows == 16
