@@ -20,7 +20,7 @@ def row(seed: int, answers: dict[int, bool]) -> Row:
 
 def test_means_are_over_prompts_that_all_seeds_have_answered():
     whole = {prompt: prompt % 4 != 0 for prompt in range(100)}
-    short = {prompt: True for prompt in range(50)}
+    short = dict.fromkeys(range(50), True)
     answers = np.array([[whole[prompt], True] for prompt in range(50)])
     found = measure_accuracy(answers)
     low, high = (100 * bound for bound in found.ci95)
