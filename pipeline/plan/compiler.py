@@ -187,12 +187,16 @@ def _kept(about: Mapping[str, Any]) -> Figures | None:
 
 
 def _keep(about: Mapping[str, Any], figures: Figures) -> None:
+    """Keeps figures under a key; a folder that cannot be written to keeps nothing."""
     path = _file(about)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     content = {"figures": asdict(figures), "key": about}
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        return
 
 
 def _file(about: Mapping[str, Any]) -> Path:

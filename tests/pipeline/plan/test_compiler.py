@@ -182,6 +182,14 @@ def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
     assert asked == ["apply", "apply"]
 
 
+def test_a_folder_that_cannot_be_written_to_keeps_nothing(asked, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "file"))
+    found = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    assert asked == list(found) == ["apply", "segment 64"]
+    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
+
+
 @pytest.mark.slow
 def test_the_compiler_itself():
     """Demo-sized programs for v5e chips; one that cannot fit; failures are told."""
