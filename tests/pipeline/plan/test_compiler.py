@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 from pathlib import Path
@@ -104,6 +105,40 @@ def test_model_sources_and_versions_count(monkeypatch):
     assert before["sources"] != key_of("apply")["sources"]
     monkeypatch.setattr(compiler, "versions", lambda: {"jax": "99"})
     assert key_of("segment 64") != before
+
+
+DECIDE_NOTHING = {
+    *("pipeline/data/order.py", "pipeline/datatypes.py", "pipeline/plan/building.py"),
+    *("pipeline/model_files/hf_folder.py", "pipeline/model_files/model_source.py"),
+    *(f"pipeline/text/{name}.py" for name in ("chat", "sentencepieces", "tokenizer")),
+    "pipeline/text/tokenizer_json.py",
+}
+"""What programs import of the project, and are the same with another version of."""
+
+
+@pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
+def test_all_that_decides_a_program_counts(which, folder):
+    top = PRESETS.parent
+    found, left = set(), [f"pipeline/{folder}/programs.py"]
+    while left:
+        path = left.pop()
+        if path not in found:
+            found.add(path)
+            left += imported(top, path)
+    hashed = {path for pattern in compiler._SOURCES[which] for path in top.glob(pattern)}
+    names = {str(path.relative_to(top)) for path in hashed}
+    assert found - names <= DECIDE_NOTHING
+    assert not DECIDE_NOTHING & names
+
+
+def imported(top, path):
+    """Files of the project that a file imports."""
+    for node in ast.walk(ast.parse((top / path).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+            for name in (f"{module.replace('.', '/')}.py" for module in modules):
+                if (top / name).is_file():
+                    yield name
 
 
 def test_the_key_is_json_and_names_the_program():
