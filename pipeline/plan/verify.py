@@ -23,9 +23,9 @@ from pipeline.plan.topology import GIB
 
 MOST = 8
 """Programs that are compiled for a plan at most."""
-_UNKNOWN = 1.25
-"""Taken for what a program needs, as a multiple of what there is, where the compiler only says that
-it does not fit."""
+_JUST = 1.01
+"""What does not fit needs this multiple of what there is at least; where the compiler says no more
+than that, the search goes down by as little."""
 PHASE = {
     "gradient": "update",
     "keep": "score",
@@ -43,14 +43,15 @@ class Compiled:
     Attributes:
         phase: that it belongs to.
         figures: what the compiler says.
-        hbm_bytes: of a chip while it runs, with all that is beside it.
+        hbm_bytes: of a chip while it runs, with all that is beside it; None: more than there is,
+            the compiler does not say how much.
         fits: whether a chip has room for that.
         estimated_s: what one run of it was expected to take.
     """
 
     phase: str
     figures: Figures
-    hbm_bytes: int
+    hbm_bytes: int | None
     fits: bool
     estimated_s: float
 
@@ -64,7 +65,7 @@ class Next:
         gain: by which trained tokens a second are predicted to rise.
         config: with the size; None: a step has not so much to do.
         program: that grows most; empty if there is none, or it was not compiled.
-        hbm_bytes: of a chip while it runs; None: it was not compiled.
+        hbm_bytes: of a chip while it runs; None: it was not compiled, or the compiler does not say.
         fits: whether a chip has room for it; None: it was not compiled.
     """
 
@@ -207,14 +208,14 @@ class Verifier:
             if not figures.cached:
                 self._compilations += 1
                 self._compile_s += figures.compile_s
-            own = figures.hbm_bytes
-            total = int(_UNKNOWN * most) if own is None else own
-            total += sum(beside(config, shape, name).values())
+            total = figures.hbm_bytes
+            if total is not None:
+                total += sum(beside(config, shape, name).values())
             found[name] = Compiled(
                 phase=PHASE[_kind(name)],
                 figures=figures,
                 hbm_bytes=total,
-                fits=figures.fits and total <= most,
+                fits=figures.fits and total is not None and total <= most,
                 estimated_s=program_s(self._case, config, name).expected,
             )
         return found
@@ -296,10 +297,9 @@ def _learned(case: Case, plan: Planned, programs: Mapping[str, Compiled]) -> Cas
     """The case with what the compiler said of each phase's memory beside what was estimated."""
     ratio: dict[str, float] = {}
     for one in programs.values():
-        found = one.hbm_bytes / plan.memory[one.phase].total
-        if not one.fits:
-            # Where it does not fit by itself, what it is said to need may be too little.
-            found = max(found, 1.01 * case.most_bytes / plan.memory[one.phase].total)
+        # Where it does not fit by itself, what it is said to need may be too little.
+        least = 0.0 if one.fits else _JUST * case.most_bytes
+        found = max(one.hbm_bytes or 0, least) / plan.memory[one.phase].total
         ratio[one.phase] = max(found, ratio.get(one.phase, 0.0))
     return replace(case, memory_ratio=ratio)
 
@@ -313,6 +313,6 @@ def _kind(program: str) -> str:
 
 
 def _needs(program: Compiled) -> str:
-    if program.figures.hbm_bytes is None:
+    if program.hbm_bytes is None:
         return "the compiler does not say by how much"
     return f"{program.hbm_bytes / GIB:.2f} GiB with what is beside it"
