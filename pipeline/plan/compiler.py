@@ -117,6 +117,11 @@ def compiled(
     return {program: found[program] for program in programs}
 
 
+def missing(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
+    """Those programs that the compiler would have to be asked about."""
+    return [name for name in programs if _kept(key(config, shape, name)) is None]
+
+
 def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
     """Everything that the figures of a program depend on, as JSON values."""
     return {

@@ -12,7 +12,7 @@ import pytest
 
 from configs.load import load_config
 from pipeline.plan import compiler
-from pipeline.plan.compiler import Figures, NoCompiler, compiled, key
+from pipeline.plan.compiler import Figures, NoCompiler, compiled, key, missing
 from pipeline.plan.programs import depends_on, programs_of
 from pipeline.plan.shapes import ModelShape, shape_of
 from pipeline.plan.topology import HBM_GIB
@@ -200,6 +200,7 @@ def asked(monkeypatch):
 
 def test_what_was_answered_is_not_asked_again(asked):
     first = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    assert missing(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
     again = compiled(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
     assert asked == ["apply", "segment 64", "score 8"]
     assert list(again) == ["segment 64", "score 8", "apply"]
