@@ -27,7 +27,8 @@ DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
 budget buys, and what it costs. With plan.fixed = true the sizes are those of the file, and others
 are compared with them. CONFIG.toml may also be a run folder.
-Exit status: 0 it fits, 1 it does not, 2 a mistake in the request, 130 after Ctrl-C."""
+Exit status: 0 it fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
+after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,12 +29,20 @@ from pipeline.plan.shapes import ModelShape
 from pipeline.plan.topology import GIB, HOST, TPU_COMPILER, chips
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
-_READ_BY = ("plan/compile.py", "plan/figures.py", "plan/hlo.py", "plan/memory_report.py")
+_READ_BY = tuple(
+    f"pipeline/plan/{name}.py" for name in ("compile", "figures", "hlo", "memory_report")
+)
+_OF_BOTH = ("configs/*.py", "pipeline/model/*.py", "pipeline/model_files/hf_config.py", *_READ_BY)
 _SOURCES = {
-    "sampler": ("model/*.py", "decode/*.py", *_READ_BY),
-    "learner": ("model/*.py", "learner/*.py", *_READ_BY),
+    "sampler": ("pipeline/decode/*.py", *_OF_BOTH),
+    "learner": (
+        "pipeline/learner/*.py",
+        "pipeline/batching.py",
+        "pipeline/data/packing.py",
+        *_OF_BOTH,
+    ),
 }
-"""What the programs are made of and read by, below the package."""
+"""What the programs are made of and read by, below the folder of the project."""
 
 Say = Callable[[str], None]
 """Takes a line about what is going on."""
@@ -107,6 +115,11 @@ def compiled(
             _keep(key(config, shape, program), figures)
             found[program] = figures
     return {program: found[program] for program in programs}
+
+
+def missing(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
+    """Those programs that the compiler would have to be asked about."""
+    return [name for name in programs if _kept(key(config, shape, name)) is None]
 
 
 def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
@@ -187,12 +200,16 @@ def _kept(about: Mapping[str, Any]) -> Figures | None:
 
 
 def _keep(about: Mapping[str, Any], figures: Figures) -> None:
+    """Keeps figures under a key; a folder that cannot be written to keeps nothing."""
     path = _file(about)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     content = {"figures": asdict(figures), "key": about}
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        return
 
 
 def _file(about: Mapping[str, Any]) -> Path:
@@ -215,7 +232,7 @@ def versions() -> dict[str, str]:
 @cache
 def sources(which: str) -> str:
     """Hash of what a sampler's or a learner's programs are made of."""
-    top, digest = Path(pipeline.__file__).parent, hashlib.sha256()
+    top, digest = Path(pipeline.__file__).parents[1], hashlib.sha256()
     for pattern in _SOURCES[which]:
         for path in sorted(top.glob(pattern)):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.toml_text import show_value
-from pipeline.plan.report import REGIMES
+from pipeline.plan.report import REGIMES, compiled_size
 
 Figures = Mapping[str, Any]
 
@@ -93,23 +93,25 @@ def _memory(report: Figures) -> Iterator[str]:
         f"{unit} of a chip; a plan may use {limit * factor:,.2f}, with {reserve * factor:,.2f} in "
         "reserve"
     )
-    compiled = any(figures["compiled_gib"] is not None for figures in memory.values())
+    compiled = any(figures["compiled"] for figures in memory.values())
+    there = factor * report["topology"]["hbm_gib"]
     rows = [["", *_PARTS.values(), "together", "compiled" if compiled else ""]]
     for phase, figures in memory.items():
         parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in _PARTS]
         total = figures["compiled_gib"]
-        known = "" if total is None else f"={factor * total:.2f}"
+        total = None if total is None else factor * total
+        known = compiled_size(total, there) if figures["compiled"] else ""
         rows.append([phase, *parts, f"~{factor * figures['estimated_gib']:.2f}", known])
     yield from table(rows)
 
 
 def _step(report: Figures) -> Iterator[str]:
     step = report["step"]
-    mark = "=" if report["verified"]["by_compiler"] else "~"
-    compiled = {one["phase"] for one in report["verified"].get("programs", {}).values()}
+    programs = report["verified"].get("programs", {}).values()
+    compiled = {one["phase"] for one in programs if one["seconds"] > 0}
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
-        own = mark if phase in compiled else "~"
+        own = "=" if phase in compiled else "~"
         regime = REGIMES[figures["regime"]]
         rows.append([phase, *_seconds(figures, own), regime])
     rows.append(["together", *_seconds(step["total_s"], "~"), ""])
@@ -168,22 +170,25 @@ def _verified(report: Figures) -> Iterator[str]:
         "the others known from before"
     )
     rows = [["program", "GiB with all beside", "ms", "estimated ms", ""]]
+    there = report["topology"]["hbm_gib"]
     for name, one in verified["programs"].items():
-        cells = [f"={one['gib']:.2f}", f"={1e3 * one['seconds']:.1f}"]
+        seconds = f"={1e3 * one['seconds']:.1f}" if one["seconds"] > 0 else ""
+        cells = [compiled_size(one["gib"], there), seconds]
         fits = "fits" if one["fits"] else "DOES NOT FIT"
         rows.append([name, *cells, f"~{1e3 * one['estimated_s']:.1f}", fits])
     yield from table(rows)
     yield from (f"searched: {line}" for line in verified["searched"])
-    yield from (f"larger: {_larger(one)}" for one in verified["larger"])
+    yield from (f"larger: {_larger(one, there)}" for one in verified["larger"])
 
 
-def _larger(one: Figures) -> str:
+def _larger(one: Figures, there: float) -> str:
     if one["gain"] == 0:
         return str(one["what"])
     gain = f"{one['what']}: trained tokens a second ~{one['gain']:+.1%}"
     if one["fits"] is None:
         return gain
-    return f"{gain}, ={one['gib']:.2f} GiB, {'fits' if one['fits'] else 'does not fit'}"
+    size = compiled_size(one["gib"], there)
+    return f"{gain}, {size} GiB, {'fits' if one['fits'] else 'does not fit'}"
 
 
 def _budget(report: Figures) -> Iterator[str]:

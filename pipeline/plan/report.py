@@ -13,7 +13,7 @@ from pipeline.plan.search import Case, Choice, Planned, shortage
 from pipeline.plan.step import PHASES
 from pipeline.plan.timing import Seconds
 from pipeline.plan.topology import GIB
-from pipeline.plan.verify import Verified
+from pipeline.plan.verify import Compiled, Verified
 
 Figures = dict[str, Any]
 """JSON."""
@@ -102,7 +102,7 @@ def _verified(found: Plan) -> Figures:
             name: {
                 "phase": one.phase,
                 "fits": one.fits,
-                "gib": one.hbm_bytes / GIB,
+                "gib": _gib(one.hbm_bytes),
                 "seconds": one.figures.seconds,
                 "estimated_s": one.estimated_s,
                 "compile_s": one.figures.compile_s,
@@ -115,7 +115,7 @@ def _verified(found: Plan) -> Figures:
             {
                 "what": one.what,
                 "gain": one.gain,
-                "gib": None if one.hbm_bytes is None else one.hbm_bytes / GIB,
+                "gib": _gib(one.hbm_bytes),
                 "fits": one.fits,
             }
             for one in verified.larger
@@ -153,12 +153,22 @@ def _plan(found: Plan) -> Figures:
 def _short(found: Plan) -> str:
     if found.verified is None:
         return shortage(found.case, found.plan)
-    most = found.case.most_bytes / GIB
+    most, there = found.case.most_bytes / GIB, found.case.topology.chip.hbm_gib
     return "; ".join(
-        f"{name} takes ={one.hbm_bytes / GIB:.2f} GiB of the {most:.2f} that a program may hold"
+        f"{name} takes {compiled_size(_gib(one.hbm_bytes), there)} GiB of the {most:.2f} that a "
+        "program may hold"
         for name, one in found.verified.programs.items()
         if not one.fits
     )
+
+
+def compiled_size(gib: float | None, there: float) -> str:
+    """What the compiler says that a program takes; None: only that it is more than there is."""
+    return f">{there:.2f}" if gib is None else f"={gib:.2f}"
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else size / GIB
 
 
 def _to_set(case: Case, plan: Planned) -> Figures:
@@ -175,24 +185,27 @@ def _to_set(case: Case, plan: Planned) -> Figures:
 
 
 def _memory(found: Plan) -> Figures:
-    compiled: dict[str, float] = {}
-    if found.verified is not None:
-        for one in found.verified.programs.values():
-            compiled[one.phase] = max(compiled.get(one.phase, 0.0), one.hbm_bytes / GIB)
-    figures = {
-        phase: _phase(memory, compiled.get(phase)) for phase, memory in found.plan.memory.items()
+    programs = [] if found.verified is None else list(found.verified.programs.values())
+    return {
+        phase: _phase(memory, [one for one in programs if phase in {one.phase, "colocated"}])
+        for phase, memory in found.plan.memory.items()
     }
-    if "colocated" in figures and compiled:
-        figures["colocated"]["compiled_gib"] = max(compiled.values())
-    return figures
 
 
-def _phase(memory: Memory, compiled_gib: float | None) -> Figures:
+def _phase(memory: Memory, programs: Sequence[Compiled]) -> Figures:
+    sizes = [one.hbm_bytes for one in programs]
     return {
         "parts_gib": {name: memory.parts.get(name, 0) / GIB for name in PARTS},
         "estimated_gib": memory.total / GIB,
-        "compiled_gib": compiled_gib,
+        "compiled": bool(programs),
+        "compiled_gib": _gib(_largest(sizes)),
     }
+
+
+def _largest(sizes: Sequence[int | None]) -> int | None:
+    """None: there is none, or of one it is only known that it is too large."""
+    known = [size for size in sizes if size is not None]
+    return max(known) if known and len(known) == len(sizes) else None
 
 
 def _range(seconds: Seconds) -> Figures:

@@ -176,7 +176,9 @@ def in_its_place(case: Case, plan: Planned) -> Planned | None:
         case.config, {**place, **own, "remat": plan.config.plan.remat, "slot_buckets": None}
     )
     found = _sizes_for(case, config, free=not plan.configured)
-    return None if found is None else measured(case, plan.name, found)
+    if found is None:
+        return None
+    return measured(case, plan.name, found, configured=plan.configured)
 
 
 def shortage(case: Case, plan: Planned) -> str:

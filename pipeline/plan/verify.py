@@ -1,8 +1,8 @@
 """Replaces a plan's estimates by what the TPU compiler says, and looks at what is next to it.
 
     plan -> [compiler] -> does not fit: the next smaller that should, by what was learned
-                          fits: what is larger, slots and then micro-batches; it is taken if it
-                          fits, too, and is better by `GAIN`
+                          fits: what is larger, slots and then micro-batches; it is taken if all
+                          of it fits, too, and is better by `GAIN`
 
 At most `MOST` programs are compiled; those that are kept from before do not count.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
-from pipeline.plan.compiler import Figures, Say, compiled
+from pipeline.plan.compiler import Figures, Say, compiled, missing
 from pipeline.plan.memory import beside
 from pipeline.plan.options import larger, most_rows, most_slots
 from pipeline.plan.search import GAIN, Case, Planned, checked, in_its_place, measured, with_plan
@@ -23,9 +23,9 @@ from pipeline.plan.topology import GIB
 
 MOST = 8
 """Programs that are compiled for a plan at most."""
-_UNKNOWN = 1.25
-"""Taken for what a program needs, as a multiple of what there is, where the compiler only says that
-it does not fit."""
+_JUST = 1.01
+"""What does not fit needs this multiple of what there is at least; where the compiler says no more
+than that, the search goes down by as little."""
 PHASE = {
     "gradient": "update",
     "keep": "score",
@@ -43,14 +43,15 @@ class Compiled:
     Attributes:
         phase: that it belongs to.
         figures: what the compiler says.
-        hbm_bytes: of a chip while it runs, with all that is beside it.
+        hbm_bytes: of a chip while it runs, with all that is beside it; None: more than there is,
+            the compiler does not say how much.
         fits: whether a chip has room for that.
         estimated_s: what one run of it was expected to take.
     """
 
     phase: str
     figures: Figures
-    hbm_bytes: int
+    hbm_bytes: int | None
     fits: bool
     estimated_s: float
 
@@ -63,9 +64,11 @@ class Next:
         what: the size, in words.
         gain: by which trained tokens a second are predicted to rise.
         config: with the size; None: a step has not so much to do.
-        program: that grows most; empty if there is none, or it was not compiled.
-        hbm_bytes: of a chip while it runs; None: it was not compiled.
-        fits: whether a chip has room for it; None: it was not compiled.
+        program: that grows most, or that does not fit; empty if there is none, or it was not
+            compiled.
+        hbm_bytes: of a chip while it runs; None: it was not compiled, or the compiler does not say.
+        fits: whether a chip has room for it, and where it could be taken for all programs; None:
+            not all were compiled.
     """
 
     what: str
@@ -126,8 +129,10 @@ class Verifier:
         fixed = plan.configured and given.config.plan.fixed
         plan, programs, following = self._verify(plan, fixed=fixed)
         for other in others:
-            names = largest_programs(other.config)
-            if plan.fits or fixed or self._compilations + len(names) > MOST:
+            if plan.fits or fixed:
+                break
+            if not self._may_ask(other.config, largest_programs(other.config)):
+                self._stopped(other.name)
                 break
             self._searched.append(f"next is {other.name}")
             self._case = given
@@ -151,13 +156,13 @@ class Verifier:
         following: list[Next] = []
         while _all_fit(programs):
             following = list(self._larger(plan, programs))
-            better = next((one for one in following if one.fits and one.gain >= GAIN), None)
-            if better is None or fixed:
+            taken = None if fixed else self._take(plan, following)
+            if taken is None:
                 break
-            assert better.config is not None
-            self._searched.append(f"{better.what} fits and is better: taken")
-            plan = measured(self._case, plan.name, better.config, configured=plan.configured)
-            programs = self._ask(plan.config, largest_programs(plan.config))
+            plan, programs = taken
+        for one in following:
+            if one.gain >= GAIN and one.fits is None:
+                self._stopped(one.what)
         plan = replace(plan, step=timed(plan.step, programs), fits=_all_fit(programs))
         return plan, programs, following
 
@@ -176,13 +181,39 @@ class Verifier:
             if found is None or not found.fits:
                 self._searched.append("nothing smaller is expected to fit")
                 break
+            found = replace(found, config=checked(found.config))
             names = largest_programs(found.config)
-            if self._compilations + len(set(names) - set(programs)) > MOST:
-                self._searched.append(f"no more is tried: at most {MOST} programs are compiled")
+            if not self._may_ask(found.config, names):
+                slots, tokens = found.config.rollout_rows, found.config.plan.micro_batch_tokens
+                self._stopped(f"{slots} slots, micro-batches of {tokens} tokens")
                 break
-            plan = replace(found, config=checked(found.config))
-            programs = self._ask(plan.config, names)
+            plan, programs = found, self._ask(found.config, names)
         return plan, programs
+
+    def _take(
+        self, plan: Planned, following: list[Next]
+    ) -> tuple[Planned, Mapping[str, Compiled]] | None:
+        """The first larger plan that is better and fits as a whole, with its programs.
+
+        Of what is tried and is not taken `following` says why: it does not fit, or is not known.
+        """
+        for place, one in enumerate(following):
+            if not one.fits or one.gain < GAIN:
+                continue
+            assert one.config is not None
+            names = largest_programs(one.config)
+            if not self._may_ask(one.config, names):
+                following[place] = replace(one, fits=None)
+                continue
+            programs = self._ask(one.config, names)
+            if _all_fit(programs):
+                self._searched.append(f"{one.what} fits and is better: taken")
+                own = plan.configured
+                return measured(self._case, plan.name, one.config, configured=own), programs
+            name, large = next(item for item in programs.items() if not item[1].fits)
+            self._searched.append(f"{one.what}: {name} does not fit: {_needs(large)}")
+            following[place] = replace(one, program=name, hbm_bytes=large.hbm_bytes, fits=False)
+        return None
 
     def _larger(self, plan: Planned, programs: Mapping[str, Compiled]) -> Iterator[Next]:
         """More slots, then larger micro-batches; compiled only if they promise `GAIN`."""
@@ -192,11 +223,21 @@ class Verifier:
                 yield Next(what, 0.0)
                 continue
             gain = timed(self._case.step(config), programs).tokens_per_s / now - 1
-            if gain < GAIN or self._compilations >= MOST:
+            if gain < GAIN or not self._may_ask(config, [program]):
                 yield Next(what, gain, config)
                 continue
             found = self._ask(config, [program])[program]
             yield Next(what, gain, config, program, found.hbm_bytes, found.fits)
+
+    def _may_ask(self, config: Config, programs: Sequence[str]) -> bool:
+        """Whether those of the programs that are not known may still be compiled."""
+        return self._compilations + len(missing(config, self._case.shape, programs)) <= MOST
+
+    def _stopped(self, what: str) -> None:
+        self._searched.append(
+            f"stopped after {self._compilations} compilations of at most {MOST}: whether {what} "
+            "fits is not known"
+        )
 
     def _ask(self, config: Config, programs: Sequence[str]) -> dict[str, Compiled]:
         """Figures of programs of a configuration."""
@@ -207,14 +248,14 @@ class Verifier:
             if not figures.cached:
                 self._compilations += 1
                 self._compile_s += figures.compile_s
-            own = figures.hbm_bytes
-            total = int(_UNKNOWN * most) if own is None else own
-            total += sum(beside(config, shape, name).values())
+            total = figures.hbm_bytes
+            if total is not None:
+                total += sum(beside(config, shape, name).values())
             found[name] = Compiled(
                 phase=PHASE[_kind(name)],
                 figures=figures,
                 hbm_bytes=total,
-                fits=figures.fits and total <= most,
+                fits=figures.fits and total is not None and total <= most,
                 estimated_s=program_s(self._case, config, name).expected,
             )
         return found
@@ -296,10 +337,9 @@ def _learned(case: Case, plan: Planned, programs: Mapping[str, Compiled]) -> Cas
     """The case with what the compiler said of each phase's memory beside what was estimated."""
     ratio: dict[str, float] = {}
     for one in programs.values():
-        found = one.hbm_bytes / plan.memory[one.phase].total
-        if not one.fits:
-            # Where it does not fit by itself, what it is said to need may be too little.
-            found = max(found, 1.01 * case.most_bytes / plan.memory[one.phase].total)
+        # Where it does not fit by itself, what it is said to need may be too little.
+        least = 0.0 if one.fits else _JUST * case.most_bytes
+        found = max(one.hbm_bytes or 0, least) / plan.memory[one.phase].total
         ratio[one.phase] = max(found, ratio.get(one.phase, 0.0))
     return replace(case, memory_ratio=ratio)
 
@@ -313,6 +353,6 @@ def _kind(program: str) -> str:
 
 
 def _needs(program: Compiled) -> str:
-    if program.figures.hbm_bytes is None:
+    if program.hbm_bytes is None:
         return "the compiler does not say by how much"
     return f"{program.hbm_bytes / GIB:.2f} GiB with what is beside it"

@@ -98,6 +98,7 @@ def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_budget_that_is_too_small_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = shown(capsys, ONE_B, "--budget.time", "3m", status=1)
     assert "TOO SMALL" in out
+    assert "1 it does not, or no step fits the budget" in plan.DESCRIPTION
 
 
 def test_without_a_compiler_everything_is_estimated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from configs.load import load_config
 from pipeline.plan import compiler
-from pipeline.plan.compiler import Figures, NoCompiler, compiled, key
+from pipeline.plan.compiler import Figures, NoCompiler, compiled, key, missing
 from pipeline.plan.programs import depends_on, programs_of
 from pipeline.plan.shapes import ModelShape, shape_of
 from pipeline.plan.topology import HBM_GIB
@@ -106,6 +107,40 @@ def test_model_sources_and_versions_count(monkeypatch):
     assert key_of("segment 64") != before
 
 
+DECIDE_NOTHING = {
+    *("pipeline/data/order.py", "pipeline/datatypes.py", "pipeline/plan/building.py"),
+    *("pipeline/model_files/hf_folder.py", "pipeline/model_files/model_source.py"),
+    *(f"pipeline/text/{name}.py" for name in ("chat", "sentencepieces", "tokenizer")),
+    "pipeline/text/tokenizer_json.py",
+}
+"""What programs import of the project, and are the same with another version of."""
+
+
+@pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
+def test_all_that_decides_a_program_counts(which, folder):
+    top = PRESETS.parent
+    found, left = set(), [f"pipeline/{folder}/programs.py"]
+    while left:
+        path = left.pop()
+        if path not in found:
+            found.add(path)
+            left += imported(top, path)
+    hashed = {path for pattern in compiler._SOURCES[which] for path in top.glob(pattern)}
+    names = {str(path.relative_to(top)) for path in hashed}
+    assert found - names <= DECIDE_NOTHING
+    assert not DECIDE_NOTHING & names
+
+
+def imported(top, path):
+    """Files of the project that a file imports."""
+    for node in ast.walk(ast.parse((top / path).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+            for name in (f"{module.replace('.', '/')}.py" for module in modules):
+                if (top / name).is_file():
+                    yield name
+
+
 def test_the_key_is_json_and_names_the_program():
     about = depends_on(preset(), SHAPE, "segment 64")
     assert json.loads(json.dumps(about)) == about
@@ -165,6 +200,7 @@ def asked(monkeypatch):
 
 def test_what_was_answered_is_not_asked_again(asked):
     first = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    assert missing(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
     again = compiled(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
     assert asked == ["apply", "segment 64", "score 8"]
     assert list(again) == ["segment 64", "score 8", "apply"]
@@ -180,6 +216,14 @@ def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
     kept.write_text("{")
     assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
     assert asked == ["apply", "apply"]
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_nothing(asked, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "file"))
+    found = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    assert asked == list(found) == ["apply", "segment 64"]
+    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
 
 
 @pytest.mark.slow

@@ -145,6 +145,28 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
     assert line(text, "searched: ").endswith("17.00 GiB with what is beside it")
 
 
+def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
+    unknown = Compiled("decode", Figures(False, None, 9.0), None, False, 0.2)
+    known = Compiled("update", Figures(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2)
+    larger = Next("280 slots", 0.031, None, "segment 280", None, False)
+    plan = replace(found.choice.chosen, fits=False)
+    programs = {"segment 240": unknown, "gradient 8": known}
+    verified = Verified(plan, programs, (), (larger,), 1, 9.0)
+    figures = report(replace(found, verified=verified))
+    text = told(figures)
+    assert figures["verified"]["programs"]["segment 240"]["gib"] is None
+    assert re.match(r"segment 240 +>15\.75 +~200\.0 +DOES NOT FIT", line(text, "segment 240"))
+    assert line(text, "  DOES NOT FIT").endswith(
+        "segment 240 takes >15.75 GiB of the 15.59 that a program may hold"
+    )
+    for phase, cell in {"decode": ">15.75", "update": "=6.00"}.items():
+        assert _row(text, phase, 0).endswith(cell)
+    assert not re.search("[=>]", _row(text, "score", 0))
+    assert line(text, "larger: 280").endswith("~+3.1%, >15.75 GiB, does not fit")
+    assert _row(text, "decode", -1)  # no seconds of it are the compiler's
+    assert re.match(r"update +=", [one for one in text if one.startswith("update")][1])
+
+
 def test_small_things_are_told_in_mib() -> None:
     from configs.load import load_config
     from tests.pipeline.plan.presets import PROJECT

@@ -18,6 +18,7 @@ from pipeline.plan.search import (
     Case,
     checked,
     choose,
+    in_its_place,
     planned_sizes,
     shortage,
     with_plan,
@@ -144,6 +145,19 @@ def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
     low = planned_sizes(replace(given_, memory_ratio={"prefill": 1.5, "decode": 1.5}))
     assert low.rollout_rows < free.rollout_rows
     assert low.micro_batch_tokens == free.micro_batch_tokens
+
+
+def test_what_is_configured_stays_so_however_often_it_is_planned_again() -> None:
+    given_ = case(preset("gemma3_4b", *FREE))
+    plan = next(one for one in choose(given_).compared if one.configured)
+    for ratio in (1.3, 1.5):
+        learned = replace(given_, memory_ratio=dict.fromkeys(plan.memory, ratio))
+        again = in_its_place(learned, plan)
+        assert again is not None
+        assert again.configured
+        for key in ("segment_steps", "prefill_tokens", "remat"):
+            assert getattr(again.config.plan, key) == getattr(plan.config.plan, key)
+        plan = again
 
 
 def test_a_shortage_names_phase_and_part() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from configs.schema import Config
 from pipeline.plan import verify
 from pipeline.plan.compiler import Figures, NoCompiler
-from pipeline.plan.memory import beside, moment
-from pipeline.plan.search import GAIN, Case, choose, with_plan
+from pipeline.plan.memory import beside, estimate, moment
+from pipeline.plan.programs import depends_on
+from pipeline.plan.search import GAIN, Case, Planned, choose, measured, with_plan
 from pipeline.plan.shapes import ModelShape
 from pipeline.plan.topology import GIB
 from pipeline.plan.verify import MOST, Verifier, larger_plans, largest_programs, program_s, timed
@@ -21,13 +23,26 @@ from tests.pipeline.plan.presets import FREE, case, preset
 
 @dataclass
 class Compiler:
-    """Says `ratio` times what is estimated, and `speed` times the seconds; by kind of program."""
+    """Says `ratio` times what is estimated, and `speed` times the seconds; by kind of program.
+
+    What does not fit by itself, or has more than `most_slots`, is refused, if `silent` without a
+    number.
+    """
 
     case: Case
     ratio: dict[str, float] = field(default_factory=dict)
     speed: dict[str, float] = field(default_factory=dict)
     silent: bool = False
+    most_slots: int = 10_000
     asked: list[str] = field(default_factory=list)
+    known: list[dict[str, Any]] = field(default_factory=list)
+
+    def put(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verify, "compiled", self)
+        monkeypatch.setattr(verify, "missing", self.missing)
+
+    def missing(self, config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
+        return [name for name in programs if depends_on(config, shape, name) not in self.known]
 
     def __call__(
         self,
@@ -45,14 +60,17 @@ class Compiler:
         self, config: Config, shape: ModelShape, program: str, say: Callable[[str], None]
     ) -> Figures:
         kind = program.partition(" ")[0]
-        cached = program in self.asked
-        self.asked += [] if cached else [program]
+        cached = not self.missing(config, shape, [program])
+        if not cached:
+            self.asked.append(program)
+            self.known.append(depends_on(config, shape, program))
         say(program)
         phase = verify.PHASE[kind]
         total = moment(config, shape, program, phase=phase).total
         own = int(self.ratio.get(kind, 1.0) * total) - sum(beside(config, shape, program).values())
         seconds = self.speed.get(kind, 1.0) * program_s(self.case, config, program).expected
-        fits = own <= 15.75 * GIB
+        slots = config.rollout_rows if kind == "segment" else 0
+        fits = own <= 15.75 * GIB and slots <= self.most_slots
         told = None if self.silent and not fits else own
         return Figures(fits, told, 20.0, seconds=seconds, cached=cached)
 
@@ -61,7 +79,7 @@ def verified(
     given: Case, monkeypatch: pytest.MonkeyPatch, **about: object
 ) -> tuple[verify.Verified, Compiler]:
     compiler = Compiler(given, **about)  # type: ignore[arg-type]
-    monkeypatch.setattr(verify, "compiled", compiler)
+    compiler.put(monkeypatch)
     said: list[str] = []
     found = Verifier(given, say=said.append).verify(choose(given).chosen)
     assert set(said) == set(compiler.asked)
@@ -150,6 +168,7 @@ def test_another_placement_takes_the_place_of_one_that_does_not_fit(
         return compiler(config, *args, **settings)
 
     monkeypatch.setattr(verify, "compiled", only_on_every_device)
+    monkeypatch.setattr(verify, "missing", compiler.missing)
     assert choice.chosen.config.plan.tp > 1
     whole = [one for one in choice.others if one.config.plan.tp == 1]
     found = Verifier(given, say=lambda _: None).verify(choice.chosen, others=whole)
@@ -167,22 +186,96 @@ def test_fixed_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler.asked == largest_programs(config)
 
 
-def test_what_is_larger_and_better_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def configured(slots: int) -> tuple[Case, Planned]:
+    """A base on each chip, of a little less memory, with so many slots."""
     bounded = [("plan.fixed", "false"), ("plan.micro_batch_tokens", "16384")]
     given = case(preset("gemma3_4b", *bounded, ("plan.rollout_rows", "none")))
     chip = replace(given.topology.chip, hbm_gib=14.0)
     tight = replace(given, topology=replace(given.topology, chip=chip))
-    compiler = Compiler(tight, {"segment": 0.7, "prefill": 0.7})
-    monkeypatch.setattr(verify, "compiled", compiler)
     own = next(one for one in choose(tight).compared if one.configured)
-    small = with_plan(own.config, {"rollout_rows": 64})
-    found = Verifier(tight, say=lambda _: None).verify(
-        replace(own, config=small, step=tight.step(small))
-    )
+    small = with_plan(own.config, {"rollout_rows": slots})
+    return tight, measured(tight, own.name, small, configured=True)
+
+
+def test_what_is_larger_and_better_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight, small = configured(slots=64)
+    Compiler(tight, {"segment": 0.7, "prefill": 0.7}).put(monkeypatch)
+    found = Verifier(tight, say=lambda _: None).verify(small)
     assert found.plan.config.rollout_rows > 64
     assert any(line.endswith("fits and is better: taken") for line in found.searched)
     assert all(one.gain < GAIN or one.fits is not True for one in found.larger)
-    assert found.compilations <= MOST + 4  # what is taken has its other programs compiled, too
+    assert found.compilations <= MOST
+
+
+def test_what_is_larger_is_not_taken_where_another_program_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tight, small = configured(slots=64)
+    (_, more, segment), _ = larger_plans(tight, small.config)
+    assert more is not None
+    fits, too_large = (
+        estimate(config, tight.shape)["prefill"].total for config in (small.config, more)
+    )
+    ratio = tight.most_bytes / ((fits + too_large) / 2)
+    compiler = Compiler(tight, {"segment": 0.7, "prefill": ratio})
+    compiler.put(monkeypatch)
+    found = Verifier(tight, say=lambda _: None).verify(small)
+    assert segment in compiler.asked
+    assert found.plan.fits
+    assert found.plan.config == small.config
+    assert list(found.programs) == largest_programs(small.config)
+    assert all(one.fits for one in found.programs.values())
+    slots = found.larger[0]
+    assert slots.gain >= GAIN
+    assert (slots.fits, slots.program) == (False, largest_programs(small.config)[-1])
+    assert slots.hbm_bytes == pytest.approx(ratio * too_large, abs=1)
+    assert found.searched[0].startswith(f"{slots.what}: {slots.program} does not fit: ")
+
+
+def test_it_stops_at_the_most_compilations_and_goes_on_from_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tight, small = configured(slots=8)
+    compiler = Compiler(tight, {"segment": 0.7, "prefill": 0.7})
+    compiler.put(monkeypatch)
+    first = Verifier(tight, say=lambda _: None).verify(small)
+    assert first.compilations == len(compiler.asked) == MOST
+    assert first.plan.fits
+    assert first.larger[0].gain >= GAIN
+    assert first.larger[0].fits is None
+    assert first.searched[-1] == (
+        f"stopped after {MOST} compilations of at most {MOST}: whether {first.larger[0].what} fits "
+        "is not known"
+    )
+    again = Verifier(tight, say=lambda _: None).verify(small)
+    assert again.plan.config.rollout_rows > first.plan.config.rollout_rows
+    assert again.compilations == len(compiler.asked) - MOST <= MOST
+
+
+def test_where_it_is_not_said_by_how_much_the_next_smaller_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tight, plan = configured(slots=160)
+    compiler = Compiler(tight, {"segment": 0.7, "prefill": 0.7}, silent=True, most_slots=130)
+    compiler.put(monkeypatch)
+    found = Verifier(tight, say=lambda _: None).verify(plan)
+    assert found.plan.fits
+    assert found.plan.config.rollout_rows == 128
+    assert found.compilations <= MOST
+    assert not any(one.fits for one in found.larger if one.gain >= GAIN)
+
+
+def test_a_search_that_ends_before_anything_fits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight, plan = configured(slots=160)
+    Compiler(tight, {"segment": 0.7}, silent=True, most_slots=8).put(monkeypatch)
+    found = Verifier(tight, say=lambda _: None).verify(plan)
+    assert not found.plan.fits
+    assert found.compilations <= MOST
+    assert re.fullmatch(
+        rf"stopped after \d compilations of at most {MOST}: whether \d+ slots, micro-batches of "
+        "16384 tokens fits is not known",
+        found.searched[-1],
+    )
 
 
 def test_the_next_larger_is_a_quarter_more() -> None:
