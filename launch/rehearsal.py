@@ -60,12 +60,10 @@ def rehearse(request: Request) -> int:
     """Rehearses and tells what was found; returns the exit status.
 
     Raises:
-        FileNotFoundError: if model, tokenizer, data or the folder of the figures are not there.
+        FileNotFoundError: if model, tokenizer or data are not there.
         ValueError: what is wrong with the request, in words for the user.
     """
     config = request.config
-    if request.json_file is not None and not request.json_file.parent.is_dir():
-        raise FileNotFoundError(f"command line: --json: no folder {request.json_file.parent}")
     shape, aside = _shape(request), rehearsed(config)
     target = _target(config, shape)
     if shape is not None:

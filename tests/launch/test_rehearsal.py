@@ -315,6 +315,10 @@ def test_random_weights_need_a_tokenizer_and_a_shape(
     assert "has no config.json" in said
 
 
-def test_figures_need_a_folder(command: Command, capsys: pytest.CaptureFixture[str]):
+def test_figures_need_a_file_that_can_be_written(
+    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+):
     said = refused(command, capsys, "--json", "/nowhere/at/all.json")
     assert said == "command line: --json: no folder /nowhere/at\n"
+    said = refused(command, capsys, "--json", str(path.parent))
+    assert said == f"command line: --json: {path.parent} is a folder; a file is wanted\n"
