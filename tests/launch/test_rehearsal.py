@@ -315,6 +315,13 @@ def test_random_weights_need_a_tokenizer_and_a_shape(
     assert "has no config.json" in said
 
 
+def test_a_file_as_the_folder_of_runs_is_refused(
+    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+):
+    said = refused(command, capsys, "--random-weights", **{"run.dir": str(path)})
+    assert said == f'run.dir = "{path}": {path} is a file; choose another\n'
+
+
 def test_figures_need_a_file_that_can_be_written(
     path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,21 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, config: Config):
     (tmp_path / "run" / "thesis.tex").touch()
     with pytest.raises(ValueError, match="is not empty and not a run; choose another run"):
         RunFolder.of(config).check(config)
+
+
+@pytest.mark.parametrize("under", ["", "deep/er"])
+def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
+    file = tmp_path / "README.md"
+    file.touch()
+    config = make_config(file / under)
+    told = f'run.dir = "{file / under}": {file} is a file; choose another'
+    for attempt in (RunFolder.of(config).check, RunFolder.of(config).create):
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            attempt(config)
+    named = make_config(tmp_path, run={"name": "README.md"})
+    told = f'run.name = "README.md": {file} is a file; choose another'
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"), RunFolder.of(named).held():
+        pass
 
 
 def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):
