@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -87,8 +87,10 @@ class RunFolder:
             self.close()
             if not self._config.is_file():
                 (self.path / _LOCK).unlink()
-                for path in made:
-                    path.rmdir()
+                # Another run may have begun in one of them.
+                with suppress(OSError):
+                    for path in made:
+                        path.rmdir()
 
     def create(self, config: Config) -> None:
         """Makes the folder or opens the one that is there, locked for this process.

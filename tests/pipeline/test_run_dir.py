@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,16 @@ def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_
     with other.held():
         pass
     assert (path / "config.json").is_file()
+
+
+def test_folders_above_that_another_run_needs_by_now_stay(tmp_path: Path):
+    first, second = (RunFolder(tmp_path / "runs" / name) for name in ("first", "second"))
+    with ExitStack() as other:
+        with first.held():
+            other.enter_context(second.held())
+        assert not first.path.exists()
+        assert second.path.is_dir()
+    assert not second.path.exists()
 
 
 def test_a_kill_between_lock_and_configuration_leaves_a_folder_that_can_be_used(
