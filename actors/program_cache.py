@@ -1,8 +1,8 @@
 """JAX's persistent compilation cache, where several processes and killed ones cannot spoil it.
 
 JAX writes an entry in place: a process that is killed meanwhile would leave half of one for good.
-So each process lets JAX write into a folder of its own, which links to the shared entries, and what
-is whole there is moved among those. Used inside actors only.
+So each process lets JAX write into a folder of its own, which has the shared entries as hard links,
+and what is whole there is moved among those. Used inside actors only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -41,16 +42,29 @@ class ProgramCache:
             self.path = Path(tempfile.mkdtemp(dir=self._own_folders))
             # A plain descriptor: held until the process ends, however it does.
             self._lock = self._take(self.path)
+        self._names = set[str]()  # of entries that are shared, or were
         for entry in shared.glob(f"*{_SUFFIX}"):
-            (self.path / entry.name).symlink_to(entry)
+            self._link(entry)
 
     def share(self) -> None:
         """Moves what was compiled since to where all find it; to be called between compilations."""
         for entry in self.path.glob(f"*{_SUFFIX}"):
-            if not entry.is_symlink():
-                entry.replace(self._shared / entry.name)
-                entry.symlink_to(self._shared / entry.name)
+            if entry.name not in self._names:
+                self._link(entry.replace(self._shared / entry.name))
         self._prune()
+
+    def _link(self, entry: Path) -> None:
+        """Gives this process a shared entry, which stays its own when another deletes it.
+
+        JAX would write through a symbolic link to nothing, among the shared entries.
+        """
+        own = self.path / entry.name
+        with suppress(FileNotFoundError):  # another process has deleted it
+            try:
+                own.hardlink_to(entry)
+            except OSError:  # not on this file system
+                shutil.copyfile(entry, own)
+            self._names.add(entry.name)
 
     def _prune(self) -> None:
         entries = []

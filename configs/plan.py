@@ -49,9 +49,9 @@ class Plan(Table):
         None,
         ge=0,
         le=0.5,
-        description="plan.fixed = false only: share of the budget's time, with budget.steps of an "
-        "hour, in which sizes are measured at the start, the largest first; 0: they are estimated; "
-        "default: 0.02",
+        description="plan.fixed = false only, not on gpu, where given sizes are tried: share of "
+        "the budget's time, with budget.steps of an hour, in which sizes are measured at the "
+        "start, the largest first; 0: they are estimated; default: 0.02",
     )
     slot_buckets: Sizes | None = Field(
         None,
@@ -167,14 +167,22 @@ class Plan(Table):
 
     def _fixed_problems(self) -> list[Problem]:
         if not self.fixed:
-            what = "means nothing without plan.rollout_rows; remove it"
-            lost = self.slot_buckets is not None and self.rollout_rows is None
-            return [("slot_buckets", what)] if lost else []
+            return self._planned_problems()
         what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
         sizes = ("rollout_rows", "micro_batch_tokens")
         problems = [(key, what) for key in sizes if getattr(self, key) is None]
         if self.calibration_share is not None:
             what = "measures nothing where sizes are fixed, plan.fixed = true; remove it"
+            problems.append(("calibration_share", what))
+        return problems
+
+    def _planned_problems(self) -> list[Problem]:
+        problems: list[Problem] = []
+        if self.slot_buckets is not None and self.rollout_rows is None:
+            what = "means nothing without plan.rollout_rows; remove it"
+            problems.append(("slot_buckets", what))
+        if self.calibration_share is not None and self.platform == "gpu":
+            what = "measures nothing on gpu, where given sizes are tried; remove it"
             problems.append(("calibration_share", what))
         return problems
 

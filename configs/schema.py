@@ -78,7 +78,11 @@ __all__ = [
 class Run(Table):
     """Where the run lives and which random numbers it draws."""
 
-    name: Slug = Field(description="name of the run; its folder is DIR/NAME")
+    name: Slug = Field(
+        # Of a folder's name file systems take 255 bytes, and rehearsals put something before it.
+        max_length=200,
+        description="name of the run; its folder is DIR/NAME",
+    )
     dir: Text = Field("runs", description="folder that holds the run folders")
     seed: int = Field(0, ge=0, lt=2**32, description="seeds data order, adapter and sampling noise")
     phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(

@@ -158,4 +158,5 @@ def _allowed(node: Mapping[str, Any]) -> str:
     words = _NOUNS[node["type"]]
     words += f" {node['words']}" if "words" in node else ""
     words += ", not empty" if node.get("minLength") else ""
+    words += f", at most {node['maxLength']} characters" if "maxLength" in node else ""
     return words + (f", {' and '.join(bounds)}" if bounds else "")

@@ -20,6 +20,7 @@ from configs.resume import diff_configs
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE
+from launch.output_file import output_file
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
 from pipeline.data.dataset import load_tests
@@ -235,10 +236,7 @@ def _adapter(folder: Path, *, is_run: bool, checkpoint: str | None, base_only: b
 
 def _result(folder: Path, *, is_run: bool, json_file: str | None) -> Path | None:
     if json_file is not None:
-        path = home() / Path(json_file).expanduser()
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"command line: --json: no folder {path.parent}")
-        return path
+        return output_file("--json", json_file)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return folder / "evaluations" / f"{stamp}.json" if is_run else None
 

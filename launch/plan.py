@@ -12,13 +12,13 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.output_file import output_file
 
 if TYPE_CHECKING:
     from pipeline.plan.report import Plan
@@ -82,13 +82,14 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     from pipeline.plan.lines import lines
     from pipeline.plan.report import report
 
+    json_file = None if flags.json is None else output_file("--json", flags.json)
     found = _plan(config, flags)
     figures = report(found)
     for line in lines(figures):
         print(line)
-    if flags.json is not None:
+    if json_file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        Path(flags.json).write_text(text, encoding="utf-8")
+        json_file.write_text(text, encoding="utf-8")
     return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
@@ -107,8 +108,6 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     from pipeline.plan.shapes import shape_of
     from pipeline.plan.workload import Lengths
 
-    if flags.json is not None and not Path(flags.json).parent.is_dir():
-        raise FileNotFoundError(f"command line: --json: no folder {Path(flags.json).parent}")
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
         raise ValueError(f"budget.until = {config.budget.until} is over; give a later one")
     topology = topology_of(config, flags.topology)

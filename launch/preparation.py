@@ -78,7 +78,12 @@ def finished(config: Config, *, extend: str | None) -> str | None:
 
 
 def prepare(
-    config: Config, *, extend: str | None, waited_s: float = 0.0, tracked: bool = True
+    config: Config,
+    *,
+    extend: str | None,
+    waited_s: float = 0.0,
+    tracked: bool = True,
+    weights_bytes: int | None = None,
 ) -> Prepared:
     """Checks everything and says what was found.
 
@@ -87,6 +92,7 @@ def prepare(
         extend: budget to add, if any.
         waited_s: seconds before this process started that count as used.
         tracked: whether W&B is told of it.
+        weights_bytes: of a model whose weights are still to be written; None: they are there.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are not there.
@@ -99,14 +105,17 @@ def prepare(
     if tracked:
         mode, why = tracking.choose_mode(config)
         print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
-    tokenizer = open_model_files(config)
+    tokenizer = open_model_files(config, weights=weights_bytes is None)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():
         if path is not None and not Path(path).is_dir():
             raise FileNotFoundError(f"{key}: no folder {path}")
     _check_rewards(config.rewards)
     given = Budget.of(config, folder)
-    _check_time(given if more is None else given + more, folder, find_model(config.model), waited_s)
+    if weights_bytes is None:
+        files = find_model(config.model).rglob("*.safetensors")
+        weights_bytes = sum(path.stat().st_size for path in files)
+    _check_time(given if more is None else given + more, folder, weights_bytes, waited_s)
     data = load_data(config, tokenizer)
     _check_same_data(data, folder)
     if config.rollout.prompts_per_step > len(data.train.prompts):
@@ -122,15 +131,19 @@ def prepare(
     return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
 
-def open_model_files(config: Config) -> Tokenizer:
+def open_model_files(config: Config, *, weights: bool = True) -> Tokenizer:
     """Finds the model, downloading it if need be, looks through its files, opens the tokenizer.
+
+    Args:
+        config: names them.
+        weights: whether they are there already.
 
     Raises:
         FileNotFoundError: if model or tokenizer are not there.
         ValueError: what is wrong with them, in words for the user.
     """
     folder = find_model(config.model)
-    for line in hf_folder.check_folder(folder):
+    for line in hf_folder.check_folder(folder) if weights else ():
         print(line, flush=True)
     tokenizer = open_tokenizer(config.model)
     stop_tokens = config.rollout.stop_tokens
@@ -177,7 +190,7 @@ def _check_rewards(rewards: Rewards) -> None:
         raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
 
 
-def _check_time(budget: Budget, folder: RunFolder, model: Path, waited_s: float) -> None:
+def _check_time(budget: Budget, folder: RunFolder, weights_bytes: int, waited_s: float) -> None:
     """Refuses a budget that cannot do, from what is known before anything is measured.
 
     A run that goes on is never refused: what is left is enough for its end, or it is over.
@@ -191,8 +204,7 @@ def _check_time(budget: Budget, folder: RunFolder, model: Path, waited_s: float)
         if budget.until_s <= now_s:
             raise ValueError(f"{budget.name} is over; give a later one")
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
-    weights = sum(path.stat().st_size for path in model.rglob("*.safetensors"))
-    least_s = waited_s + least_run_s(weights)
+    least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events("started"))
     if deadline_s is not None and deadline_s < least_s and not begun:
         waited = f", {show_duration(waited_s)} of waiting among them" if waited_s else ""

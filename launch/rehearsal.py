@@ -20,7 +20,7 @@ from launch.preparation import Prepared, prepare
 from launch.stop import Stop, Stopped, unless
 from pipeline.balanced import Balanced
 from pipeline.calibration import Beginning, calibrate
-from pipeline.model.random_folder import write_random_folder
+from pipeline.model.random_folder import write_random_folder, write_random_weights
 from pipeline.model_files.hf_folder import flax_folder
 from pipeline.model_files.model_source import HF
 from pipeline.plan.hardware import topology_of
@@ -60,12 +60,10 @@ def rehearse(request: Request) -> int:
     """Rehearses and tells what was found; returns the exit status.
 
     Raises:
-        FileNotFoundError: if model, tokenizer, data or the folder of the figures are not there.
+        FileNotFoundError: if model, tokenizer or data are not there.
         ValueError: what is wrong with the request, in words for the user.
     """
     config = request.config
-    if request.json_file is not None and not request.json_file.parent.is_dir():
-        raise FileNotFoundError(f"command line: --json: no folder {request.json_file.parent}")
     shape, aside = _shape(request), rehearsed(config)
     target = _target(config, shape)
     if shape is not None:
@@ -75,8 +73,9 @@ def rehearse(request: Request) -> int:
     with scratch(aside) as folder:
         if request.random_weights:
             assert shape is not None
-            aside = _with_random_weights(aside, shape, folder / "model")
-        prepared = prepare(aside, extend=None, tracked=False)
+            prepared = _prepare_random(aside, shape, folder / "model")
+        else:
+            prepared = prepare(aside, extend=None, tracked=False)
         beginning = Beginning.of(prepared.config, prepared.folder)
         return asyncio.run(_run(request, prepared, target, beginning))
 
@@ -205,8 +204,23 @@ def _check_disk(config: Config, shape: ModelShape, *, weights: bool) -> None:
         )
 
 
-def _with_random_weights(config: Config, shape: ModelShape, folder: Path) -> Config:
-    """The configuration with a model that is written into `folder`.
+def _prepare_random(config: Config, shape: ModelShape, folder: Path) -> Prepared:
+    """Checks everything, and writes the weights only then.
+
+    Raises:
+        FileNotFoundError: if tokenizer or data are not there.
+        ValueError: what is wrong with the request, in words for the user.
+    """
+    config, dtype = _with_random_model(config, shape, folder), config.model.dtype
+    weights_bytes = shape.parameters * DTYPE_BYTES[dtype]
+    prepared = prepare(config, extend=None, tracked=False, weights_bytes=weights_bytes)
+    print(f"writing {shape.parameters:,} random weights, {dtype}", flush=True)
+    write_random_weights(folder, shape, dtype=dtype, seed=config.run.seed)
+    return prepared
+
+
+def _with_random_model(config: Config, shape: ModelShape, folder: Path) -> Config:
+    """The configuration with a model that is in `folder`, all but its weights.
 
     Raises:
         FileNotFoundError: if there is no tokenizer.
@@ -223,8 +237,7 @@ def _with_random_weights(config: Config, shape: ModelShape, folder: Path) -> Con
             model = model.model_copy(update={"tokenizer": model.path})
         else:
             beside = _tokenizer_beside(Path(model.path))
-    print(f"writing {shape.parameters:,} random weights, {model.dtype}", flush=True)
-    write_random_folder(folder, shape, dtype=model.dtype, seed=config.run.seed, tokenizer=beside)
+    write_random_folder(folder, shape, tokenizer=beside)
     return config.model_copy(update={"model": model.model_copy(update={"path": str(folder)})})
 
 

@@ -16,13 +16,12 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from configs.cli import parse
 from configs.load import config_to_json, load_config
-from configs.paths import home
 from configs.schema import Config
 from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.output_file import output_file
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run; a finished run says so.
@@ -105,7 +104,7 @@ def _check_flags(flags: argparse.Namespace) -> None:
 def _rehearse(config: Config, flags: argparse.Namespace) -> int:
     from launch.rehearsal import Request, rehearse
 
-    json_file = None if flags.json is None else home() / Path(flags.json).expanduser()
+    json_file = None if flags.json is None else output_file("--json", flags.json)
     return rehearse(Request(config, flags.random_weights, json_file, STARTED))
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,8 +50,10 @@ class RunFolder:
         """Refuses to go on with a run under another configuration, or that is going on.
 
         Raises:
-            ValueError: naming each changed key with its old and its new value.
+            ValueError: naming each changed key with its old and its new value; or if a file is in
+                the folder's place or above it.
         """
+        self._refuse_file()
         if self._is_busy():
             raise ValueError(f"another process is at work in {self.path}")
         if not self._config.is_file():
@@ -75,7 +77,7 @@ class RunFolder:
         """Keeps other processes out; a folder in which nothing was begun is gone again afterwards.
 
         Raises:
-            ValueError: if another process is at work in it.
+            ValueError: if another process is at work in it, or a file in its place or above it.
         """
         made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self._take_lock()
@@ -85,21 +87,32 @@ class RunFolder:
             self.close()
             if not self._config.is_file():
                 (self.path / _LOCK).unlink()
-                for path in made:
-                    path.rmdir()
+                # Another run may have begun in one of them.
+                with suppress(OSError):
+                    for path in made:
+                        path.rmdir()
 
     def create(self, config: Config) -> None:
         """Makes the folder or opens the one that is there, locked for this process.
 
         Raises:
-            ValueError: if another process is at work in it.
+            ValueError: if another process is at work in it, or a file in its place or above it.
         """
         if self._lock is None or self._lock.closed:
             self._take_lock()
         self.rollouts.mkdir(exist_ok=True)
         write_atomically(self._config, config_to_json(config))
 
+    def _refuse_file(self) -> None:
+        above = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not above.is_dir():
+            key, value = "run.dir", str(self.path.parent)
+            if above == self.path:
+                key, value = "run.name", self.path.name
+            raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
+
     def _take_lock(self) -> None:
+        self._refuse_file()
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / _LOCK).open("w")
         try:

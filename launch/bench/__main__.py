@@ -89,8 +89,8 @@ def _prepare(argv: Sequence[str]) -> Plan:
         raise ValueError(f"command line: NAME is missing; there are {names}")
     if request.name not in BENCHMARKS:
         raise ValueError(f"command line: {request.name}: no such benchmark; there are {names}")
-    _refuse_file("--json", request.json)
-    _refuse_file("--plot", request.plot)
+    request.json = _output("--json", request.json)
+    request.plot = _output("--plot", request.plot)
     benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
     if request.plot and benchmark.draw is None:
         raise ValueError(
@@ -104,17 +104,18 @@ def _prepare(argv: Sequence[str]) -> Plan:
     return request, chosen
 
 
-def _refuse_file(option: str, file: str | None) -> None:
-    """Raises `ValueError` where nothing can be written."""
+def _output(flag: str, file: str | None) -> str | None:
+    """The absolute path of what a flag names.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
     if file is None:
-        return
-    if not Path(file).absolute().parent.is_dir():
-        raise ValueError(
-            f"command line: {option} {file}: its folder does not exist; nearest valid: "
-            f"{Path(file).name}"
-        )
-    if Path(file).is_dir():
-        raise ValueError(f"command line: {option} {file}: is a folder; a file is wanted")
+        return None
+    # Imported late: nothing else here needs the configuration.
+    from launch.output_file import output_file
+
+    return str(output_file(flag, file))
 
 
 def _chosen(sections: Sequence[Section], pattern: str | None) -> list[Section]:

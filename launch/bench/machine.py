@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
+
+from pipeline.cores import cores
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix")
 
@@ -15,7 +16,7 @@ def machine() -> dict[str, str]:
     """Day, processor, cores, and the versions of what computes and compiles."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        "machine": f"{_processor()}, {cores()} cores",
         "versions": ", ".join(
             [f"Python {platform.python_version()}", *(_version(name) for name in _PACKAGES)]
         ),

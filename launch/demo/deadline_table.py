@@ -24,6 +24,7 @@ import numpy as np
 from configs.base import parse_duration_s
 from launch.demo.table import CONFIG
 from launch.exits import EXIT_MISTAKE
+from launch.output_file import output_file
 from pipeline.budget import show_duration
 from pipeline.evaluate.significance import measure_accuracy
 from pipeline.run_dir import RunFolder
@@ -134,6 +135,13 @@ def mean_line(rows: Sequence[Row]) -> str:
     return f"{budget}: mean accuracy {100 * found.accuracy:.1f}% [{low:.1f}, {high:.1f}]"
 
 
+def _duration_s(text: str) -> int:
+    try:
+        return parse_duration_s(text)
+    except ValueError as mistake:
+        raise argparse.ArgumentTypeError(str(mistake)) from None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything and prints the table."""
     parser = argparse.ArgumentParser(
@@ -141,15 +149,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Run the demo with the smallest budget of time, twice and four times that.",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="default: 0 1 2")
-    parser.add_argument("--minimum", help="the smallest budget; default: found by a run")
+    parser.add_argument(
+        "--minimum", type=_duration_s, help="the smallest budget; default: found by a run"
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="of the run folders")
-    parser.add_argument("--json", type=Path, help="also write the summaries to this file")
+    parser.add_argument("--json", metavar="FILE", help="also write the summaries to this file")
     options = parser.parse_args(argv)
+    try:
+        json_file = None if options.json is None else output_file("--json", options.json)
+    except ValueError as mistake:
+        parser.error(str(mistake))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    if options.minimum is None:
+    minimum_s = options.minimum
+    if minimum_s is None:
         minimum_s = find_minimum_s(folder=options.dir, stamp=stamp)
-    else:
-        minimum_s = parse_duration_s(options.minimum)
     table = [
         [
             run(factor * minimum_s, seed=seed, folder=options.dir, stamp=stamp)
@@ -163,9 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(row)
     for rows in table:
         print(mean_line(rows))
-    if options.json:
+    if json_file is not None:
         found = [{"seed": row.seed, **row.summary} for rows in table for row in rows]
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -6,7 +6,6 @@ on modules is not meant for several threads. What is compiled does not depend on
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
+from pipeline.cores import cores
 from pipeline.model.sharding import lowered
 from pipeline.plan.building import BuildLog, Built
 
@@ -47,7 +47,7 @@ class Builder:
         self._mesh = mesh
         self._log = BuildLog() if log is None else log
         # More would only need more memory: a large program's compilation takes gigabytes.
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(cores())
 
     def __enter__(self) -> Builder:
         return self

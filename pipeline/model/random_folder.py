@@ -24,16 +24,12 @@ _AT_ONCE = 2**24
 """Numbers that are drawn at a time."""
 
 
-def write_random_folder(
-    folder: Path, shape: ModelShape, *, dtype: str, seed: int, tokenizer: Path | None
-) -> None:
-    """Writes configuration, weights and tokenizer.
+def write_random_folder(folder: Path, shape: ModelShape, *, tokenizer: Path | None) -> None:
+    """Writes configuration and tokenizer, all but the weights.
 
     Args:
         folder: made if it is not there.
         shape: the model's sizes.
-        dtype: a `model.dtype`.
-        seed: of the weights.
         tokenizer: a folder with the tokenizer's files, which are copied; None: it stands elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +39,17 @@ def write_random_folder(
         for name in TOKENIZER_FILES:
             if (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, folder / name)
+
+
+def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: int) -> None:
+    """Writes the weights.
+
+    Args:
+        folder: one of `write_random_folder`.
+        shape: the model's sizes.
+        dtype: a `model.dtype`.
+        seed: of the weights.
+    """
     specs = list(_tensors(shape, dtype))
     rng = np.random.default_rng(seed)
     drawn = (_draw(spec, rng) for spec in specs)

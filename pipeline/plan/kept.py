@@ -18,6 +18,7 @@ from typing import Any
 
 from configs.schema import Config
 from pipeline.cache_folder import cache_folder
+from pipeline.cores import cores
 from pipeline.plan.compiler import sources, versions
 from pipeline.plan.programs import depends_on, devices_of
 from pipeline.plan.shapes import ModelShape
@@ -69,7 +70,7 @@ def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
 @cache
 def machine() -> dict[str, Any]:
     """The host: its processor and its cores."""
-    return {"processor": _processor(), "cores": len(os.sched_getaffinity(0))}
+    return {"processor": _processor(), "cores": cores()}
 
 
 def _processor() -> str:

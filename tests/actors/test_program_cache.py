@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from actors import program_cache
 from actors.program_cache import ProgramCache
@@ -25,6 +27,57 @@ def test_an_entry_is_shared_when_it_is_whole(tmp_path: Path):
     # Who began before does not see it, who begins now does.
     assert names(other.path) == set()
     assert (ProgramCache(tmp_path).path / "a-cache").read_bytes() == b"program a"
+
+
+@pytest.fixture(params=["hard links", "no hard links"])
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if request.param == "no hard links":
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+
+
+@pytest.mark.usefixtures("links")
+def test_what_another_process_deletes_stays_with_who_has_it(tmp_path: Path):
+    (tmp_path / "a-cache").write_bytes(b"program a")
+    process = ProgramCache(tmp_path)
+    (process.path / "b-cache").write_bytes(b"program b")
+    process.share()
+    for name in ("a-cache", "b-cache"):
+        (tmp_path / name).unlink()
+    # JAX finds them, and never writes what it finds.
+    jax_cache = LRUCache(str(process.path), max_size=-1)
+    assert jax_cache.get("a") == b"program a"
+    jax_cache.put("a", b"another")
+    assert jax_cache.get("b") == b"program b"
+    assert names(tmp_path) == set()
+    # What was shared once and is deleted is not wanted back.
+    process.share()
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.usefixtures("links")
+def test_what_is_deleted_before_it_is_linked_is_shared_when_it_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a-cache").write_bytes(b"program a")
+    with monkeypatch.context() as patch:
+        there = Path.glob
+
+        def and_deleted(folder: Path, pattern: str) -> list[Path]:
+            found = list(there(folder, pattern))
+            for path in found:
+                path.unlink()
+            return found
+
+        patch.setattr(Path, "glob", and_deleted)
+        process = ProgramCache(tmp_path)
+    assert names(process.path) == set()
+    LRUCache(str(process.path), max_size=-1).put("a", b"program a")
+    assert names(tmp_path) == set()
+    process.share()
+    assert (tmp_path / "a-cache").read_bytes() == b"program a"
 
 
 def test_two_processes_with_the_same_program_share_one(tmp_path: Path):

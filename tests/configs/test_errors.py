@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import unknown_key
+from configs.load import load_config
 
 from .conftest import SMALL, Write
 from .test_load import mistakes
@@ -59,7 +60,7 @@ def told(path: Path, key: str, text: str) -> str:
             "run.name",
             "my run",
             ('= "my run": must be a string of letters, digits, \'.\', \'_\' and \'-\' that begins '
-            "with a letter or digit"),
+            "with a letter or digit, at most 200 characters"),
         ),
         (
             "rewards.functions.0.function",
@@ -99,6 +100,12 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
 def test_a_long_value_is_cut(small: Path) -> None:
     line = told(small, "run.name", "x " * 100)
     assert line.startswith(f'run.name = "{"x " * 28}...: must be')
+
+
+def test_a_name_that_is_too_long_for_a_folder(small: Path) -> None:
+    line = told(small, "run.name", "x" * 201)
+    assert line.endswith("with a letter or digit, at most 200 characters")
+    assert load_config(small, [("run.name", "x" * 200)]).run.name == "x" * 200
 
 
 def test_a_missing_table_names_what_it_needs(write: Write) -> None:

@@ -134,11 +134,8 @@ THERE = "balance, hbm, learner, plan, rollout, sweep"
             "command line: --jsn: unknown; there are --only, --list, --json, --plot",
         ),
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
-        (
-            ["hbm", "--json", "no/x"],
-            "command line: --json no/x: its folder does not exist; nearest ",
-        ),
-        (["hbm", "--json", "."], "command line: --json .: is a folder; a file is wanted"),
+        (["hbm", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
+        (["hbm", "--plot", "/tmp"], "command line: --plot: /tmp is a folder; a file is wanted\n"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):

@@ -253,11 +253,10 @@ def test_sigterm_while_weights_are_written_leaves_nothing(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     def write(folder: Path, *_: object, **__: object) -> None:
-        folder.mkdir()
         (folder / "half").touch()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(rehearsal, "write_random_folder", write)
+    monkeypatch.setattr(rehearsal, "write_random_weights", write)
     with pytest.raises(SystemExit) as ended:
         command("--random-weights")
     assert ended.value.code == 143
@@ -300,6 +299,27 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     assert "a rehearsal writes 0.0 GiB there for a while, and 0.0 are free" in said
 
 
+def test_what_is_wrong_is_told_before_random_weights_are_written(
+    path: Path,
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("weights were written")
+
+    def wrong(_: object) -> None:
+        raise ValueError("rewards.functions: no such function")
+
+    monkeypatch.setattr(rehearsal, "write_random_weights", never)
+    gone = str(path.parent / "gone.jsonl")
+    said = refused(command, capsys, "--random-weights", **{"data.train.path": gone})
+    assert f"no file {gone}" in said
+    monkeypatch.setattr(preparation, "_check_rewards", wrong)
+    said = refused(command, capsys, "--random-weights")
+    assert said == "rewards.functions: no such function\n"
+
+
 def test_random_weights_need_a_tokenizer_and_a_shape(
     path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ):
@@ -315,6 +335,17 @@ def test_random_weights_need_a_tokenizer_and_a_shape(
     assert "has no config.json" in said
 
 
-def test_figures_need_a_folder(command: Command, capsys: pytest.CaptureFixture[str]):
+def test_a_file_as_the_folder_of_runs_is_refused(
+    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+):
+    said = refused(command, capsys, "--random-weights", **{"run.dir": str(path)})
+    assert said == f'run.dir = "{path}": {path} is a file; choose another\n'
+
+
+def test_figures_need_a_file_that_can_be_written(
+    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+):
     said = refused(command, capsys, "--json", "/nowhere/at/all.json")
     assert said == "command line: --json: no folder /nowhere/at\n"
+    said = refused(command, capsys, "--json", str(path.parent))
+    assert said == f"command line: --json: {path.parent} is a folder; a file is wanted\n"

@@ -325,6 +325,11 @@ def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refus
     ]
 
 
+def test_a_file_as_the_folder_of_runs(request_path: Path, refused: Refused):
+    told = f'run.dir = "{request_path}": {request_path} is a file; choose another'
+    assert refused("--run.dir", str(request_path)) == [told]
+
+
 def test_a_run_that_is_going_on(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))

@@ -408,6 +408,9 @@ def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
         Beginning.of(gpu, RunFolder(tmp_path / "demo"))
     given = replace_plan(gpu, rollout_rows=8, micro_batch_tokens=ROW)
     assert Beginning.of(given, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
+    asked = [("plan.fixed", "false"), ("plan.platform", "gpu"), ("plan.calibration_share", "0.1")]
+    with pytest.raises(ValueError, match=r"calibration_share = 0\.1: measures nothing on gpu"):
+        load_config(ROOT / "configs/demo.toml", asked)
 
 
 def test_speeds_are_the_same_behind_json():

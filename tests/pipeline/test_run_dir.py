@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,21 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, config: Config):
         RunFolder.of(config).check(config)
 
 
+@pytest.mark.parametrize("under", ["", "deep/er"])
+def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
+    file = tmp_path / "README.md"
+    file.touch()
+    config = make_config(file / under)
+    told = f'run.dir = "{file / under}": {file} is a file; choose another'
+    for attempt in (RunFolder.of(config).check, RunFolder.of(config).create):
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            attempt(config)
+    named = make_config(tmp_path, run={"name": "README.md"})
+    told = f'run.name = "README.md": {file} is a file; choose another'
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"), RunFolder.of(named).held():
+        pass
+
+
 def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):
     other = RunFolder.of(config)
     for attempt in (other.check, other.create):
@@ -108,6 +125,16 @@ def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_
     with other.held():
         pass
     assert (path / "config.json").is_file()
+
+
+def test_folders_above_that_another_run_needs_by_now_stay(tmp_path: Path):
+    first, second = (RunFolder(tmp_path / "runs" / name) for name in ("first", "second"))
+    with ExitStack() as other:
+        with first.held():
+            other.enter_context(second.held())
+        assert not first.path.exists()
+        assert second.path.is_dir()
+    assert not second.path.exists()
 
 
 def test_a_kill_between_lock_and_configuration_leaves_a_folder_that_can_be_used(
