@@ -23,7 +23,7 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.cache_folder import cache_folder
+from pipeline.cache_folder import cache_folder, keep_json
 from pipeline.plan.programs import SAMPLER, depends_on, devices_of, split_name
 from pipeline.plan.shapes import ModelShape
 from pipeline.plan.topology import GIB, HOST, TPU_COMPILER, chips
@@ -201,15 +201,7 @@ def _kept(about: Mapping[str, Any]) -> Figures | None:
 
 def _keep(about: Mapping[str, Any], figures: Figures) -> None:
     """Keeps figures under a key; a folder that cannot be written to keeps nothing."""
-    path = _file(about)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    content = {"figures": asdict(figures), "key": about}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        return
+    keep_json(_file(about), {"figures": asdict(figures), "key": about})
 
 
 def _file(about: Mapping[str, Any]) -> Path:

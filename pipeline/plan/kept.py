@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from pipeline.cache_folder import cache_folder
+from pipeline.cache_folder import cache_folder, keep_json
 from pipeline.cores import cores
 from pipeline.plan.compiler import sources, versions
 from pipeline.plan.programs import depends_on, devices_of
@@ -39,15 +38,7 @@ def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
 
 def keep_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
     """Replaces what is kept under a key; a folder that cannot be written to keeps nothing."""
-    path = _file(about)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    content = {"speeds": speeds.to_json(), "key": about}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        return
+    keep_json(_file(about), {"speeds": speeds.to_json(), "key": about})
 
 
 def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:

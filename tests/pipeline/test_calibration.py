@@ -99,6 +99,16 @@ class Device:
 
 
 @dataclass
+class Small(Device):
+    """Has room for 20 slots, and says so when it is prepared."""
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        if sizes.rollout_rows > 20:
+            raise OutOfMemory("generate", "does not compile")
+        return await super().prepare(sizes)
+
+
+@dataclass
 class Start:
     """The start of a run with such a device."""
 
@@ -223,13 +233,6 @@ def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_
 
 
 def test_nothing_that_has_no_room_is_measured_by_who_has_said_so_at_the_start(tmp_path: Path):
-    @dataclass
-    class Small(Device):
-        async def prepare(self, sizes: Sizes) -> Ready:
-            if sizes.rollout_rows > 20:
-                raise OutOfMemory("generate", "does not compile")
-            return await super().prepare(sizes)
-
     run = start(tmp_path, lambda config: Small(config, segment=lambda _: 0.01))
     assert chosen(run).rollout_rows == 16
     assert run.device.measured[0] == "16 slots"
@@ -317,13 +320,6 @@ def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path)
 
 
 def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_path: Path):
-    @dataclass
-    class Small(Device):
-        async def prepare(self, sizes: Sizes) -> Ready:
-            if sizes.rollout_rows > 20:
-                raise OutOfMemory("generate", "does not compile")
-            return await super().prepare(sizes)
-
     first = start(tmp_path / "a", lambda config: Device(config, segment=lambda _: 0.01))
     assert chosen(first).rollout_rows == 64
     second = start(tmp_path / "b", lambda config: Small(config, segment=lambda _: 0.01))
