@@ -93,9 +93,7 @@ def _prepare(argv: Sequence[str]) -> Plan:
     request.plot = _output("--plot", request.plot)
     benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
     if request.plot and benchmark.draw is None:
-        raise ValueError(
-            f"command line: --plot {request.plot}: {request.name} draws nothing; sweep does"
-        )
+        raise ValueError(f"command line: --plot: {request.name} draws nothing; sweep does")
     chosen = replace(
         benchmark,
         sections=_chosen(benchmark.sections, request.only),
