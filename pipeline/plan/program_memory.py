@@ -303,7 +303,8 @@ def _saved(sizes: Sizes, *, in_parts: bool) -> int:
         return int((_SAVED_BY_LOOPS if in_parts else _SAVED) * sizes.hidden)
     if remat == "dots":
         attention = sizes.heads * shape.head_dim + 2 * sizes.kv_heads * shape.head_dim
-        return attention + 2 * sizes.hidden + 2 * shape.embed
+        # The product with a matrix, and the one with its adapter, which is added to it.
+        return 2 * (attention + 2 * sizes.hidden + 2 * shape.embed)
     return 0
 
 
