@@ -152,7 +152,7 @@ class Plan(Table):
             ]
         problems += self._meshes()
         rows, shards, tp = self.rollout_rows, self.sampler_shards, self.tp_of_sampler
-        problems += self._fixed_problems()
+        problems += self._fixed_problems() if self.fixed else self._planned_problems()
         if rows is not None and rows % shards:
             nearest = nearest_multiples(rows, shards)
             parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
@@ -166,8 +166,6 @@ class Plan(Table):
         return self
 
     def _fixed_problems(self) -> list[Problem]:
-        if not self.fixed:
-            return self._planned_problems()
         what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
         sizes = ("rollout_rows", "micro_batch_tokens")
         problems = [(key, what) for key in sizes if getattr(self, key) is None]

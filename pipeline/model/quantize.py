@@ -184,7 +184,8 @@ class Provider(qwix.LoraProvider):
         terms, out = einsum_str.split("->")
         first, *others = terms.split(",")
         positions = first[:2]
-        if positions not in out or set(positions) & set("".join(others)):
+        apart = positions.isalpha() and positions in out and len(first) > 2
+        if not apart or set(positions) & set("".join(others)):
             return super().einsum(einsum_str, *operands, **settings)
         at = out.index(positions)
         equation = f"{','.join([first[1:], *others])}->{out.replace(positions, positions[1])}"
