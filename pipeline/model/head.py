@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pipeline.model.attention import soft_cap
 from pipeline.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
 from pipeline.model.head_draw import draw as _draw
-from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
+from pipeline.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES, platform
 from pipeline.model.truncation import Truncation
 
 _TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768), "gpu": (256, 32_768)}
@@ -130,8 +130,7 @@ def score(
         raise ValueError(f"top_k = {top_k}, but a device has only {here} entries of the vocabulary")
     most_tokens, most_vocab = head.tokens, head.vocab
     if top_k:
-        platform = head.mesh.devices.flat[0].platform
-        most_tokens, most_vocab = _TOP_K_BLOCKS[platform]
+        most_tokens, most_vocab = _TOP_K_BLOCKS[platform(head.mesh)]
     blocks = Blocks(
         softcap=head.softcap,
         temperature=head.temperature,

@@ -22,7 +22,7 @@ from tunix.models.gemma3 import model as gemma3
 from configs.schema import Lora
 from pipeline.model import quantize
 from pipeline.model.gemma import Gemma
-from pipeline.model.sharding import batch_shards, mesh_of
+from pipeline.model.sharding import batch_shards, mesh_of, platform
 
 Adapter = dict[str, jax.Array]
 
@@ -83,11 +83,14 @@ def attach(
         else:
             continue
         rules.setdefault(rule, []).append(path)
+    mesh = None if model.activations is None else mesh_of(model.activations)
     provider = quantize.Provider(
-        [_at(rule, paths) for rule, paths in rules.items()], quantization=quantization
+        [_at(rule, paths) for rule, paths in rules.items()],
+        quantization=quantization,
+        flat=mesh is not None and platform(mesh) == "cpu",
     )
     # A row for every device that has rows of its own.
-    rows = 1 if model.activations is None else batch_shards(mesh_of(model.activations))
+    rows = 1 if mesh is None else batch_shards(mesh)
     tokens = jnp.zeros((rows, 1), jnp.int32)
     wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
     found = {

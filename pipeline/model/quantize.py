@@ -152,18 +152,23 @@ def _dequantizer(qtype: Any) -> Any:
 
 
 class Provider(qwix.LoraProvider):
-    """qwix's LoRA on positions of all rows together, and on matrices kept as codes.
-
-    These are computed back by `dequantize` where they are multiplied.
+    """qwix's LoRA on matrices kept as codes, which are computed back where they are multiplied.
 
     Args:
         rules: what is adapted, and how it is kept.
         quantization: "int8_matmul": codes are multiplied instead; the adapter's products are not
             changed by it.
+        flat: whether rows and their positions stand in one axis where they are multiplied. The
+            gradient of an adapter sums over both: over two axes XLA for the CPU writes each factor
+            out transposed, element by element, which takes as long as all the rest. For a TPU it
+            is slower and takes more memory in one.
     """
 
-    def __init__(self, rules: Sequence[qwix.QuantizationRule], *, quantization: str) -> None:
+    def __init__(
+        self, rules: Sequence[qwix.QuantizationRule], *, quantization: str, flat: bool
+    ) -> None:
         super().__init__(rules)
+        self._flat = flat
         integers = quantization == "int8_matmul"
         self._einsum_fn = integer_products.einsum if integers else _einsum
         self._dot_general_fn = integer_products.dot_general if integers else _dot_general
@@ -171,21 +176,21 @@ class Provider(qwix.LoraProvider):
     def dot_general(
         self, lhs: jax.Array, rhs: Any, dimension_numbers: Any, *args: Any, **settings: Any
     ) -> jax.Array:
-        """See qwix; positions of all rows stand in one axis."""
+        """See qwix."""
         (summed, rhs_summed), batch = dimension_numbers
-        if lhs.ndim < 3 or min(summed) < 2 or batch != ((), ()):
+        if not self._flat or lhs.ndim < 3 or min(summed) < 2 or batch != ((), ()):
             return super().dot_general(lhs, rhs, dimension_numbers, *args, **settings)
         numbers = (tuple(axis - 1 for axis in summed), rhs_summed), batch
         product = super().dot_general(_flat(lhs), rhs, numbers, *args, **settings)
         return product.reshape(*lhs.shape[:2], *product.shape[1:])
 
     def einsum(self, einsum_str: str, *operands: Any, **settings: Any) -> jax.Array:
-        """See qwix; positions of all rows stand in one axis."""
+        """See qwix."""
         terms, out = einsum_str.split("->")
         first, *others = terms.split(",")
         positions = first[:2]
         apart = positions.isalpha() and positions in out and len(first) > 2
-        if not apart or set(positions) & set("".join(others)):
+        if not self._flat or not apart or set(positions) & set("".join(others)):
             return super().einsum(einsum_str, *operands, **settings)
         at = out.index(positions)
         equation = f"{','.join([first[1:], *others])}->{out.replace(positions, positions[1])}"
@@ -195,11 +200,7 @@ class Provider(qwix.LoraProvider):
 
 
 def _flat(x: jax.Array) -> jax.Array:
-    """Rows and their positions in one axis.
-
-    The gradient of an adapter sums over both: over two axes XLA for the CPU writes each factor out
-    transposed, element by element, which takes as long as all the rest.
-    """
+    """Rows and their positions in one axis."""
     return x.reshape(-1, *x.shape[2:])
 
 

@@ -60,6 +60,11 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
     return sharding.mesh
 
 
+def platform(mesh: Mesh) -> str:
+    """What its devices are: "cpu", "gpu" or "tpu"."""
+    return mesh.devices.flat[0].platform
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
@@ -147,6 +152,6 @@ def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
 
 def lowered(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Lowered:
     """What is given to the compiler of the mesh's kind of device."""
-    kind = mesh.devices.flat[0].platform
+    kind = platform(mesh)
     # JAX calls the devices "gpu" and the compiler's target "cuda".
     return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,))

@@ -32,9 +32,10 @@ _WIDE = 3
 """Arrays of a layer's feed-forward width that exist at a time."""
 _SCORES = 2
 """Arrays of attention scores, in float32, that exist at a time."""
-_GATHERED, _GATHERED_AROUND_LOOPS = 0.9, 0.55
+_GATHERED, _GATHERED_AROUND_LOOPS, _GATHERED_BY_SEGMENTS = 0.9, 0.55, 0.66
 """Share of the layers whose weights are gathered over fsdp ahead of their use, while there is room;
-the second where a backward pass takes the micro-batch in several parts."""
+the second where a backward pass takes the micro-batch in several parts, the third while a segment
+is decoded."""
 _LEAST_GATHERED = 4
 """Layers that are gathered ahead of their use in any case."""
 _SAVED, _SAVED_BY_LOOPS = 3.3, 12
@@ -165,7 +166,7 @@ def _made_ready(sizes: Sizes, kind: str, size: int, others: int) -> int:
     """
     if sizes.place.fsdp == 1:
         return sizes.layer if sizes.quantization != "none" else 0
-    share = _GATHERED
+    share = _GATHERED_BY_SEGMENTS if kind == "segment" else _GATHERED
     if kind in {"gradient", "imitation"} and _rows_together(sizes, size) < _rows_here(sizes, size):
         share = _GATHERED_AROUND_LOOPS
     room = (int(HBM_GIB * GIB) - others) // sizes.layer
