@@ -334,6 +334,34 @@ def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path
         assert worker.process.asked == [8, 6]
 
 
+def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_in_force(
+    tmp_path: Path,
+):
+    made = config(tmp_path)
+    balance = Balance.of(made, RunFolder.of(made), say=print)
+
+    class WhileAnotherRunsOut(Compiling):
+        async def prepare(self, sizes: Sizes) -> Ready:
+            ready = await super().prepare(sizes)
+            if sizes.rollout_rows == 6:
+                balance.put_in_force(Sizes(4, sizes.micro_batch_tokens), "replan", "beside", {})
+            return ready
+
+    process = WhileAnotherRunsOut(most=8)
+    worker = Worker("sampler 0", process)
+
+    async def work() -> Sizes | None:
+        return worker.sizes
+
+    async def scenario() -> Sizes | None:
+        await balance.start([worker])
+        balance.put_in_force(Sizes(6, 4 * ROW), "replan", "before", {})
+        return await balance.hold(worker, work)
+
+    assert asyncio.run(scenario()) == Sizes(4, 4 * ROW) == balance.sizes
+    assert process.asked == [8, 6, 4]
+
+
 def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
     made = config(tmp_path)
     said = list[str]()

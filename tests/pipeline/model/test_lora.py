@@ -7,6 +7,7 @@ the base. So each one that is used is asked whether it feels the adapter.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +103,39 @@ def test_score_and_gradient_feel_every_part_of_the_adapter():
     # While B is zero nothing flows to A.
     for name, grad in fresh_grads.items():
         assert bool(np.any(grad)) == name.endswith("_lora_b"), name
+
+
+OVER_ROWS_AND_POSITIONS = re.compile(r"dot_general .*contracting_dims = \[0, 1\] x \[0, 1\]")
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int
+):
+    """Two are several times slower on a CPU, one is slower and larger on a TPU."""
+
+    def gradient() -> tuple[int, Params]:
+        policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
+        base, adapter = tiny.make_base(policy), policy.probe_adapter(1)
+        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+
+        @jax.jit
+        def run(adapter: Params) -> Params:
+            def total(adapter: Params) -> jax.Array:
+                return jnp.sum(policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] ** 2)
+
+            return jax.grad(total)(adapter)
+
+        lowered = run.lower(adapter).as_text()
+        return len(OVER_ROWS_AND_POSITIONS.findall(lowered)), run(adapter)
+
+    over_two, together = gradient()
+    assert over_two == 0
+    monkeypatch.setattr(lora, "platform", lambda _: "tpu")
+    over_two, apart = gradient()
+    assert over_two > 0
+    for name, value in together.items():
+        np.testing.assert_allclose(value, apart[name], rtol=1e-3, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
