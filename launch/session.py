@@ -22,7 +22,7 @@ from pipeline.deadline import BudgetTooSmallError, Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
 from pipeline.reserve import EXIT, EXPORT, Reserve
-from pipeline.revision import Revision
+from pipeline.revision import Replayed, Revision
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
 from pipeline.tracking import Tracker
@@ -172,6 +172,8 @@ async def _resume(crew: Crew, folder: RunFolder, balance: Balance) -> tuple[Prog
         return Progress(), None
     progress = Progress.of_meta(balance.resume(restored.meta))
     balance.step = progress.step
+    if balance.revise is None:
+        balance.revise = Replayed.of(balance, folder)
     folder.rewind(progress.step)
     folder.journal("resumed", step=progress.step)
     print(f"resuming after step {progress.step}", flush=True)

@@ -128,7 +128,13 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.data = data
-        self.team = Team(workers, config=config, stop=stop, patience_s=deadline.patience_s)
+        self.team = Team(
+            workers,
+            config=config,
+            stop=stop,
+            patience_s=deadline.patience_s,
+            ending_s=deadline.ending_s,
+        )
         self.records = records
         self.deadline = deadline
         self.progress = progress

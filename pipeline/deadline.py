@@ -18,6 +18,7 @@ from pipeline.reserve import CHECKPOINT, EXIT, EXPORT, SAFETY, SYNC, VALIDATION,
 IDLE_SHARE = 0.025
 """Share of the budget that caution may leave unused."""
 _CLOSE, _UNMEASURED = 0.9999, 1.5
+_LEAST_ENDING_S = 3.0
 _UNFORESEEN = 0.01
 """Share of the budget kept for what nothing else is kept for."""
 
@@ -217,6 +218,10 @@ class Deadline:
         if self.time_s is None or self._keep_s is None:
             return None
         return max(0.0, self.left_s - self._keep_s)
+
+    def ending_s(self) -> float:
+        """How long what was abandoned may take to end, before an export that may be to come."""
+        return max(_LEAST_ENDING_S, self.left_s - self.keep_for_export_s(tests=False))
 
 
 class Stopwatch:

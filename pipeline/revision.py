@@ -2,24 +2,29 @@
 
 What was measured at the start is a step's programs, and how often they run depends on lengths,
 which are assumed until there are some. Only the process that has measured does this, once, between
-two steps; the decision is journaled as any other.
+two steps; the decision is journaled as any other. A run that goes on from an earlier checkpoint
+takes it again at the same step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.balance import Balance
 from pipeline.calibration import Calibrated, without_room
 from pipeline.datatypes import Rollout
 from pipeline.plan.choice import choose_sizes
+from pipeline.plan.sizes import Sizes
 from pipeline.plan.workload import Lengths
+from pipeline.run_dir import RunFolder
 
 STEPS = 3
 """Steps whose rollouts are looked at."""
 GAIN = 0.05
 """Least share of a step's seconds for which programs are compiled again."""
+_EVENT, _REASON = "replan", "lengths"
 
 
 @dataclass
@@ -77,10 +82,41 @@ class Revision:
         )
         facts = {
             "step": balance.step,
-            "reason": "lengths",
+            "reason": _REASON,
             "from": before.to_json(),
             "to": after.to_json(),
             "lengths": vars(lengths),
             "seconds": {"from": now, "to": best},
         }
-        balance.put_in_force(after, "replan", text, facts)
+        balance.put_in_force(after, _EVENT, text, facts)
+
+
+@dataclass
+class Replayed:
+    """To be shown each step's rollouts, likewise: takes an earlier process's decision again.
+
+    Attributes:
+        balance: whose sizes may change.
+        entry: what the journal says of the decision.
+    """
+
+    balance: Balance
+    entry: Mapping[str, Any]
+
+    @staticmethod
+    def of(balance: Balance, folder: RunFolder) -> Replayed | None:
+        """The last decision that came after the step from which a run goes on, if there is one."""
+        found = [entry for entry in folder.events(_EVENT) if entry["reason"] == _REASON]
+        if not found or found[-1]["step"] <= balance.step:
+            return None
+        return Replayed(balance, found[-1])
+
+    def __call__(self, _: Sequence[Rollout]) -> None:
+        """Decides at that step, unless a lack of memory has left other sizes since."""
+        balance, entry = self.balance, self.entry
+        if balance.step != entry["step"] or balance.sizes.to_json() != entry["from"]:
+            return
+        sizes = Sizes.of_json(entry["to"])
+        text = f"{sizes.rollout_rows} slots and micro-batches of {sizes.micro_batch_tokens} tokens"
+        facts = {name: value for name, value in entry.items() if name not in {"event", "time"}}
+        balance.put_in_force(sizes, _EVENT, f"{text}, as was decided here before", facts)

@@ -18,7 +18,7 @@ from pipeline.interfaces import Learner, Sampler, Scorer
 T = TypeVar("T")
 
 ABORT_PATIENCE_S = 30.0
-"""How long a sampler may take to notice that it was told to stop."""
+"""How long a sampler may take to notice that it was told to stop, at most."""
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -46,6 +46,7 @@ class Team:
         config: bounds of parity, temperature of the probe.
         stop: set from outside to end early.
         patience_s: how long work may be waited for that can be abandoned; asked when it is begun.
+        ending_s: how long work may be waited for that was abandoned; asked then.
 
     Attributes:
         work: what the samplers have computed for the last `generate`.
@@ -58,6 +59,7 @@ class Team:
         config: Config,
         stop: asyncio.Event,
         patience_s: Callable[[], float | None] = lambda: None,
+        ending_s: Callable[[], float] = lambda: ABORT_PATIENCE_S,
     ) -> None:
         self.samplers = workers.samplers
         self.learner = workers.learner
@@ -68,6 +70,7 @@ class Team:
         self.work = Work()
         self._config = config
         self._patience_s = patience_s
+        self._ending_s = ending_s
         self._stuck = False
 
     async def probe(self, prompts: Sequence[Prompt]) -> float:
@@ -163,8 +166,9 @@ class Team:
         ending = asyncio.gather(
             task, *(sampler.abort() for sampler in aborts), return_exceptions=True
         )
+        most_s = ABORT_PATIENCE_S if self.stop.is_set() else self._ending_s()
         try:
-            await asyncio.wait_for(ending, ABORT_PATIENCE_S if aborts else 0)
+            await asyncio.wait_for(ending, min(ABORT_PATIENCE_S, most_s) if aborts else 0)
         except TimeoutError:
             self._stuck = bool(aborts)
         if self.stop.is_set():

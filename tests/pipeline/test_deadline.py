@@ -118,6 +118,13 @@ def test_what_is_waited_for_is_abandoned_when_only_what_is_kept_is_left():
         assert deadline.patience_s() == pytest.approx(140.0)
 
 
+def test_what_was_abandoned_may_take_to_end_what_an_export_leaves():
+    deadline = time_budget(left_s=200.0)
+    export_s = deadline.keep_for_export_s(tests=False)
+    assert deadline.ending_s() == pytest.approx(200.0 - export_s)
+    assert time_budget(left_s=export_s).ending_s() == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize(("left_s", "share"), [(60.0, 1.0), (55.0, 0.9999), (25.0, 0.5), (-3.0, 0)])
 def test_the_last_evaluation_is_as_long_as_time_allows(left_s: float, share: float):
     assert time_budget(left_s=left_s).evaluated_share() == pytest.approx(share)

@@ -15,7 +15,7 @@ from pipeline.datatypes import Completion, Rollout, RolloutName
 from pipeline.plan.choice import choose_sizes
 from pipeline.plan.speed import Speeds
 from pipeline.records import Console, Records
-from pipeline.revision import STEPS, Revision
+from pipeline.revision import STEPS, Replayed, Revision
 from pipeline.run_dir import RunFolder
 from tests.fakes import FakeTracker
 from tests.pipeline.test_calibration import cache, config
@@ -127,3 +127,40 @@ def test_less_than_what_a_lack_of_memory_has_left_may_be_chosen(
     for _ in range(STEPS):
         balance.learned(rollouts(2))
     assert balance.sizes.rollout_rows == 16
+
+
+@pytest.mark.parametrize("checkpoint", [0, STEPS - 1])
+def test_a_run_that_goes_on_from_before_the_decision_takes_it_at_the_same_step(
+    balance: Balance, calibrated: Calibrated, checkpoint: int
+):
+    for _ in range(STEPS + 1):
+        balance.learned(rollouts(2))
+    decided, folder = balance.sizes, RunFolder.of(calibrated.case.config)
+    balance.step, balance.sizes = checkpoint, calibrated.choice.sizes
+    balance.revise = Replayed.of(balance, folder)
+    for _ in range(checkpoint, STEPS):
+        assert balance.sizes == calibrated.choice.sizes
+        balance.learned(rollouts(120))
+    assert balance.sizes == decided != calibrated.choice.sizes
+    first, second = journaled(calibrated)
+    assert {**first, "time": 0} == {**second, "time": 0}
+
+
+def test_what_the_checkpoint_has_is_not_decided_again(balance: Balance, calibrated: Calibrated):
+    folder = RunFolder.of(calibrated.case.config)
+    assert Replayed.of(balance, folder) is None
+    for _ in range(STEPS):
+        balance.learned(rollouts(2))
+    assert Replayed.of(balance, folder) is None
+
+
+def test_a_decision_is_not_taken_again_where_memory_has_left_less(
+    balance: Balance, calibrated: Calibrated
+):
+    for _ in range(STEPS):
+        balance.learned(rollouts(2))
+    balance.step, left = 0, replace(calibrated.choice.sizes, rollout_rows=24)
+    balance.revise, balance.sizes = Replayed.of(balance, RunFolder.of(balance.config)), left
+    for _ in range(STEPS):
+        balance.learned(rollouts(2))
+    assert balance.sizes == left

@@ -45,12 +45,20 @@ def requests() -> list[RolloutRequest]:
     return [RolloutRequest(RolloutName("train", 0, p.id, 0), p.tokens) for p in DATA.train.prompts]
 
 
-def make_team(tmp_path: Path, patience_s: list[float | None]) -> tuple[Team, Waiting]:
+def make_team(
+    tmp_path: Path, patience_s: list[float | None], *, ending_s: float = 100.0
+) -> tuple[Team, Waiting]:
     config, script = make_config(tmp_path), Script()
     sampler = Waiting(script, seed=0, number=0)
     sampler.answers = asyncio.Event()
     workers = Workers([sampler], FakeLearner(script, disk=Disk()), FakeScorer(script, config))
-    found = Team(workers, config=config, stop=script.stop, patience_s=lambda: patience_s.pop(0))
+    found = Team(
+        workers,
+        config=config,
+        stop=script.stop,
+        patience_s=lambda: patience_s.pop(0),
+        ending_s=lambda: ending_s,
+    )
     return found, sampler
 
 
@@ -79,18 +87,23 @@ def test_nothing_is_begun_for_which_there_is_no_time(tmp_path: Path):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("most_s", "ending_s", "ended_s"), [(7, 9, 12), (7, 4, 9)])
 def test_a_sampler_that_does_not_notice_is_not_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most_s: float,
+    ending_s: float,
+    ended_s: float,
 ):
-    monkeypatch.setattr(team_module, "ABORT_PATIENCE_S", 7.0)
+    monkeypatch.setattr(team_module, "ABORT_PATIENCE_S", most_s)
 
     async def run() -> None:
-        team, sampler = make_team(tmp_path, [5.0, None])
+        team, sampler = make_team(tmp_path, [5.0, None], ending_s=ending_s)
         sampler.notices = False
         await team.publish()
         with pytest.raises(OutOfTime):
             await team.generate(requests(), temperature=1.0)
-        assert asyncio.get_running_loop().time() == pytest.approx(12.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(ended_s)
         sampler.answers.set()
         with pytest.raises(OutOfTime):
             await team.generate(requests(), temperature=1.0)
