@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.pace import Pace
 from pipeline.reserve import CHECKPOINT, EXIT, EXPORT, SAFETY, SYNC, VALIDATION, Reserve
 
-IDLE_SHARE = 0.025
+IDLE_SHARE = 0.02
 """Share of the budget that caution may leave unused."""
 _CLOSE, _UNMEASURED = 0.9999, 1.5
 _LEAST_ENDING_S = 3.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any
 
-SAFETY = 1.15
+SAFETY = 1.2
 """What was measured may take this much longer the next time."""
 EXPORT, CHECKPOINT, SYNC, EXIT = "export", "checkpoint", "sync", "exit"
 VALIDATION = "validation evaluation"
