@@ -26,7 +26,7 @@ from launch.exits import exit_status
 
 BENCHMARKS = {
     "balance": "sizes that calibration finds beside fixed ones and Tunix's recipe, on this "
-    "machine's CPU; a quarter of an hour",
+    "machine's CPU; twenty minutes",
     "hbm": "memory and estimated time on a v5e chip, by the TPU compiler; no TPU needed; an hour "
     "or more, each row some minutes",
     "learner": "vocabulary, top k and packing on this machine's CPU; some minutes",

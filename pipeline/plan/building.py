@@ -74,7 +74,7 @@ class BuildLog:
 def built_line(built: Built, *, number: int, total: int) -> str:
     """A compiled program in words."""
     cached = " from the cache" if built.cached else ""
-    return f"{built.name}: {built.seconds:.1f} s{cached}, {number} of {total}"
+    return f"{built.name}: {built.seconds:.1f} s{cached}, {number} of {total} so far"
 
 
 def built_facts(built: Sequence[Built]) -> dict[str, object]:

@@ -297,8 +297,8 @@ def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_
         "from_cache": 1,
     }
     assert said[1:3] == [
-        "sampler 0: segment 4: 1.5 s, 1 of 5",
-        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5",
+        "sampler 0: segment 4: 1.5 s, 1 of 5 so far",
+        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5 so far",
     ]
     assert plan_of(folder)["in_force"] == Sizes(4, 4 * ROW).to_json()
 

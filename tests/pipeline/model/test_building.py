@@ -55,8 +55,8 @@ def test_a_program_that_does_not_compile_raises_what_the_compiler_said():
 
 def test_programs_in_words_and_in_the_journal():
     built = (Built("gradient 8", 12.34, cached=False), Built("score 8", 0.5004, cached=True))
-    assert built_line(built[0], number=1, total=9) == "gradient 8: 12.3 s, 1 of 9"
-    assert built_line(built[1], number=2, total=9) == "score 8: 0.5 s from the cache, 2 of 9"
+    assert built_line(built[0], number=1, total=9) == "gradient 8: 12.3 s, 1 of 9 so far"
+    assert built_line(built[1], number=2, total=9) == "score 8: 0.5 s from the cache, 2 of 9 so far"
     assert built_facts(built) == {
         "programs": {"gradient 8": 12.34, "score 8": 0.5},
         "program_seconds": 12.84,
