@@ -29,6 +29,7 @@ from pipeline.tracking import Tracker
 
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
+_NOTE_EVERY_S = 5.0
 _EXIT_S = 4.0
 """W&B, the actors and Ray end after the last record is written."""
 
@@ -44,7 +45,24 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     stop.listen()
     beginning = Beginning.of(prepared.config, prepared.folder)
     # Held from here on: a second command for this run would wait for devices in vain.
-    with prepared.folder.held(), cluster(prepared.config.plan):
+    with prepared.folder.held():
+        clock = Clock(started=started - prepared.waited_s, used_before_s=used_s(prepared.folder))
+        noting = asyncio.create_task(_note_used(prepared.folder, clock))
+        try:
+            return await _run(prepared, beginning, stop, clock)
+        finally:
+            noting.cancel()
+
+
+async def _note_used(folder: RunFolder, clock: Clock) -> None:
+    """Also of a process that is killed before it has written anything else the time is known."""
+    while True:
+        folder.note_used(clock.elapsed_s)
+        await asyncio.sleep(_NOTE_EVERY_S)
+
+
+async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Clock) -> int:
+    with cluster(prepared.config.plan):
         stop.listen()
         crew = Crew.spawn(prepared.config)
         balanced = Balanced.of(
@@ -58,7 +76,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
         )
         try:
             load_s = await unless(stop, _start(crew, balanced, beginning, prepared))
-            return await _coordinate(prepared, crew, balanced, stop, started=started, load_s=load_s)
+            return await _coordinate(prepared, crew, balanced, stop, clock, load_s=load_s)
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
@@ -89,8 +107,8 @@ async def _coordinate(
     crew: Crew,
     balanced: Balanced,
     stop: Stop,
+    clock: Clock,
     *,
-    started: float,
     load_s: float,
 ) -> int:
     config, folder = prepared.config, prepared.folder
@@ -98,7 +116,6 @@ async def _coordinate(
     if prepared.extend is not None:
         more = prepared.extend
         folder.journal("extended", steps=more.steps, time_s=more.time_s)
-    clock = Clock(started=started - prepared.waited_s, used_before_s=used_s(folder))
     if prepared.waited_s:
         folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
     progress, resumed_from = await _resume(crew, folder, balanced.balance)

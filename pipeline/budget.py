@@ -60,7 +60,8 @@ def used_s(folder: RunFolder) -> float:
     What a process did after the last thing that it wrote down is not known. To be asked before the
     folder is rewound.
     """
-    known = [row.get("time/elapsed_s", 0.0) for row in folder.metrics]
+    known = [folder.noted_s]
+    known += [row.get("time/elapsed_s", 0.0) for row in folder.metrics]
     for entry in folder.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
     return max(known, default=0.0)

@@ -7,6 +7,7 @@ a step takes in pace.py.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,12 +137,26 @@ class Deadline:
             if kind == "grpo":
                 self.updates.observe(row["time/learn_s"], share=share)
 
-    def steps_left(self, *, kind: str = "grpo") -> int:
-        """How many further steps of full size fit in as things are, at least 1."""
-        turn_s = self.pace.expected_s(kind=kind) + self.pace.between_s
-        slack_s = self._slack_s(turn_s)
-        free_s = self.left_s - self.end_s - slack_s + self.pace.between_s
-        return max(1, int(free_s / turn_s)) if turn_s > 0 else 1
+    def steps_left(
+        self, validations: Callable[[int], float] = lambda _: 0.0, *, kind: str = "grpo"
+    ) -> int:
+        """How many further steps of full size fit in as things are, at least 1.
+
+        Args:
+            validations: how many are due between so many steps, what comes after the last of them
+                not counted.
+            kind: of steps.
+        """
+        step_s, between_s = self.pace.expected_s(kind=kind), self.pace.between_s
+        free_s = self.left_s - self.end_s - self._slack_s(step_s + between_s)
+        each_s = self.reserve.part_s(VALIDATION)
+
+        def too_many(steps: int) -> bool:
+            needed_s = steps * step_s + (steps - 1) * between_s + validations(steps) * each_s
+            return needed_s > free_s
+
+        most = int((free_s + between_s) / (step_s + between_s)) if step_s > 0 else 1
+        return max(1, bisect_right(range(1, most + 1), False, key=too_many))
 
     @property
     def end_s(self) -> float:

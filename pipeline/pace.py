@@ -20,7 +20,8 @@ class Pace:
 
     Attributes:
         estimate_s: what a step of full size is taken for until one was measured.
-        between_s: mean seconds between a step and the next: validations, checkpoints, exports.
+        between_s: mean seconds between a step and the next, validations not counted: checkpoints,
+            exports.
     """
 
     estimate_s: float = 0.0
@@ -36,7 +37,7 @@ class Pace:
         self._steps.append(seconds / _cost(share))
 
     def observe_between(self, seconds: float) -> None:
-        """Takes note of what came after a step."""
+        """Takes note of what came after a step, its validation not counted."""
         self._between += 1
         self.between_s += (seconds - self.between_s) / self._between
 

@@ -114,7 +114,8 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._refuse_file()
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / _LOCK).open("w")
+        # What it says of the time that was used stays.
+        lock = os.fdopen(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644), "r+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -126,6 +127,25 @@ class RunFolder:
         """Lets other processes at the folder."""
         if self._lock is not None:
             self._lock.close()
+
+    def note_used(self, seconds: float) -> None:
+        """Writes down how much time the run has used, for who comes after a process that is killed.
+
+        Meant to be called every few seconds; the folder has to be held.
+        """
+        assert self._lock is not None
+        self._lock.seek(0)
+        # Always as long, so that nothing has to be cut off before it is written.
+        self._lock.write(f"{seconds:016.3f}\n")
+        self._lock.flush()
+
+    @property
+    def noted_s(self) -> float:
+        """What `note_used` has written last."""
+        try:
+            return float((self.path / _LOCK).read_text(encoding="utf-8") or 0.0)
+        except FileNotFoundError:
+            return 0.0
 
     def _is_busy(self) -> bool:
         try:

@@ -7,8 +7,9 @@ exported, as long as there is time for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from configs.schema import Config
@@ -19,7 +20,7 @@ from pipeline.evaluate.examiner import Examiner, Result
 from pipeline.exports import Exports
 from pipeline.horizon import Horizon
 from pipeline.records import Records
-from pipeline.reserve import CHECKPOINT, SYNC, evaluation
+from pipeline.reserve import CHECKPOINT, SYNC, VALIDATION, evaluation
 from pipeline.team import OutOfTime, Team
 
 _ENOUGH = 0.2
@@ -134,7 +135,7 @@ class Timed:
         if self._on:
             new = self._horizon.decide(
                 step,
-                steps_left=self._deadline.steps_left(kind=kind),
+                steps_left=self._deadline.steps_left(partial(self._validations, step), kind=kind),
                 prompts=self._deadline.size(kind=kind),
             )
             if new is not None:
@@ -196,10 +197,10 @@ class Timed:
     @contextmanager
     def between(self) -> Iterator[None]:
         """Measures what is done between two steps; a validation comes before long tests."""
-        watch = Stopwatch(self._deadline.clock.now)
+        watch, known = Stopwatch(self._deadline.clock.now), len(self._validations_s)
         with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
             yield
-        self._deadline.pace.observe_between(watch.total_s)
+        self._deadline.pace.observe_between(watch.total_s - sum(self._validations_s[known:]))
 
     async def follow(self, step: int) -> None:
         """Brings the export up to date after a better validation."""
@@ -266,6 +267,20 @@ class Timed:
             step=step,
             elapsed_s=self._deadline.clock.elapsed_s,
         )
+
+    def _validations(self, step: int, steps: int) -> float:
+        """How many are due between `steps` steps, the first of which is number `step`."""
+        settings = self._config.eval
+        if settings.every_minutes is not None:
+            step_s = self._deadline.pace.expected_s(kind=self._kind(step))
+            return (steps - 1) * step_s / (60 * settings.every_minutes)
+        if not settings.every_steps:
+            return 0
+        return (step + steps - 1) // settings.every_steps - step // settings.every_steps
+
+    @property
+    def _validations_s(self) -> Sequence[float]:
+        return self._deadline.reserve.measured.get(VALIDATION, ())
 
     def _share(self, kind: str) -> float:
         """Of a whole step, what the one that was allowed last is."""

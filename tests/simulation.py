@@ -224,7 +224,7 @@ class TimedProcess(Process):
             try:
                 return runner.run(self._run())
             except Killed:
-                self.script.world.kills.pop(0)  # type: ignore[attr-defined]
+                self.folder.note_used(self.script.world.kills.pop(0))  # type: ignore[attr-defined]
                 return "killed"
             finally:
                 self.folder.close()

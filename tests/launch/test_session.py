@@ -19,7 +19,7 @@ from launch.session import _coordinate
 from launch.stop import Stop
 from pipeline import tracking
 from pipeline.balanced import Balanced
-from pipeline.budget import Budget
+from pipeline.budget import Budget, used_s
 from pipeline.datatypes import Restored
 from pipeline.deadline import Clock
 from pipeline.run_dir import RunFolder
@@ -70,7 +70,7 @@ class Session:
                     say=print,
                 ),
                 self.stop,
-                started=started,
+                Clock(started=started, used_before_s=used_s(self.folder)),
                 load_s=load_s,
             )
         )

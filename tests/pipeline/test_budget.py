@@ -87,6 +87,21 @@ def test_what_was_used_is_the_latest_that_is_known(tmp_path: Path):
     assert used_s(folder) == 95.0
 
 
+def test_the_time_of_a_process_that_was_killed_before_it_began_counts(tmp_path: Path):
+    config = make_config(tmp_path)
+    killed, next_one = RunFolder.of(config), RunFolder.of(config)
+    with killed.held():
+        killed.note_used(9.5)
+        assert used_s(killed) == 9.5
+        killed.note_used(120.25)
+        killed.close()  # what a kill leaves: a folder with a lock in it
+        next_one.check(config)
+        with next_one.held():
+            assert used_s(next_one) == 120.25
+            next_one.create(config)
+    assert used_s(next_one) == 120.25
+
+
 def test_an_extension_of_another_kind_adds_nothing(timed: Config):
     folder = folder_of(timed)
     folder.journal("extended", steps=5, time_s=None)

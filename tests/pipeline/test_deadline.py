@@ -52,12 +52,12 @@ def test_a_step_starts_if_it_and_all_that_comes_after_it_fit(left_s: float, allo
 
 @pytest.mark.parametrize("spare_s", [-0.1, 0.1])
 def test_where_steps_are_short_some_slack_is_kept(spare_s: float):
-    # A part of what was measured and a hundredth of the budget: 0.15 * 100 + 100; at most 2.5% of
-    # the budget less a step and its validation, 250 - 30.
+    # A part of what was measured and a hundredth of the budget: 0.2 * 100 + 100; at most 2% of the
+    # budget less a step and its validation, 200 - 30, or nothing.
     needed_s = 10 + 105 + (SAFETY - 1) * 100 + 100
     deadline = time_budget(time_s=10_000.0, left_s=needed_s + spare_s, step_s=10.0)
     assert deadline.allows(7) is (spare_s > 0)
-    deadline = time_budget(left_s=5 + 105 + 0.025 * 1000 - 25 + spare_s, step_s=5.0)
+    deadline = time_budget(left_s=5 + 105 + spare_s, step_s=5.0)
     assert deadline.allows(7) is (spare_s > 0)
 
 
@@ -97,7 +97,19 @@ def test_steps_to_come_are_counted_with_what_is_done_between_them():
     slack_s = (SAFETY - 1) * 100 + 1000
     assert deadline.steps_left() == (1e5 - 105 - slack_s) // 100
     deadline.pace.observe_between(25.0)
-    assert deadline.steps_left() == (1e5 - 105 - slack_s + 25) // 125
+    left = (1e5 - 105 - slack_s + 25) // 125
+    assert deadline.steps_left() == left
+    # Of 20 s each: one after every tenth step, all but the last one.
+    free_s = 1e5 - 105 - slack_s + 25
+    found = deadline.steps_left(lambda steps: (steps - 1) // 10)
+    assert found == pytest.approx(free_s / 127, abs=1)
+    assert 125 * found + 20 * ((found - 1) // 10) <= free_s < 125 * (found + 1) + 20 * (found // 10)
+
+
+def test_one_step_is_planned_even_if_a_validation_leaves_no_time_for_another():
+    deadline = time_budget(left_s=1000.0, step_s=100.0)
+    assert deadline.steps_left() > 1
+    assert deadline.steps_left(lambda steps: 1e6 * (steps - 1)) == 1
 
 
 def test_an_update_is_not_begun_that_leaves_no_time_to_export_what_it_learned():

@@ -17,6 +17,7 @@ import pytest
 from configs.schema import Config
 from pipeline import records
 from pipeline.deadline import BudgetTooSmallError
+from pipeline.horizon import MOVED
 from pipeline.reserve import SAFETY
 from tests.fakes import PROMPTS, Disk, make_config, make_data
 from tests.simulation import TimedProcess, World
@@ -136,9 +137,10 @@ def events(ended: Ended, kind: str) -> list[dict[str, Any]]:
 
 
 def check_export(ended: Ended, *, budget_s: float) -> None:
-    """It is there in time and is the best of all that were validated."""
+    """It is there in time, was evaluated, and is the best of all that were validated."""
     folder = ended.process.folder
     version, _ = (folder.export / "adapter").read_text().split()
+    assert int(version) in {entry["step"] for entry in events(ended, "evaluated")}
     placed = [entry for entry in events(ended, "reserved") if entry["reason"] == "export"]
     assert placed
     assert placed[-1]["elapsed_s"] <= budget_s
@@ -152,13 +154,13 @@ def check_export(ended: Ended, *, budget_s: float) -> None:
         assert int(version) in {0, ended.process.learner.version}
 
 
-def check_idle(ended: Ended, config: Config, *, world: World, mishaps: bool) -> None:
+def check_idle(ended: Ended, config: Config, *, world: World) -> None:
     """Under 5% of the budget or under a step, whichever is larger, is left unused.
 
     A step here includes its validation: without it a step is good for nothing. What was reserved
-    for the export of a last version that then was not the best is no idle time. After `mishaps`,
-    which have made what is known of the time less certain, two deviations of the noise of the last
-    evaluations are not, either.
+    for the export of a last version that then was not the best is no idle time, nor is what the
+    last export took less than the one before, nor are two deviations of the noise of the last step
+    and of the evaluations.
     """
     deadline = ended.process.coordinator.deadline
     steps = [row["time/step_s"] for row in ended.process.folder.metrics]
@@ -166,13 +168,26 @@ def check_idle(ended: Ended, config: Config, *, world: World, mishaps: bool) -> 
     step_s = max([*steps[-5:], deadline.pace.expected_s(share=smallest)])
     step_s += deadline.reserve.part_s("validation evaluation")
     idle_s = world.budget_s - ended.wall_s
-    if mishaps:
-        idle_s -= 2 * world.noise * deadline.tests_s
+    idle_s -= 2 * world.noise * (step_s + deadline.tests_s)
+    *_, before_s, last_s = 0.0, *deadline.reserve.measured["export"]
+    idle_s -= max(0.0, before_s - last_s)
     exported = [entry["reason"] for entry in events(ended, "exported")]
     if exported[-1:] not in (["best"], ["last"]):
         idle_s -= SAFETY * deadline.export_s
     shares = idle_s / world.budget_s, idle_s / step_s
     assert idle_s <= max(0.05 * world.budget_s, step_s), shares
+
+
+def check_decay(ended: Ended) -> None:
+    """The run has about as many steps as the learning rate's decay was planned for at last.
+
+    But for those whose time was taken by exports before the end, which no plan foresees.
+    """
+    steps = [row["time/step_s"] for row in ended.process.folder.metrics]
+    early = [entry["seconds"] for entry in events(ended, "exported") if entry["reason"] == "better"]
+    planned, done = events(ended, "planned")[-1]["total_steps"], len(steps)
+    most = max(2, MOVED * done)
+    assert -most <= planned - done <= most + sum(early) / min(steps), (planned, done)
 
 
 def check(folder: Path, seed: int) -> str:
@@ -203,8 +218,11 @@ def check(folder: Path, seed: int) -> str:
     check_export(ended, budget_s=budget_s)
     # A step that is abandoned has taken the time that was left, and is followed by nothing.
     if not events(ended, "abandoned"):
+        check_idle(ended, config, world=found.world)
         mishaps = killed or bool(found.world.stalls)
-        check_idle(ended, config, world=found.world, mishaps=mishaps)
+        # The first plan is a guess, and the second knows a single step.
+        if not mishaps and len(folder_.metrics) > 3 and config.learner.schedule != "constant":
+            check_decay(ended)
     return "finished"
 
 
