@@ -399,6 +399,26 @@ def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> 
     assert config.budget.until_s == 1_795_366_800
 
 
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("0001-01-01T00:00", "1970-01-01T00:00+00:00"),
+        ("0001-01-01T00:00+14:00", "1970-01-01T00:00+00:00"),
+        ("1969-12-31T23:59", "1970-01-01T00:00+00:00"),
+        ("3000-01-01T00:00", "2999-12-31T23:59+00:00"),
+        ("9999-12-31T23:59-12:00", "2999-12-31T23:59+00:00"),
+    ],
+)
+def test_an_instant_no_clock_shows_is_told_with_the_nearest(
+    small: Path, text: str, nearest: str
+) -> None:
+    overrides = [("budget.steps", "none"), ("budget.until", text)]
+    (line,) = mistakes(small, *overrides)
+    assert "budget.until" in line
+    assert f"'{text}': the year must be from 1970 to 2999; nearest valid: '{nearest}'" in line
+    assert parse_instant(nearest).isoformat()
+
+
 def test_an_instant_without_an_offset_is_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "XYZ+02:00")  # POSIX: two hours behind
     time.tzset()
