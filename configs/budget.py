@@ -80,7 +80,7 @@ def parse_instant(text: str) -> datetime:
         early = found.year < _FIRST_YEAR
         nearest = f"{_FIRST_YEAR}-01-01T00:00" if early else f"{_LAST_YEAR}-12-31T23:59"
         raise ValueError(
-            f"{text!r}: the year must be from {_FIRST_YEAR} to {_LAST_YEAR}; nearest valid: "
+            f"{text!r} is in no year from {_FIRST_YEAR} to {_LAST_YEAR}; nearest valid: "
             f"'{nearest}+00:00'"
         )
     return found.astimezone()

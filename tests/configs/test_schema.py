@@ -40,6 +40,13 @@ def test_what_is_not_a_duration(text: str) -> None:
         parse_duration_s(text)
 
 
+@pytest.mark.parametrize("text", ["36501d", "999999999999999h", "9" * 400 + "d", "9" * 5000 + "s"])
+def test_what_is_longer_than_any_run(text: str) -> None:
+    with pytest.raises(ValueError, match="is longer than a century; nearest valid: '36500d'"):
+        parse_duration_s(text)
+    assert parse_duration_s("36500d") == parse_duration_s("000876000h")
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "what"),
     [
@@ -415,7 +422,7 @@ def test_an_instant_no_clock_shows_is_told_with_the_nearest(
     overrides = [("budget.steps", "none"), ("budget.until", text)]
     (line,) = mistakes(small, *overrides)
     assert "budget.until" in line
-    assert f"'{text}': the year must be from 1970 to 2999; nearest valid: '{nearest}'" in line
+    assert f"'{text}' is in no year from 1970 to 2999; nearest valid: '{nearest}'" in line
     assert parse_instant(nearest).isoformat()
 
 
