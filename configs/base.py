@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
+_LONGEST_DAYS = 36_500
+_LONGEST_S = _LONGEST_DAYS * 86_400
 
 Problem = tuple[str, str]
 """A dotted key below the table that was checked ("" is the table itself), and what is wrong."""
@@ -63,13 +65,17 @@ def parse_duration_s(text: str) -> int:
     """Seconds in a duration such as `9h`, `1h30m` or `90s`.
 
     Raises:
-        ValueError: if `text` is not of that form or is zero.
+        ValueError: if `text` is not of that form, is zero or longer than a century.
     """
     match = _DURATION.fullmatch(text)
     amounts = match.groups(default="0") if match else ("0",) * 4
+    # Python reads no number of thousands of digits.
+    amounts = tuple(n.lstrip("0")[: len(str(_LONGEST_S)) + 1] or "0" for n in amounts)
     seconds = sum(int(n) * unit for n, unit in zip(amounts, _DURATION_UNITS_S, strict=True))
     if seconds == 0:
         raise ValueError(f"{text!r} is not a duration; write for example '9h', '1h30m' or '90s'")
+    if seconds > _LONGEST_S:
+        raise ValueError(f"{text!r} is longer than a century; nearest valid: '{_LONGEST_DAYS}d'")
     return seconds
 
 

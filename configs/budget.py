@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from configs.base import Problem, Table, Text, parse_duration_s, refuse
 
+_FIRST_YEAR, _LAST_YEAR = 1970, 2999
+"""Of instants: what is earlier or later is a mistake, if a machine knows it at all."""
+
 
 class Budget(Table):
     """How long the run goes on: a number of steps, a time, or until when; one of them."""
@@ -63,7 +66,7 @@ def parse_instant(text: str) -> datetime:
     """The instant that an ISO 8601 date and time names; local time where it has no offset.
 
     Raises:
-        ValueError: if `text` is not of that form.
+        ValueError: if `text` is not of that form, or not in years that clocks and time zones know.
     """
     try:
         found = datetime.fromisoformat(text)
@@ -72,5 +75,12 @@ def parse_instant(text: str) -> datetime:
     if found is None or len(text) <= len("2026-11-22"):
         raise ValueError(
             f"{text!r} is not a date and time; write for example '2026-11-22T18:00+01:00'"
+        )
+    if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+        early = found.year < _FIRST_YEAR
+        nearest = f"{_FIRST_YEAR}-01-01T00:00" if early else f"{_LAST_YEAR}-12-31T23:59"
+        raise ValueError(
+            f"{text!r} is in no year from {_FIRST_YEAR} to {_LAST_YEAR}; nearest valid: "
+            f"'{nearest}+00:00'"
         )
     return found.astimezone()

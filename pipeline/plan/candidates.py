@@ -14,6 +14,9 @@ LEASES = (1, 4, 8)
 """Contiguous chips of a TPU host that a process can have; two of them have no bounds that are set
 for half of a host's row."""
 
+PLACE = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp")
+"""The settings of [plan] that are a placement."""
+
 _IMPORTANCE_CAP = 2.0
 """Where the configuration has none and needs one."""
 
@@ -24,7 +27,7 @@ class Candidate:
 
     Attributes:
         name: in words.
-        config: with this placement; its sizes are those of the configuration.
+        config: with this placement; sizes as `placed` has them.
         configured: whether it is the configuration's own.
         same_run: whether it learns the same; no: it draws a step ahead.
     """
@@ -41,18 +44,55 @@ def candidates(config: Config, shape: ModelShape, topology: Topology) -> list[Ca
     With `rollout.ahead` there are only splits; without, each split is also there with it.
     """
     ahead = config.rollout.ahead != "off"
-    found = [_placed(config, plan) for plan in _plans(shape, topology)]
+    found = [placed(config, place) for place in _places(shape, topology)]
     found = [one for one in found if one.plan.placement == "split" or not ahead]
-    others = {_name(one): one for one in found}
-    own = _name(config)
-    others.pop(own, None)
-    first = [Candidate(own, config, configured=True)] if _holds(topology, config) else []
-    rest = [Candidate(name, one) for name, one in others.items()]
+    first, others = [], found
+    if _holds(topology, config):
+        first = [Candidate(_name(config, topology), config, configured=True)]
+        others = [one for one in found if _place(one) != _place(config)]
+    rest = [Candidate(_name(one, topology), one) for one in others]
     if not ahead and config.rollout.dynamic_sampling != "adaptive":
         splits = [one for one in found if one.plan.placement == "split"]
         drawn = [_ahead(one) for one in splits]
-        rest += [Candidate(_name(one), one, same_run=False) for one in drawn]
+        rest += [Candidate(_name(one, topology), one, same_run=False) for one in drawn]
     return [*first, *rest]
+
+
+def placed(config: Config, place: Mapping[str, Any]) -> Config:
+    """The configuration in another placement; unchecked.
+
+    Sizes that it gives stay what they are for each device, and are at least one slot and one row on
+    each shard: there are none without.
+
+    Args:
+        config: as it was given.
+        place: settings of `PLACE`; those that are left out have no value.
+    """
+    own = config.plan
+    places = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(place)
+    plan = own.model_copy(update={**places, "slot_buckets": None})
+    samplers, learners = own.devices_per_sampler, own.learner_devices
+    slots, tokens = own.rollout_rows, own.micro_batch_tokens
+    if slots is not None:
+        slots = slots * plan.devices_per_sampler // samplers
+        slots = _multiple(slots, plan.sampler_shards)
+    if tokens is not None:
+        tokens = tokens * plan.learner_devices // learners
+        tokens = _multiple(tokens, config.row_tokens * plan.learner_shards)
+    sizes = {"rollout_rows": slots, "micro_batch_tokens": tokens}
+    return config.model_copy(update={"plan": plan.model_copy(update=sizes)})
+
+
+def _multiple(size: int, unit: int) -> int:
+    """The multiple of `unit` that is not above `size`; at least one."""
+    return max(1, size // unit) * unit
+
+
+def _place(config: Config) -> tuple[object, ...]:
+    """What makes two placements the same."""
+    plan = config.plan
+    of_learner = plan.placement, plan.learner_devices, plan.fsdp, plan.tp
+    return *of_learner, plan.num_samplers, plan.devices_per_sampler, plan.tp_of_sampler
 
 
 def _ahead(config: Config) -> Config:
@@ -73,7 +113,7 @@ def _holds(topology: Topology, config: Config) -> bool:
     return devices_of(config) <= topology.chips
 
 
-def _plans(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
+def _places(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
     chips, platform = topology.chips, topology.chip.platform
     if platform == "cpu":
         return  # its devices are virtual: however they are placed, the cores are the same
@@ -103,20 +143,16 @@ def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
             yield fsdp, tp
 
 
-def _placed(config: Config, plan: Mapping[str, Any]) -> Config:
-    """The configuration with this placement; unchecked, as its sizes may not suit it."""
-    nothing = {"samplers": None, "sampler_devices": None, "sampler_tp": None}
-    return config.model_copy(
-        update={"plan": config.plan.model_copy(update={**nothing, **plan, "slot_buckets": None})}
-    )
-
-
-def _name(config: Config) -> str:
+def _name(config: Config, topology: Topology) -> str:
+    """In words; how many devices, where colocated leaves some idle."""
     plan = config.plan
     mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
     if plan.placement == "colocated":
-        base = "base on every device" if plan.learner_devices > 1 else "one device"
-        return f"colocated, {', '.join(mesh) or base}"
+        devices = plan.learner_devices
+        if devices == 1:
+            return "colocated, one device"
+        some = f" on {devices} of {topology.chips}" if devices < topology.chips else ""
+        return f"colocated{some}, {', '.join(mesh) or 'base on every device'}"
     each = plan.devices_per_sampler
     samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
     of_sampler = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []

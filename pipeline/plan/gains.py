@@ -1,4 +1,7 @@
-"""What would have to change to gain most: the same plan made again with one thing relaxed."""
+"""What would have to change to gain most: the same plan made again with one thing relaxed.
+
+Sizes that are fixed stay so, whatever is relaxed: that they are given is a thing of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from typing import Any
 from configs.schema import Config, Table
 from pipeline.plan.search import Case, Planned, in_its_place
 
+_LINKS = "twice the links between chips"
 _TWICE = {
     "twice the memory": ("hbm_gib",),
     "twice the memory's bandwidth": ("bytes_per_s",),
     "twice the arithmetic": ("bf16_flops", "int8_flops"),
-    "twice the links between chips": ("link_bytes_per_s",),
+    _LINKS: ("link_bytes_per_s",),
 }
+_SIZES = ("rollout_rows", "micro_batch_tokens", "slot_buckets")
+"""Settings without which a run plans its sizes by itself."""
 _LEAST = 0.01
 
 
@@ -38,7 +44,7 @@ def gains(case: Case, plan: Planned) -> list[Gain]:
     found = []
     for change, other, is_setting in [*_hardware(case), *_settings(case)]:
         again = in_its_place(other, plan)
-        if again is not None and again.fits:
+        if again.fits:
             share = again.step.tokens_per_s / plan.step.tokens_per_s - 1
             if share >= _LEAST:
                 found.append(Gain(change, share, is_setting))
@@ -48,6 +54,8 @@ def gains(case: Case, plan: Planned) -> list[Gain]:
 def _hardware(case: Case) -> Iterator[tuple[str, Case, bool]]:
     topology = case.topology
     for change, names in _TWICE.items():
+        if change == _LINKS and not topology.is_linked:
+            continue
         twice = {name: 2 * getattr(topology.chip, name) for name in names}
         chip = replace(topology.chip, **twice)
         yield change, replace(case, topology=replace(topology, chip=chip)), False
@@ -55,6 +63,14 @@ def _hardware(case: Case) -> Iterator[tuple[str, Case, bool]]:
 
 def _settings(case: Case) -> Iterator[tuple[str, Case, bool]]:
     config = case.config
+    if config.plan.platform != "gpu":  # there a run needs them
+        given = [key for key in _SIZES if getattr(config.plan, key) is not None]
+        change = ", ".join(
+            ["plan.fixed = false"] * config.plan.fixed + [f"no plan.{key}" for key in given]
+        )
+        if given:
+            free = {"fixed": False, **dict.fromkeys(_SIZES)}
+            yield _with(case, change, plan=free)
     if config.plan.kv_cache == "model":
         yield _with(case, 'plan.kv_cache = "int8"', plan={"kv_cache": "int8"})
     if config.plan.rollout_weights == "shared" and config.model.quantization == "none":

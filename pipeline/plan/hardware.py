@@ -66,6 +66,11 @@ class Topology:
     compiler: str | None = None
 
     @property
+    def is_linked(self) -> bool:
+        """Whether there are links between its devices: virtual ones have none."""
+        return self.chips > 1 and self.chip.platform != "cpu"
+
+    @property
     def why_not_trained(self) -> str | None:
         """Why a run cannot have it; None: it can."""
         if self.hosts > 1:

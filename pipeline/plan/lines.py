@@ -193,6 +193,9 @@ def _larger(one: Figures, there: float) -> str:
 
 def _budget(report: Figures) -> Iterator[str]:
     budget = report["budget"]
+    if budget is None:
+        yield "the budget buys nothing with a plan that does not fit"
+        return
     slow, expected, fast = (budget["outcomes"][pace] for pace in ("high", "expected", "low"))
     given = f"{budget['steps_given']} steps"
     if budget["steps_given"] is None:

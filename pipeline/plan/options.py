@@ -6,7 +6,7 @@ More slots than a step has rollouts for, or more rows than it fills, buy nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ def slot_options(
         config: the placement; its own sizes are not read.
         pace: of the chips.
         lengths: that are expected.
-        most: slots of a sampler; None: no bound.
+        most: slots of a sampler, one on each shard at least; None: no bound.
         free: whether segment and prefill may be others than the configuration's.
     """
     plan, enough = config.plan, most_slots(config)
@@ -59,10 +59,12 @@ def slot_options(
     found = []
     for slots in ladder(bound):
         for segment, prefill in _reading(config, free=free):
+            rows = slots * plan.sampler_shards
             update = {
-                "rollout_rows": slots * plan.sampler_shards,
+                "rollout_rows": rows,
                 "segment_steps": segment,
                 "prefill_tokens": prefill,
+                "slot_buckets": _below(rows, plan.slot_buckets),
             }
             tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
             drawn = drawing(replace(pace, config=tried), lengths, prompts=prompts, samples=samples)
@@ -70,6 +72,10 @@ def slot_options(
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
             found.append(Option(update, seconds, changed, slots))
     return sorted(found, key=lambda option: -option.size)
+
+
+def _below(rows: int, buckets: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if buckets is None else tuple(size for size in buckets if size < rows)
 
 
 def most_slots(config: Config) -> int:
@@ -107,7 +113,7 @@ def row_options(
         config: the placement; its own sizes are not read.
         pace: of the chips.
         lengths: that are expected.
-        most: positions of a micro-batch; None: no bound.
+        most: positions of a micro-batch, a row on each shard at least; None: no bound.
         free: whether remat may be another than the configuration's.
     """
     plan, enough = config.plan, most_rows(config, lengths)

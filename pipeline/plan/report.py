@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.plan.candidates import PLACE, placed
 from pipeline.plan.forecast import PACES, Forecast
 from pipeline.plan.gains import Gain
 from pipeline.plan.memory import PARTS, Memory
@@ -26,7 +27,6 @@ REGIMES = {
 }
 """Regimes in words."""
 
-_PLACE = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp")
 _SIZES = ("rollout_rows", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
 
 
@@ -73,7 +73,7 @@ def report(found: Plan) -> Figures:
         "memory": _memory(found),
         "step": _step(plan),
         "compared": [_compared(case, one, found) for one in found.choice.compared],
-        "budget": _budget(found.case, found.forecast),
+        "budget": _budget(found.case, found.forecast) if plan.fits else None,
         "gains": [asdict(gain) for gain in found.gains],
     }
 
@@ -128,7 +128,7 @@ def _plan(found: Plan) -> Figures:
     config, given = plan.config, case.config.plan
     rollout, shape = config.rollout, case.shape
     slots = config.rollout_rows // config.plan.sampler_shards
-    values = {key: getattr(config.plan, key) for key in (*_PLACE, *_SIZES)}
+    values = {key: getattr(config.plan, key) for key in (*PLACE, *_SIZES)}
     return {
         "name": plan.name,
         "configured": plan.configured,
@@ -174,13 +174,13 @@ def _gib(size: int | None) -> float | None:
 def _to_set(case: Case, plan: Planned) -> Figures:
     """Settings of [plan] by which the configuration becomes this plan.
 
-    What a run plans by itself is left out.
+    What a run plans by itself is left out; what bounds that is as it would be there.
     """
     given = case.config.plan
-    keys = [*_PLACE, *_SIZES]
+    values = {key: getattr(plan.config.plan, key) for key in (*PLACE, *_SIZES)}
     if not given.fixed:
-        keys = [key for key in keys if key not in {"rollout_rows", "micro_batch_tokens"}]
-    values = {key: getattr(plan.config.plan, key) for key in keys}
+        bounds = placed(case.config, {key: values[key] for key in PLACE}).plan
+        values |= {key: getattr(bounds, key) for key in ("rollout_rows", "micro_batch_tokens")}
     return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 

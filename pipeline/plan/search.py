@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.schema import Config
-from pipeline.plan.candidates import Candidate, candidates
+from pipeline.plan.candidates import PLACE, candidates, placed
 from pipeline.plan.hardware import Topology, devices_of
 from pipeline.plan.memory import Memory, estimate
 from pipeline.plan.options import Option, row_options, slot_options
@@ -29,6 +29,8 @@ LEFT = 0.01
 GAIN = 0.02
 """A plan that is not better by this share is not worth another setting."""
 _NEAR = 0.01
+_WITH_SIZES = ("segment_steps", "prefill_tokens", "remat")
+"""Settings that are chosen with the sizes of another placement than the configuration's."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,18 @@ class Case:
         """Of a chip that a program may hold which the compiler has counted."""
         return int((1 - LEFT) * self.topology.chip.hbm_gib * GIB)
 
-    def holds(self, memory: Memory) -> bool:
-        """Whether a chip has room for it, and for the reserve where nothing is known better."""
+    def full(self, memory: Mapping[str, Memory]) -> float:
+        """What phases hold at most, as a share of what each may: a plan fits up to 1.
+
+        The reserve counts where nothing is known better.
+        """
+        return max(self._full(one) for phase, one in memory.items() if phase != "colocated")
+
+    def _full(self, memory: Memory) -> float:
         ratio = self.memory_ratio.get(memory.phase)
         if ratio is None:
-            return memory.total <= self.limit_bytes
-        return ratio * memory.total <= self.most_bytes
+            return memory.total / self.limit_bytes
+        return ratio * memory.total / self.most_bytes
 
     def pace(self, config: Config) -> Pace:
         """How fast the programs of a configuration are on these chips."""
@@ -110,8 +118,8 @@ class Choice:
 
     Attributes:
         chosen: the plan.
-        compared: all placements, the fastest that fits first; `chosen` is one of them. Those that
-            would be another run are only told.
+        compared: all placements, the fastest that fits first, then those that do not, the least
+            full first; `chosen` is one of them. Those that would be another run are only told.
     """
 
     chosen: Planned
@@ -119,7 +127,7 @@ class Choice:
 
     @property
     def best(self) -> Planned:
-        """The fastest that fits, where one does, and is the same run."""
+        """The fastest that fits, or else what comes closest to it, and is the same run."""
         return next(plan for plan in self.compared if plan.same_run)
 
     @property
@@ -133,13 +141,16 @@ def choose(case: Case) -> Choice:
     """Plans each placement and takes one.
 
     What the configuration says is taken where its sizes are fixed, and where nothing else is better
-    by `GAIN`; else the fastest that fits.
+    by `GAIN`; else the fastest that fits. Where nothing fits it is what comes closest to it.
 
     Raises:
-        ValueError: if no sizes suit the configuration's other settings.
+        ValueError: if no placement on the topology suits the configuration's other settings.
     """
-    found = list(_planned(case))
-    ranked = sorted(found, key=lambda plan: (not plan.fits, -plan.step.tokens_per_s))
+
+    def rank(plan: Planned) -> tuple[bool, float]:
+        return not plan.fits, -plan.step.tokens_per_s if plan.fits else case.full(plan.memory)
+
+    ranked = sorted(_planned(case), key=rank)
     configured = next((plan for plan in ranked if plan.configured), None)
     chosen = next((plan for plan in ranked if plan.same_run), None)
     if chosen is None:
@@ -157,28 +168,23 @@ def planned_sizes(case: Case) -> Sizes:
     """
     own = candidates(case.config, case.shape, case.topology)[0]
     assert own.configured, "a run's own placement is on its own topology"
-    found = _as_configured(case, own)
+    found = _as_configured(case, own.name)
     if not found.fits:
         raise ValueError(f"plan: no sizes fit: {shortage(case, found)}")
     return Sizes.of(found.config)
 
 
-def in_its_place(case: Case, plan: Planned) -> Planned | None:
-    """Another case planned in the placement of a plan; None: its bounds leave no sizes.
+def in_its_place(case: Case, plan: Planned) -> Planned:
+    """Another case planned in the placement of a plan.
 
-    All settings that a search may choose are chosen again, and without the bounds of a plan that
-    is fixed.
+    What was a choice is chosen again, and nothing else: all sizes, and where the configuration is
+    not what was planned what goes with them, too; where it is and fixes its sizes, none.
     """
-    keys = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp")
-    place = {key: getattr(plan.config.plan, key) for key in (*keys, "sampler_tp")}
-    own = {key: getattr(plan.config.plan, key) for key in ("segment_steps", "prefill_tokens")}
-    config = with_plan(
-        case.config, {**place, **own, "remat": plan.config.plan.remat, "slot_buckets": None}
-    )
-    found = _sizes_for(case, config, free=not plan.configured)
-    if found is None:
-        return None
-    return measured(case, plan.name, found, configured=plan.configured)
+    if plan.configured:
+        return _as_configured(case, plan.name)
+    config = placed(case.config, {key: getattr(plan.config.plan, key) for key in PLACE})
+    own = {key: getattr(plan.config.plan, key) for key in _WITH_SIZES}
+    return measured(case, plan.name, _sizes_for(case, with_plan(config, own), free=True))
 
 
 def shortage(case: Case, plan: Planned) -> str:
@@ -208,8 +214,7 @@ def checked(config: Config) -> Config:
 def measured(case: Case, name: str, config: Config, *, configured: bool = False) -> Planned:
     """A configuration with sizes, with all that is known of it."""
     memory = estimate(config, case.shape)
-    fits = all(case.holds(one) for phase, one in memory.items() if phase != "colocated")
-    return Planned(name, configured, config, case.step(config), memory, fits)
+    return Planned(name, configured, config, case.step(config), memory, case.full(memory) <= 1)
 
 
 def _as_good(one: Planned, best: Planned) -> bool:
@@ -220,49 +225,41 @@ def _planned(case: Case) -> Iterator[Planned]:
     own: Planned | None = None
     for candidate in candidates(case.config, case.shape, case.topology):
         if candidate.configured:
-            own = _as_configured(case, candidate)
-            yield own
+            own = _as_configured(case, f"as configured ({candidate.name})")
+            yield replace(own, config=checked(own.config))
         config = _sizes_for(case, candidate.config, free=True)
-        if config is not None and (own is None or config.plan != own.config.plan):
+        if own is None or config.plan != own.config.plan:
             found = measured(case, candidate.name, checked(config))
             yield replace(found, same_run=candidate.same_run)
 
 
-def _as_configured(case: Case, own: Candidate) -> Planned:
-    config = own.config
-    if not config.plan.fixed:
-        found = _sizes_for(case, config, free=False)
-        if found is None:
-            raise ValueError(_no_sizes(config))
-        config = checked(found)
-    return measured(case, f"as configured ({own.name})", config, configured=True)
+def _as_configured(case: Case, name: str) -> Planned:
+    """What the configuration says, with planned sizes where it does not fix them."""
+    fixed = case.config.plan.fixed
+    config = case.config if fixed else _sizes_for(case, case.config, free=False)
+    return measured(case, name, config, configured=True)
 
 
 def _no_placement(case: Case) -> str:
+    """Why nothing is compared: only what draws a step ahead cannot be colocated."""
+    topology, ahead = case.topology, case.config.rollout.ahead
     return (
-        f"{case.topology.name}: no placement on it suits the configuration: its own takes "
-        f"{devices_of(case.config)} devices, and there is no other"
+        f'{topology.name}: rollout.ahead = "{ahead}" needs plan.placement = "split", and on '
+        f"{topology.chips} chip(s) of {topology.hosts} host(s) there is none but the "
+        f"configuration's own, which takes {devices_of(case.config)}; nearest valid: "
+        'rollout.ahead = "off"'
     )
 
 
-def _no_sizes(config: Config) -> str:
-    row, shards = config.row_tokens, config.plan.learner_shards
-    return (
-        f"plan.rollout_rows = {config.plan.rollout_rows}, plan.micro_batch_tokens = "
-        f"{config.plan.micro_batch_tokens}: leave no room for a slot on each of "
-        f"{config.plan.sampler_shards} devices and a row of {row} on each of {shards}"
-    )
-
-
-def _sizes_for(case: Case, config: Config, *, free: bool) -> Config | None:
-    """The configuration with the best sizes; None: there are none within its bounds.
+def _sizes_for(case: Case, config: Config, *, free: bool) -> Config:
+    """The configuration with the best sizes within its bounds.
 
     What a sampler's phases hold does not depend on micro-batches, nor what a learner's hold on
-    slots, so each is chosen by itself. Where nothing fits the smallest is taken.
+    slots, so each is chosen by itself. Where nothing fits it is what comes closest to it.
 
     Args:
         case: what is planned.
-        config: the placement.
+        config: the placement; sizes in it are bounds, unless the plan is fixed.
         free: whether other settings may be chosen, too: segment, prefill, remat.
     """
     plan, bounded = config.plan, not case.config.plan.fixed
@@ -270,8 +267,6 @@ def _sizes_for(case: Case, config: Config, *, free: bool) -> Config | None:
     tokens = plan.micro_batch_tokens if bounded else None
     for_slots = slot_options(config, case.pace(config), case.lengths, most=slots, free=free)
     for_rows = row_options(config, case.pace(config), case.lengths, most=tokens, free=free)
-    if not for_slots or not for_rows:
-        return None
     small = with_plan(with_plan(config, for_slots[-1].update), for_rows[-1].update)
     sampler = _best(case, small, for_slots, ("prefill", "decode"))
     learner = _best(case, small, for_rows, ("score", "update"))
@@ -281,17 +276,21 @@ def _sizes_for(case: Case, config: Config, *, free: bool) -> Config | None:
 def _best(
     case: Case, config: Config, options: Sequence[Option], phases: Collection[str]
 ) -> Mapping[str, Any]:
-    """The settings of the fastest option that fits, or of one as good that is preferred."""
+    """The settings of the fastest option that fits, or of one as good that is preferred.
 
-    def fits(option: Option) -> bool:
+    Where none fits, of the one that takes the least memory; of these of the fastest.
+    """
+
+    def full(option: Option) -> float:
         memory = estimate(with_plan(config, option.update), case.shape)
-        return all(case.holds(memory[phase]) for phase in phases)
+        return case.full({phase: memory[phase] for phase in phases})
 
-    fastest = next((one for one in sorted(options, key=_seconds) if fits(one)), None)
+    by_speed = sorted(options, key=_seconds)
+    fastest = next((one for one in by_speed if full(one) <= 1), None)
     if fastest is None:
-        return min(options, key=lambda option: option.size).update
+        return min(by_speed, key=full).update
     good = [one for one in options if one.seconds <= (1 + _NEAR) * fastest.seconds]
-    return next(one for one in sorted(good, key=_preference) if fits(one)).update
+    return next(one for one in sorted(good, key=_preference) if full(one) <= 1).update
 
 
 def _seconds(option: Option) -> float:

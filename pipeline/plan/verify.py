@@ -178,7 +178,7 @@ class Verifier:
             ]
             self._case = _learned(self._case, plan, programs)
             found = in_its_place(self._case, plan)
-            if found is None or not found.fits:
+            if not found.fits:
                 self._searched.append("nothing smaller is expected to fit")
                 break
             found = replace(found, config=checked(found.config))

@@ -40,6 +40,13 @@ def test_what_is_not_a_duration(text: str) -> None:
         parse_duration_s(text)
 
 
+@pytest.mark.parametrize("text", ["36501d", "999999999999999h", "9" * 400 + "d", "9" * 5000 + "s"])
+def test_what_is_longer_than_any_run(text: str) -> None:
+    with pytest.raises(ValueError, match="is longer than a century; nearest valid: '36500d'"):
+        parse_duration_s(text)
+    assert parse_duration_s("36500d") == parse_duration_s("000876000h")
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "what"),
     [
@@ -397,6 +404,26 @@ def test_a_decay_without_a_known_end_follows_the_clock(
 def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> None:
     config = load_config(small, [("budget.steps", "none"), ("budget.until", text)])
     assert config.budget.until_s == 1_795_366_800
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("0001-01-01T00:00", "1970-01-01T00:00+00:00"),
+        ("0001-01-01T00:00+14:00", "1970-01-01T00:00+00:00"),
+        ("1969-12-31T23:59", "1970-01-01T00:00+00:00"),
+        ("3000-01-01T00:00", "2999-12-31T23:59+00:00"),
+        ("9999-12-31T23:59-12:00", "2999-12-31T23:59+00:00"),
+    ],
+)
+def test_an_instant_no_clock_shows_is_told_with_the_nearest(
+    small: Path, text: str, nearest: str
+) -> None:
+    overrides = [("budget.steps", "none"), ("budget.until", text)]
+    (line,) = mistakes(small, *overrides)
+    assert "budget.until" in line
+    assert f"'{text}' is in no year from 1970 to 2999; nearest valid: '{nearest}'" in line
+    assert parse_instant(nearest).isoformat()
 
 
 def test_an_instant_without_an_offset_is_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     figures = json.loads(path.read_text())
     assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
     assert figures["plan"]["rollout_rows"] <= 512
+    assert figures["plan"]["set"]["micro_batch_tokens"] == 4 * 16_384  # what bounds it there
+    settings = [
+        text
+        for key, value in figures["plan"]["set"].items()
+        for text in (f"--plan.{key}", "none" if value is None else str(value))
+    ]
+    shown(capsys, ONE_B, "--topology", "v5e-32", *settings, "--json", str(path))
+    again = json.loads(path.read_text())["plan"]
+    assert again["configured"]
+    for key in ("rollout_rows", "segment_steps", "micro_batch_tokens", "remat"):
+        assert again[key] == figures["plan"][key]
 
 
 def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -94,6 +106,18 @@ def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> No
     out, _ = shown(capsys, four, *many, status=1)
     assert "DOES NOT FIT: as configured" in out
     assert "the fastest, in [plan]: " in out  # and what would
+
+
+def test_what_does_not_fit_buys_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    four, path = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"), tmp_path / "plan.json"
+    small = ["--topology", "v5e-1", "--plan.hbm_gib", "8", "--json", str(path)]
+    out, _ = shown(capsys, four, *small, status=1)
+    assert "DOES NOT FIT" in out
+    assert not re.search(r"dollars|\d steps|of GRPO|GiB of disk", out)
+    assert "the budget buys nothing with a plan that does not fit" in out
+    figures = json.loads(path.read_text())
+    assert figures["budget"] is None
+    assert figures["gains"] == []
 
 
 def test_a_budget_that_is_too_small_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,44 @@ def test_the_configurations_own_comes_first_where_it_has_room() -> None:
     config = preset("gemma3_1b")
     on_four = candidates(config, shape_of(config), TOPOLOGIES["v5e-4"])
     assert not any(one.configured for one in on_four)
+    assert on_four[0].name == "colocated, base on every device"
+
+
+@pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5p-8", "v5e-16", "v6e-256", "gpu-80x2"])
+def test_the_base_on_every_device_is_compared_on_any_number(topology: str) -> None:
+    config, chips = preset("gemma3_1b"), TOPOLOGIES[topology].chips
+    found = candidates(config, shape_of(config), TOPOLOGIES[topology])
+    places = [one.config.plan for one in found if not one.configured]
+    whole = [plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1]
+    assert [plan.learner_devices for plan in whole] == [chips]
+
+
+def test_some_chips_are_another_placement_than_all() -> None:
+    four = (("plan.learner_devices", "4"), ("plan.micro_batch_tokens", "8192"))
+    found = names("gemma3_1b", "v5e-8", *four)
+    assert found[:2] == [
+        "colocated on 4 of 8, base on every device",
+        "colocated, base on every device",
+    ]
+    assert len(found) == len(set(found))
+
+
+def test_sizes_stay_what_they_are_for_each_device() -> None:
+    config = preset("gemma3_1b")  # 512 slots and 16,384 tokens on 8
+    for topology, split in (("v5e-4", "split, 3 + 1"), ("v5e-8", "split, 4 + 4")):
+        found = {
+            one.name: one.config.plan
+            for one in candidates(config, shape_of(config), TOPOLOGIES[topology])
+        }
+        chips = TOPOLOGIES[topology].chips
+        for name in ("colocated, base on every device", "colocated, tp 2"):
+            assert found[name].rollout_rows == 64 * chips
+            assert found[name].micro_batch_tokens == 2048 * chips
+        assert found[split].rollout_rows == 64
+        assert found[split].micro_batch_tokens == 2048 * found[split].learner_devices
+    halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
+    one = candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan
+    assert one.micro_batch_tokens == 2048  # there is no half of a row
 
 
 def test_heads_are_not_split_further_than_there_are() -> None:
@@ -87,7 +125,9 @@ def test_over_hosts_only_batches_are_shared() -> None:
     found = candidates(config, shape_of(config), TOPOLOGIES["v5e-64"])
     assert {one.config.plan.placement for one in found} == {"colocated"}
     assert {one.config.plan.learner_devices for one in found} == {64}
-    assert max(one.config.plan.fsdp * one.config.plan.tp for one in found) == 8
+    parts = {one.config.plan.fsdp * one.config.plan.tp for one in found}
+    assert max(parts) == 8
+    assert min(parts) == 1  # all of the base on each
 
 
 def test_a_cpus_devices_are_all_the_same_cores() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load import presets
+from configs.load import load_config, presets
+from pipeline.plan.hardware import TOPOLOGIES
 from pipeline.plan.memory import estimate
 from pipeline.plan.options import ladder, larger, most_rows, most_slots
 from pipeline.plan.search import (
@@ -25,7 +26,7 @@ from pipeline.plan.search import (
 )
 from pipeline.plan.sizes import Sizes
 from pipeline.plan.topology import GIB
-from tests.pipeline.plan.presets import FREE, case, preset
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 MODELS = [name.split("/")[1].partition("_gsm8k")[0] for name in presets() if "gsm8k" in name]
 
@@ -99,11 +100,50 @@ def test_given_sizes_are_bounds_where_they_are_planned() -> None:
         assert one.config.rollout_rows % plan.sampler_shards == 0
 
 
-def test_bounds_that_leave_nothing_are_told() -> None:
-    bounds = [("plan.fixed", "false"), ("plan.rollout_rows", "8")]
-    config = with_plan(preset("gemma3_1b", *bounds), {"rollout_rows": 4})
-    with pytest.raises(ValueError, match="leave no room for a slot on each of 8 devices"):
-        choose(case(config))
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT)  # the demo's model is named from there
+    config = load_config(name)
+    own = config.plan
+    assert own.rollout_rows is not None
+    assert own.micro_batch_tokens is not None
+    for topology in (*TOPOLOGIES, "cpu"):
+        kind = "cpu" if topology == "cpu" else TOPOLOGIES[topology].chip.platform
+        given_ = config
+        if kind != own.platform:
+            with pytest.raises(ValueError, match=f"nearest valid: .* --plan.platform {kind}"):
+                case(config, topology)
+            if kind == "cpu" or own.platform == "cpu":
+                continue
+            given_ = with_plan(config, {"platform": kind})
+        found = choose(case(given_, topology))
+        assert found.chosen.fits, topology
+        if kind == "cpu":
+            continue
+        places = [one.config.plan for one in found.compared]
+        chips = TOPOLOGIES[topology].chips
+        whole = [
+            plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1
+        ]
+        assert {plan.learner_devices for plan in whole} == {chips}, topology
+        for plan in places:  # the preset's bounds, for each device
+            slots, tokens = plan.rollout_rows, plan.micro_batch_tokens
+            assert slots is not None
+            assert tokens is not None
+            assert slots * 8 <= own.rollout_rows * plan.devices_per_sampler
+            assert tokens * 8 <= own.micro_batch_tokens * plan.learner_devices
+
+
+def test_only_a_step_ahead_has_no_placement_and_is_told_so() -> None:
+    split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
+    ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "3")]
+    config = preset("gemma3_1b", *split, *ahead)
+    assert choose(case(config, "v5e-4")).chosen.fits
+    for topology in ("v5e-1", "v5e-16"):
+        with pytest.raises(ValueError, match=r"rollout.ahead = \"one\" needs .* which takes 8;"):
+            choose(case(config, topology))
 
 
 def test_what_is_chosen_is_the_least_that_is_as_good() -> None:
@@ -147,13 +187,44 @@ def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
     assert low.micro_batch_tokens == free.micro_batch_tokens
 
 
+def test_what_fits_nowhere_is_what_comes_closest() -> None:
+    given_ = small_chip(case(preset("gemma3_4b", ("plan.fixed", "false")), "v5e-1"), 8.0)
+    found = choose(given_).chosen
+    assert not found.fits
+    smallest = {"rollout_rows": 1, "micro_batch_tokens": 2048}
+    totals = {}
+    for remat in ("none", "dots", "full", "offload"):
+        config = with_plan(found.config, {**smallest, "remat": remat})
+        totals[remat] = estimate(config, given_.shape)["update"].total
+    assert found.memory["update"].total == min(totals.values()) < totals["dots"] / 1.5
+    # Of placements, too: a quarter of the base is closer than all of it.
+    several = choose(small_chip(case(preset("gemma3_4b", *FREE)), 0.5))
+    totals_ = [one.fullest.total for one in several.compared]
+    assert totals_ == sorted(totals_)
+    assert several.chosen is several.best
+
+
+def test_fewer_slots_have_fewer_slot_buckets() -> None:
+    buckets = [("plan.fixed", "false"), ("plan.slot_buckets", "[1000, 512]")]
+    given_ = case(preset("gemma3_270m", *buckets))
+    plan = next(one for one in choose(given_).compared if one.configured)
+    assert plan.config.rollout_rows < 1000
+    assert plan.config.plan.slot_buckets == (512,)
+    assert in_its_place(given_, plan) == plan
+
+
+def test_what_is_fixed_stays_so_in_another_case() -> None:
+    given_ = case(preset("gemma3_1b", ("plan.rollout_rows", "64")))
+    plan = choose(given_).chosen
+    assert in_its_place(small_chip(given_, 100.0), plan).config == plan.config
+
+
 def test_what_is_configured_stays_so_however_often_it_is_planned_again() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     plan = next(one for one in choose(given_).compared if one.configured)
     for ratio in (1.3, 1.5):
         learned = replace(given_, memory_ratio=dict.fromkeys(plan.memory, ratio))
         again = in_its_place(learned, plan)
-        assert again is not None
         assert again.configured
         for key in ("segment_steps", "prefill_tokens", "remat"):
             assert getattr(again.config.plan, key) == getattr(plan.config.plan, key)
