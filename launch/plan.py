@@ -131,13 +131,13 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     plan = choice.chosen if verified is None else verified.plan
     # What would change is estimated on both sides.
     estimated = next(one for one in choice.compared if one.name == plan.name)
-    compile_s = {}
+    compiled_s = {}
     if verified is not None:
-        compile_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
+        compiled_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
     return Plan(
         case,
         choice,
-        forecast(case, plan, compile_s=compile_s),
+        forecast(case, plan, compiled_s=compiled_s),
         gains(case, estimated) if estimated.fits else [],
         verified,
         why,

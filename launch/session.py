@@ -46,12 +46,17 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     beginning = Beginning.of(prepared.config, prepared.folder)
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
-        clock = Clock(started=started - prepared.waited_s, used_before_s=used_s(prepared.folder))
+        clock = _clock(prepared, started=started)
         noting = asyncio.create_task(_note_used(prepared.folder, clock))
         try:
             return await _run(prepared, beginning, stop, clock)
         finally:
             noting.cancel()
+
+
+def _clock(prepared: Prepared, *, started: float) -> Clock:
+    """Time from the start of this process, or from when it was submitted, after that of others."""
+    return Clock(started=started - prepared.waited_s, used_before_s=used_s(prepared.folder))
 
 
 async def _note_used(folder: RunFolder, clock: Clock) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 from configs.schema import Config
 from pipeline.balance import Balance, Worker
+from pipeline.plan.calibrating import share_s
 from pipeline.plan.choice import (
     Choice,
     best,
@@ -36,10 +37,6 @@ from pipeline.plan.speed import LearnerSpeed, SamplerSpeed, Speeds
 from pipeline.plan.start import case_of, first_sizes
 from pipeline.run_dir import RunFolder
 
-SHARE = 0.02
-"""Default of `plan.calibration_share`."""
-_OF_STEPS_S = 3600.0
-"""A budget of steps has no seconds: the share is of an hour."""
 STEADY = 1.5
 """What was kept counts while micro-batches take no more than so many times what they took, and no
 less than that part of it."""
@@ -125,20 +122,6 @@ class Calibrated:
     ladder: Ladder
     speeds: Speeds
     choice: Choice
-
-
-def share_s(config: Config, *, now_s: float | None = None) -> float:
-    """Seconds in which sizes may be measured.
-
-    Args:
-        config: gives the budget and the share.
-        now_s: seconds since 1970, from which on a budget with a date is left; None: now.
-    """
-    share, budget = config.plan.calibration_share, config.budget
-    whole_s = _OF_STEPS_S if budget.time_s is None else budget.time_s
-    if budget.until_s is not None:
-        whole_s = max(0.0, budget.until_s - (time.time() if now_s is None else now_s))
-    return (SHARE if share is None else share) * whole_s
 
 
 async def calibrate(

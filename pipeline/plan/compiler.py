@@ -185,7 +185,7 @@ def _child(errors: Any) -> subprocess.Popen[str]:
 
 
 def _in_words(figures: Figures) -> str:
-    size = "" if figures.hbm_bytes is None else f"{figures.hbm_bytes / GIB:.2f} GiB, "
+    size = "" if figures.hbm_bytes is None else f"={figures.hbm_bytes / GIB:.2f} GiB, "
     return f"{'' if figures.fits else 'does not fit: '}{size}{figures.compile_s:.0f} s"
 
 

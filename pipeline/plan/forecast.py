@@ -1,7 +1,7 @@
 """What a plan makes of the budget: steps, tokens, seconds by what they are spent on, dollars, disk.
 
-Everything a run does beside its steps is counted: starting, compiling, the warm start, all
-evaluations, checkpoints, the export. Each figure is an estimate; times have a range.
+Everything a run does beside its steps is counted: starting, compiling, measuring sizes, the warm
+start, all evaluations, checkpoints, the export. Each figure is an estimate; times have a range.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from configs.schema import Config, Source
-from pipeline.plan.programs import programs_of
+from pipeline.plan.calibrating import calibration_s, share_s
+from pipeline.plan.compile_time import compile_s
+from pipeline.plan.programs import built_programs
 from pipeline.plan.search import Case, Planned
 from pipeline.plan.shapes import DTYPE_BYTES
 from pipeline.plan.step import drawing, imitation_s
@@ -34,21 +36,6 @@ _START_S = {"cpu": 25.0, "gpu": 60.0, "tpu": 60.0}
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 0.5e9, 0.25e9
 """Of weights from a disk into memory, and of a merged model onto it."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
-_COMPILE_S = {
-    "gradient": 2.0,
-    "imitation": 2.0,
-    "segment": 1.2,
-    "prefill": 0.8,
-    "score": 0.8,
-    "keep": 1.0,
-    "apply": 0.3,
-    "fill": 0.2,
-    "compact": 0.1,
-    "empty": 0.05,
-}
-"""Of a program of one layer on two cores."""
-_CPU_COMPILES = 0.25
-"""A CPU's share of these seconds."""
 _TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
 """Of a token's text, of all else about a rollout, of a token's id and log-prob as JSON."""
 _METRICS_BYTES = 2500.0
@@ -63,10 +50,12 @@ class Outcome:
         steps: that it learns from, those of the warm start included.
         wall_s: from start to end.
         spent_s: seconds by what they are spent on.
+        enough: whether there is time for a step of GRPO, where time is what is given.
     """
 
     steps: int
     wall_s: float
+    enough: bool
     spent_s: Mapping[str, float]
 
 
@@ -82,8 +71,10 @@ class Forecast:
         tokens: that are trained.
         cost_usd: of the expected outcome; None: no price is known.
         disk_bytes: by what is written.
-        programs: that are compiled.
-        compile_s: all of them, one after the other.
+        programs: that are compiled; more for each size that is measured at the start.
+        compile: seconds of all of them, one after the other.
+        calibration: seconds of measuring sizes.
+        share_s: within which that is done; 0: nothing is measured.
         rows: prompts of each evaluation.
         guessed: evaluations whose rows nothing tells.
     """
@@ -96,28 +87,29 @@ class Forecast:
     cost_usd: float | None
     disk_bytes: Mapping[str, float]
     programs: int
-    compile_s: float
+    compile: Seconds
+    calibration: Seconds
+    share_s: float
     rows: Mapping[str, int]
     guessed: tuple[str, ...]
 
 
 def forecast(
-    case: Case, plan: Planned, *, compile_s: Mapping[str, float] | None = None
+    case: Case, plan: Planned, *, compiled_s: Mapping[str, float] | None = None
 ) -> Forecast:
     """What a plan makes of the configuration's budget.
 
     Args:
         case: what is planned.
         plan: the one that is taken.
-        compile_s: seconds of programs that were compiled already, by their names.
+        compiled_s: seconds of programs that were compiled already, by their names.
     """
     config, chip = plan.config, case.topology.chip
-    names = _programs(config)
-    seconds = {name: _compiling_s(case, name) for name in names} | dict(compile_s or {})
-    total_compile_s = sum(seconds[name] for name in names)
+    names = built_programs(config, case.shape)
+    compiling = compile_s(names, case.shape, chip=chip, known=compiled_s)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
-    parts = Parts.of(case, plan, counts, compile_s=total_compile_s)
+    parts = Parts.of(case, plan, counts, compiling=compiling)
     given_s = _given_s(config)
     outcomes = {pace: _outcome(config, parts, pace, time_s=given_s) for pace in PACES}
     expected = outcomes["expected"]
@@ -133,7 +125,9 @@ def forecast(
         cost_usd=None if price is None else hours * chips * price,
         disk_bytes=_disk(case, plan, grpo, sum(counts.values())),
         programs=len(names),
-        compile_s=total_compile_s,
+        compile=compiling,
+        calibration=parts.calibration,
+        share_s=share_s(config) if parts.calibration.high else 0.0,
         rows=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
@@ -145,6 +139,7 @@ class Parts:
 
     start: Seconds
     compile: Seconds
+    calibration: Seconds
     warm_step: Seconds
     step: Seconds
     checkpoint: Seconds
@@ -153,14 +148,14 @@ class Parts:
     export: Seconds
 
     @staticmethod
-    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compile_s: float) -> Parts:
+    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compiling: Seconds) -> Parts:
         """Of a plan.
 
         Args:
             case: what is planned.
             plan: the one that is taken.
             rows: prompts of each evaluation.
-            compile_s: of all programs.
+            compiling: all programs.
         """
         config, chip = plan.config, case.topology.chip
         pace = case.pace(config)
@@ -179,7 +174,8 @@ class Parts:
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
         return Parts(
             start=fixed(_START_S[chip.platform] + load_s, chip=chip),
-            compile=fixed(compile_s, chip=chip),
+            compile=compiling,
+            calibration=calibration_s(case, plan),
             warm_step=warm,
             step=plan.step.total,
             checkpoint=fixed(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
@@ -204,7 +200,7 @@ def _given_s(config: Config) -> float | None:
 def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) -> Outcome:
     s = parts.at(pace)
     warm = min(config.sft_steps, config.budget.steps or config.sft_steps)
-    before = s["start"] + s["compile"] + s["tests"] + warm * s["warm_step"]
+    before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + warm * s["warm_step"]
     if config.eval.validates:
         before += s["validation"]
     # With a deadline the untrained policy is exported, too, before the first step.
@@ -227,6 +223,7 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
     spent = {
         "start": s["start"],
         "compile": s["compile"],
+        "calibration": s["calibration"],
         "warm start": warm * s["warm_step"],
         "steps": steps * s["step"],
         "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
@@ -235,19 +232,8 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         "export": exports * s["export"],
     }
     spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
-    return Outcome(warm + steps, sum(spent.values()), spent)
-
-
-def _programs(config: Config) -> list[str]:
-    """Those of `programs_of`, and of each pair of slot counts what moves the slots."""
-    compact = [f"compact {size}" for size in config.plan.slots[1:]]
-    return [*programs_of(config), *compact]
-
-
-def _compiling_s(case: Case, program: str) -> float:
-    kind = program.partition(" ")[0]
-    share = _CPU_COMPILES if case.topology.chip.platform == "cpu" else 1.0
-    return share * _COMPILE_S[kind] * case.shape.layers
+    enough = config.budget.steps is not None or steps > 0
+    return Outcome(warm + steps, sum(spent.values()), enough, spent)
 
 
 def _tests(config: Config) -> dict[str, Source]:

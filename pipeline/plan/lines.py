@@ -5,17 +5,19 @@ What is estimated has `~` in front, what the TPU compiler says `=`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.toml_text import show_value
-from pipeline.plan.report import REGIMES, compiled_size
+from pipeline.plan.report import COMPILER, ESTIMATED, REGIMES, compiled_size
 
 Figures = Mapping[str, Any]
 
 _MARKS = (
     "~ estimated; = by the TPU compiler, whose seconds are a model of its own; nothing measured"
 )
+_MARK = {ESTIMATED: "~", COMPILER: "="}
+"""By the `source` of a figure."""
 _PARTS = {
     "base": "base",
     "adapter": "adapter",
@@ -86,7 +88,7 @@ def _settings(values: Figures) -> str:
 
 def _memory(report: Figures) -> Iterator[str]:
     plan, memory = report["plan"], report["memory"]
-    largest = max(figures["estimated_gib"] for figures in memory.values())
+    largest = max(figures["gib"] for figures in memory.values())
     unit, factor = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
     limit, reserve = plan["limit_gib"], plan["reserve_gib"]
     yield (
@@ -98,33 +100,51 @@ def _memory(report: Figures) -> Iterator[str]:
     rows = [["", *_PARTS.values(), "together", "compiled" if compiled else ""]]
     for phase, figures in memory.items():
         parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in _PARTS]
-        total = figures["compiled_gib"]
-        total = None if total is None else factor * total
-        known = compiled_size(total, there) if figures["compiled"] else ""
-        rows.append([phase, *parts, f"~{factor * figures['estimated_gib']:.2f}", known])
+        known = ""
+        if figures["compiled"]:
+            total = figures["compiled"]["gib"]
+            known = compiled_size(None if total is None else factor * total, there)
+        rows.append([phase, *parts, f"~{factor * figures['gib']:.2f}", known])
     yield from table(rows)
 
 
 def _step(report: Figures) -> Iterator[str]:
     step = report["step"]
-    programs = report["verified"].get("programs", {}).values()
-    compiled = {one["phase"] for one in programs if one["seconds"] > 0}
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
-        own = "=" if phase in compiled else "~"
-        regime = REGIMES[figures["regime"]]
-        rows.append([phase, *_seconds(figures, own), regime])
-    rows.append(["together", *_seconds(step["total_s"], "~"), ""])
+        rows.append([phase, *_seconds(figures), REGIMES[figures["regime"]]])
+    rows.append(["together", *_seconds(step["total_s"]), ""])
     yield from table(rows)
     yield (
         f"~{step['tokens_per_s']:,.0f} trained tokens a second; ~{step['slots_useful']:.0%} of the "
         f"slots' steps draw a token, ~{step['padding']:.0%} of the learner's positions are padding"
     )
     yield f"from ~{step['knee_slots']} slots a shard on, more of them hardly draw faster"
+    if step["most_prompts"] > step["prompts"]:
+        yield (
+            f'dynamic sampling ("{step["dynamic_sampling"]}"): how many groups are without signal '
+            f"is not known; expected is that a step draws {step['prompts']} prompts, and the slow "
+            f"end is {step['most_prompts']}, the most (rollout.max_prompts_per_step)"
+        )
 
 
-def _seconds(figures: Figures, mark: str) -> list[str]:
-    return [f"{mark}{figures[pace]:.2f}" for pace in ("expected", "low", "high")]
+def _seconds(figures: Figures) -> list[str]:
+    expected, low, high = _marked(figures, lambda seconds: f"{seconds:.2f}")
+    return [expected, low, high]
+
+
+def _around(figures: Figures, show: Callable[[float], str], unit: str = "") -> str:
+    """A figure with its range."""
+    expected, low, high = _marked(figures, show)
+    return f"{expected}{unit} ({low} to {high})"
+
+
+def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, str]:
+    """What is expected, the low and the high end."""
+    ends = figures["range"]
+    own, other = _MARK[figures["source"]], _MARK[ends["source"]]
+    low, high = (f"{other}{show(ends[end])}" for end in ("low", "high"))
+    return f"{own}{show(figures['expected'])}", low, high
 
 
 def _compared(report: Figures) -> Iterator[str]:
@@ -175,16 +195,17 @@ def _verified(report: Figures) -> Iterator[str]:
         seconds = f"={1e3 * one['seconds']:.1f}" if one["seconds"] > 0 else ""
         cells = [compiled_size(one["gib"], there), seconds]
         fits = "fits" if one["fits"] else "DOES NOT FIT"
-        rows.append([name, *cells, f"~{1e3 * one['estimated_s']:.1f}", fits])
+        rows.append([name, *cells, f"~{1e3 * one['estimated']['seconds']:.1f}", fits])
     yield from table(rows)
     yield from (f"searched: {line}" for line in verified["searched"])
     yield from (f"larger: {_larger(one, there)}" for one in verified["larger"])
 
 
 def _larger(one: Figures, there: float) -> str:
-    if one["gain"] == 0:
+    gain = one["estimated"]["gain"]
+    if gain == 0:
         return str(one["what"])
-    gain = f"{one['what']}: trained tokens a second ~{one['gain']:+.1%}"
+    gain = f"{one['what']}: trained tokens a second ~{gain:+.1%}"
     if one["fits"] is None:
         return gain
     size = compiled_size(one["gib"], there)
@@ -196,19 +217,22 @@ def _budget(report: Figures) -> Iterator[str]:
     if budget is None:
         yield "the budget buys nothing with a plan that does not fit"
         return
-    slow, expected, fast = (budget["outcomes"][pace] for pace in ("high", "expected", "low"))
+    slow, expected = (budget["outcomes"][pace] for pace in ("high", "expected"))
     given = f"{budget['steps_given']} steps"
     if budget["steps_given"] is None:
         given = _duration(budget["time_given_s"])
     if not budget["enough"]:
         least = _duration(expected["wall_s"])
         yield f"budget {given}: TOO SMALL for a step; all that is not a step takes ~{least}"
-    between = f"~{slow['steps']:,} to ~{fast['steps']:,}"
-    yield (
-        f"budget {given}: ~{expected['steps']:,} steps ({between}) in "
-        f"~{_duration(expected['wall_s'])} (~{_duration(fast['wall_s'])} to "
-        f"~{_duration(slow['wall_s'])})"
-    )
+    steps = _around(budget["steps"], "{:,}".format, " steps")
+    yield f"budget {given}: {steps} in {_around(budget['wall_s'], _duration)}"
+    if budget["enough"] and not budget["enough_when_slow"]:
+        needs = _duration(slow["wall_s"])
+        more = ", more than the budget" if slow["wall_s"] > budget["time_given_s"] else ""
+        yield (
+            "  at the slow end of the ranges no step fits: all that is not a step takes "
+            f"~{needs}{more}"
+        )
     yield (
         f"  of these ~{budget['grpo_steps']:,} of GRPO: ~{budget['samples']:,} rollouts, "
         f"~{budget['tokens'] / 1e6:,.1f} M trained tokens"
@@ -219,7 +243,15 @@ def _budget(report: Figures) -> Iterator[str]:
         for name, seconds in spent.items()
     )
     yield f"  {shares}"
-    yield f"  {budget['programs']} programs, ~{_duration(budget['compile_s'])} to compile all"
+    compiling = _around(budget["compile_s"], _duration)
+    yield f"  {budget['programs']} programs, {compiling} to compile all"
+    if budget["calibration_share_s"]:
+        measuring = _around(budget["calibration_s"], _duration)
+        share = _duration(budget["calibration_share_s"])
+        yield (
+            f"  sizes are measured in {measuring}: the largest in any case, others as far as the "
+            f"share of {share} goes (plan.calibration_share)"
+        )
     read = ", ".join(f"{name} {count:,}" for name, count in budget["evaluated"].items())
     guessed = ", ".join(budget["guessed"])
     unknown = f"; {guessed}: a guess, nothing tells its rows" if guessed else ""

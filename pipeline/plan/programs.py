@@ -91,7 +91,7 @@ def devices_of(config: Config, program: str) -> Devices:
 
 
 def programs_of(config: Config) -> tuple[str, ...]:
-    """All that a run compiles, but for those that compact slots and merge or quantize weights."""
+    """Those that the TPU compiler can be asked about; `built_programs` has all."""
     buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
     learner = ["score", "gradient"]
     learner += ["keep"] if config.learner.keeps_top_k else []
@@ -104,6 +104,25 @@ def programs_of(config: Config) -> tuple[str, ...]:
         *(f"{kind} {rows}" for kind in learner for rows in sizes),
         "apply",
     )
+
+
+def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
+    """All that samplers and learner build, once each, by the names in their `BuildLog`s.
+
+    What merges or quantizes weights stands in none. A compaction is one program for what is not in
+    the caches, and one for each kind of ring.
+    """
+    most, rings = config.rollout.max_tokens, dict[int, None]()
+    if shape.local_layers:
+        rings[min(shape.window, most)] = None
+    if shape.global_layers:
+        rings[most] = None
+    named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
+    named += ["apply imitation"] if config.run.warm_start else []
+    for slots in config.plan.slots[1:]:
+        named.append(f"compact {slots} slots")
+        named += [f"compact {slots} rings of {positions}" for positions in rings]
+    return tuple(named)
 
 
 def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""A plan as figures: the one object that `--json` writes and that the lines are made of."""
+"""A plan as figures: the one object that `--json` writes and that the lines are made of.
+
+Each group of figures says in `source` whose they are; it holds for all in it but for groups in it
+that have one of their own, as the `range` of a time has.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,13 @@ from pipeline.plan.verify import Compiled, Verified
 
 Figures = dict[str, Any]
 """JSON."""
+
+ESTIMATED, COMPILER = "estimated", "compiler"
+"""Values of `source`."""
+SOURCES = {
+    ESTIMATED: "by the planner's own model; times have a range until they are measured",
+    COMPILER: "by the TPU compiler, whose seconds are a model of its own",
+}
 
 REGIMES = {
     "compute": "arithmetic",
@@ -58,11 +69,13 @@ class Plan:
 
 def report(found: Plan) -> Figures:
     """All figures of a plan: GiB, seconds, tokens a second, dollars, bytes."""
-    case, plan = found.case, found.plan
+    case = found.case
     return {
         "name": case.config.run.name,
+        "sources": SOURCES,
         "topology": _topology(case),
         "lengths": {
+            "source": ESTIMATED,
             "prompt": case.lengths.prompt,
             "completion": case.lengths.completion,
             "max_prompt": case.config.rollout.max_prompt_tokens,
@@ -71,10 +84,10 @@ def report(found: Plan) -> Figures:
         "verified": _verified(found),
         "plan": _plan(found),
         "memory": _memory(found),
-        "step": _step(plan),
+        "step": _step(found),
         "compared": [_compared(case, one, found) for one in found.choice.compared],
-        "budget": _budget(found.case, found.forecast) if plan.fits else None,
-        "gains": [asdict(gain) for gain in found.gains],
+        "budget": _budget(found.case, found.forecast) if found.plan.fits else None,
+        "gains": [{"source": ESTIMATED, **asdict(gain)} for gain in found.gains],
     }
 
 
@@ -96,6 +109,7 @@ def _verified(found: Plan) -> Figures:
         return {"by_compiler": False, "why_not": found.why_estimated}
     return {
         "by_compiler": True,
+        "source": COMPILER,
         "compilations": verified.compilations,
         "compile_s": verified.compile_s,
         "programs": {
@@ -104,7 +118,7 @@ def _verified(found: Plan) -> Figures:
                 "fits": one.fits,
                 "gib": _gib(one.hbm_bytes),
                 "seconds": one.figures.seconds,
-                "estimated_s": one.estimated_s,
+                "estimated": {"source": ESTIMATED, "seconds": one.estimated_s},
                 "compile_s": one.figures.compile_s,
                 "cached": one.figures.cached,
             }
@@ -114,7 +128,7 @@ def _verified(found: Plan) -> Figures:
         "larger": [
             {
                 "what": one.what,
-                "gain": one.gain,
+                "estimated": {"source": ESTIMATED, "gain": one.gain},
                 "gib": _gib(one.hbm_bytes),
                 "fits": one.fits,
             }
@@ -195,10 +209,10 @@ def _memory(found: Plan) -> Figures:
 def _phase(memory: Memory, programs: Sequence[Compiled]) -> Figures:
     sizes = [one.hbm_bytes for one in programs]
     return {
+        "source": ESTIMATED,
         "parts_gib": {name: memory.parts.get(name, 0) / GIB for name in PARTS},
-        "estimated_gib": memory.total / GIB,
-        "compiled": bool(programs),
-        "compiled_gib": _gib(_largest(sizes)),
+        "gib": memory.total / GIB,
+        "compiled": {"source": COMPILER, "gib": _gib(_largest(sizes))} if programs else None,
     }
 
 
@@ -208,18 +222,38 @@ def _largest(sizes: Sequence[int | None]) -> int | None:
     return max(known) if known and len(known) == len(sizes) else None
 
 
-def _range(seconds: Seconds) -> Figures:
-    return {pace: getattr(seconds, pace) for pace in PACES}
+def _ranged(seconds: Seconds, *, source: str = ESTIMATED) -> Figures:
+    """A time; whoever says what is expected, its range is estimated."""
+    return _around((seconds.low, seconds.expected, seconds.high), source=source)
 
 
-def _step(plan: Planned) -> Figures:
-    step = plan.step
+def _around(by_pace: Sequence[float], *, source: str = ESTIMATED) -> Figures:
+    """What is expected, and how far it may be from that: the figures of `PACES` in their order.
+
+    With a budget of time a slower pace may come to an earlier end: what is left is too little for
+    another step.
+    """
+    ends = {"source": ESTIMATED, "low": min(by_pace), "high": max(by_pace)}
+    return {"source": source, "expected": by_pace[PACES.index("expected")], "range": ends}
+
+
+def _step(found: Plan) -> Figures:
+    step, rollout = found.plan.step, found.case.config.rollout
+    programs = [] if found.verified is None else found.verified.programs.values()
+    compiled = {one.phase for one in programs if one.figures.seconds > 0}
     return {
+        "source": ESTIMATED,
         "seconds": {
-            phase: {**_range(step.seconds[phase]), "regime": step.seconds[phase].regime}
-            for phase in PHASES
+            phase: {
+                **_ranged(seconds, source=COMPILER if phase in compiled else ESTIMATED),
+                "regime": seconds.regime,
+            }
+            for phase, seconds in step.seconds.items()
         },
-        "total_s": _range(step.total),
+        "total_s": _ranged(step.total),
+        "dynamic_sampling": rollout.dynamic_sampling,
+        "prompts": rollout.prompts_per_step,
+        "most_prompts": rollout.max_prompts_per_step or rollout.prompts_per_step,
         "rollouts": step.rollouts,
         "tokens": step.tokens,
         "tokens_per_s": step.tokens_per_s,
@@ -234,6 +268,7 @@ def _compared(case: Case, one: Planned, found: Plan) -> Figures:
     chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
     full = one.fullest
     return {
+        "source": ESTIMATED,
         "name": one.name,
         "chosen": one is chosen,
         "same_run": one.same_run,
@@ -273,11 +308,16 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
 
 
 def _budget(case: Case, forecast: Forecast) -> Figures:
+    outcomes = forecast.outcomes
     return {
+        "source": ESTIMATED,
         "steps_given": case.config.budget.steps,
         "time_given_s": forecast.time_s,
-        "enough": forecast.outcomes["expected"].steps > 0,
-        "outcomes": {pace: asdict(forecast.outcomes[pace]) for pace in PACES},
+        "enough": outcomes["expected"].enough,
+        "enough_when_slow": outcomes["high"].enough,
+        "steps": _around([outcomes[pace].steps for pace in PACES]),
+        "wall_s": _around([outcomes[pace].wall_s for pace in PACES]),
+        "outcomes": {pace: asdict(outcomes[pace]) for pace in PACES},
         "grpo_steps": forecast.grpo_steps,
         "samples": forecast.samples,
         "tokens": forecast.tokens,
@@ -285,7 +325,9 @@ def _budget(case: Case, forecast: Forecast) -> Figures:
         "chip_hour_usd": case.topology.chip.chip_hour_usd,
         "disk_gib": {name: size / GIB for name, size in forecast.disk_bytes.items()},
         "programs": forecast.programs,
-        "compile_s": forecast.compile_s,
+        "compile_s": _ranged(forecast.compile),
+        "calibration_s": _ranged(forecast.calibration),
+        "calibration_share_s": forecast.share_s,
         "evaluated": dict(forecast.rows),
         "guessed": list(forecast.guessed),
     }

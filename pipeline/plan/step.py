@@ -1,7 +1,9 @@
 """What a step takes: the work of its phases at the pace of the chips, by expected lengths.
 
-Reads configurations whose sizes are set. Partial rollouts, cut-offs and dynamic sampling are not
-counted: a step is what it takes to draw and learn all of the rollouts that it asks for first.
+Reads configurations whose sizes are set. Partial rollouts and cut-offs are not counted: a step is
+what it takes to draw and learn all of the rollouts that it asks for first. How many groups are
+without signal is not known before a run, so with dynamic sampling that is what is expected, and
+the most that a step may draw is the upper end of what drawing takes.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from configs.schema import Config
@@ -107,6 +109,16 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         "sync": sync_s(pace),
         "rewards": rewards_s(size, chip=chip),
     }
+    if rollout.max_prompts_per_step is not None:
+        # All further prompts as one round.
+        more = rollout.max_prompts_per_step - rollout.prompts_per_step
+        further = drawing(pace, lengths, prompts=more, samples=rollout.group_size)
+        rewarded = rewards_s(more * rollout.group_size, chip=chip)
+        seconds |= {
+            "prefill": _at_most(seconds["prefill"], further.prefill),
+            "decode": _at_most(seconds["decode"], further.decode),
+            "rewards": _at_most(seconds["rewards"], rewarded),
+        }
     positions = sum(packed_positions(config, lengths, sequences=size))
     return Step(
         seconds=seconds,
@@ -118,6 +130,11 @@ def step_of(config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths) 
         # A CPU's virtual devices are the same cores.
         ahead=rollout.ahead != "off" and chip.platform != "cpu",
     )
+
+
+def _at_most(seconds: Seconds, further: Seconds) -> Seconds:
+    """With something that may come after it, and is not expected to."""
+    return replace(seconds, high=seconds.high + further.high)
 
 
 def drawing(pace: Pace, lengths: Lengths, *, prompts: int, samples: int) -> Drawing:

@@ -355,4 +355,4 @@ def _kind(program: str) -> str:
 def _needs(program: Compiled) -> str:
     if program.hbm_bytes is None:
         return "the compiler does not say by how much"
-    return f"{program.hbm_bytes / GIB:.2f} GiB with what is beside it"
+    return f"={program.hbm_bytes / GIB:.2f} GiB with what is beside it"

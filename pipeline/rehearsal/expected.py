@@ -49,7 +49,7 @@ class Expectations:
         case = Case(config, target.shape, target.topology, Lengths.expected(config))
         plan = measured(case, config.run.name, config, configured=True)
         outlook = forecast(case, plan)
-        parts = Parts.of(case, plan, outlook.rows, compile_s=outlook.compile_s)
+        parts = Parts.of(case, plan, outlook.rows, compiling=outlook.compile)
         return Expectations(config, target.shape, case.pace(config), parts)
 
     def drawing(self, work: Work, *, seq: int) -> Seconds:

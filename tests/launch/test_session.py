@@ -15,11 +15,11 @@ import pytest
 from actors.handles import Crew
 from configs.schema import Config
 from launch.preparation import Prepared
-from launch.session import _coordinate
+from launch.session import _clock, _coordinate
 from launch.stop import Stop
 from pipeline import tracking
 from pipeline.balanced import Balanced
-from pipeline.budget import Budget, used_s
+from pipeline.budget import Budget
 from pipeline.datatypes import Restored
 from pipeline.deadline import Clock
 from pipeline.run_dir import RunFolder
@@ -70,7 +70,7 @@ class Session:
                     say=print,
                 ),
                 self.stop,
-                Clock(started=started, used_before_s=used_s(self.folder)),
+                _clock(self.prepared, started=started),
                 load_s=load_s,
             )
         )

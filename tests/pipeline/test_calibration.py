@@ -14,12 +14,12 @@ import pytest
 import configs
 from configs.load import load_config
 from configs.schema import Config
-from pipeline import calibration
 from pipeline.balance import Balance, Worker
 from pipeline.cache_folder import CACHE_VARIABLE
-from pipeline.calibration import Beginning, Calibrated, calibrate, share_s
+from pipeline.calibration import Beginning, Calibrated, calibrate
 from pipeline.plan import kept
 from pipeline.plan.building import Building, Ready
+from pipeline.plan.calibrating import SHARE, share_s
 from pipeline.plan.ladder import Ladder
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
@@ -415,7 +415,7 @@ def test_speeds_are_the_same_behind_json():
 
 
 def test_the_default_share_is_a_fiftieth(tmp_path: Path):
-    assert share_s(config(tmp_path)) == calibration.SHARE * 3600 == 72
+    assert share_s(config(tmp_path)) == SHARE * 3600 == 72
     until = {"budget__steps": "none", "budget__until": "2030-01-01T10:00+00:00"}
     dated = config(tmp_path, learner__schedule="constant", **until)
     end = dated.budget.until_s

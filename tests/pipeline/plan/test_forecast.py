@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan.forecast import Forecast, forecast
+from configs.load import load_config
+from pipeline.decode import timing as decode_timing
+from pipeline.learner import timing as learner_timing
+from pipeline.plan import calibrating
+from pipeline.plan.forecast import PACES, Forecast, forecast
 from pipeline.plan.search import choose
 from pipeline.reserve import SAFETY
-from tests.pipeline.plan.presets import case, preset
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 GIB = 2**30
 
@@ -61,7 +65,15 @@ def test_a_warm_start_is_paid_from_the_budget() -> None:
     assert cold.outcomes["expected"].spent_s["warm start"] == 0
     assert warm.grpo_steps == warm.outcomes["expected"].steps - 50
     assert warm.grpo_steps < cold.grpo_steps
-    assert warm.programs == cold.programs + 1  # imitation; a small micro-batch is a full one here
+    # Imitation and what applies it; a small micro-batch is a full one here.
+    assert warm.programs == cold.programs + 2
+
+
+def test_a_warm_start_alone_is_no_step_of_grpo() -> None:
+    sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "5000")]
+    found = planned(*sft, ("budget.time", "30m")).outcomes["expected"]
+    assert found.steps == 5000
+    assert not found.enough
 
 
 def test_evaluations_are_paid_from_the_budget() -> None:
@@ -98,7 +110,69 @@ def test_programs_are_counted_and_what_was_compiled_is_known() -> None:
     given = case(preset("gemma3_1b"))
     plan = choose(given).chosen
     found = forecast(given, plan)
-    # empty, 2 prefills, 2 fills, 4 segments, 3 compactions, score, keep, gradient, apply
-    assert found.programs == 16
-    known = forecast(given, plan, compile_s={"gradient 8": 1.0})
-    assert found.compile_s - known.compile_s == pytest.approx(26 * 2.0 - 1.0)
+    # empty, 2 prefills, 2 fills, 4 segments, 3 x 3 of compactions, score, keep, gradient, apply
+    assert found.programs == 22
+    known = forecast(given, plan, compiled_s={"gradient 8": 1.0, "gradient 99": 1000.0})
+    saved = found.compile.expected - known.compile.expected
+    assert saved == pytest.approx(26 * 2.0 - 1.0)
+    assert found.compile.low < found.compile.expected < found.compile.high
+    for pace in PACES:
+        assert found.outcomes[pace].spent_s["compile"] == getattr(found.compile, pace)
+
+
+def test_a_cpus_seconds_of_compiling_hold_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    given = case(load_config(PROJECT / "configs/demo.toml"))
+    found = forecast(given, choose(given).chosen)
+    assert found.programs == 21
+    # One after the other 35 s; 101 s by a run beside other programs (2026-11-22, two cores).
+    assert found.compile.expected == pytest.approx(35, rel=0.1)
+    assert found.compile.high > 101
+
+
+FREE_9H = (*FREE, ("budget.time", "9h"))
+
+
+def test_measuring_sizes_is_paid_from_the_budget() -> None:
+    def steps(*overrides: tuple[str, str]) -> int:
+        return planned(*FREE_9H, *overrides).grpo_steps
+
+    none, some, more = (steps(("plan.calibration_share", s)) for s in ("0.0", "0.005", "0.02"))
+    assert none > some > more
+    assert more == steps()  # the default
+    found = planned(*FREE_9H, ("plan.calibration_share", "0.005"))
+    assert found.share_s == 0.005 * 9 * 3600
+    assert found.outcomes["expected"].spent_s["calibration"] == found.share_s
+
+
+def test_what_is_fixed_is_not_measured() -> None:
+    for found in (planned(), planned(*FREE, ("plan.calibration_share", "0.0"))):
+        assert found.share_s == 0
+        assert {one.spent_s["calibration"] for one in found.outcomes.values()} == {0}
+
+
+def test_the_largest_sizes_are_measured_whatever_the_share_and_no_more_than_there_are() -> None:
+    tiny, whole = (
+        planned(*FREE_9H, ("plan.calibration_share", share)) for share in ("0.000001", "0.5")
+    )
+    assert tiny.share_s < tiny.calibration.expected < whole.calibration.expected < whole.share_s
+    for found in (tiny, whole):
+        assert 0 < found.calibration.low < found.calibration.expected <= found.calibration.high
+
+
+def test_what_is_measured_runs_as_often_as_it_is_counted() -> None:
+    assert 1 + decode_timing.REPEATS == calibrating.SEGMENTS == calibrating.FILLS
+    assert 2 + decode_timing.REPEATS == calibrating.PREFILLS
+    assert 1 + learner_timing.REPEATS == calibrating.MICRO_BATCHES
+
+
+@pytest.mark.parametrize("mode", ["capped", "adaptive"])
+def test_steps_that_draw_further_prompts_are_the_slow_end(mode: str) -> None:
+    more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "256")]
+    off, on = planned(*FREE_9H), planned(*FREE_9H, *more)
+    steps = {pace: (off.outcomes[pace].steps, on.outcomes[pace].steps) for pace in PACES}
+    assert steps["low"][0] == steps["low"][1]
+    assert steps["expected"][0] == steps["expected"][1]
+    assert steps["high"][0] > 1.3 * steps["high"][1] > 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from configs.load import load_config
 from pipeline.plan.compiler import Figures
 from pipeline.plan.forecast import forecast
 from pipeline.plan.gains import gains
@@ -16,7 +17,7 @@ from pipeline.plan.lines import lines
 from pipeline.plan.report import Plan, report
 from pipeline.plan.search import choose
 from pipeline.plan.verify import Compiled, Next, Verified
-from tests.pipeline.plan.presets import FREE, case, preset
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 GIB = 2**30
 
@@ -49,11 +50,12 @@ def test_what_is_printed_is_what_is_written(found: Plan) -> None:
     for phase, memory in figures["memory"].items():
         *parts, total = [float(cell) for cell in re.findall(r"~([\d.]+)", _row(text, phase, 0))]
         assert parts == [round(size, 2) for size in memory["parts_gib"].values()]
-        assert total == round(memory["estimated_gib"], 2)
-        assert memory["estimated_gib"] == pytest.approx(sum(memory["parts_gib"].values()))
+        assert total == round(memory["gib"], 2)
+        assert memory["gib"] == pytest.approx(sum(memory["parts_gib"].values()))
     for phase, seconds in figures["step"]["seconds"].items():
         row = _row(text, phase, -1)
-        cells = [f"~{seconds[pace]:.2f}" for pace in ("expected", "low", "high")]
+        ends = [seconds["range"][end] for end in ("low", "high")]
+        cells = [f"~{one:.2f}" for one in (seconds["expected"], *ends)]
         assert re.findall(r"~[\d.]+", row) == cells
     for one in figures["compared"]:
         row = line(text, f"{one['name']}  ")
@@ -76,10 +78,133 @@ def _row(text: list[str], name: str, which: int) -> str:
 def test_everything_estimated_is_marked(found: Plan) -> None:
     text = told(report(found))
     assert text[1].startswith("~ estimated; = by the TPU compiler")
-    given = {"15.75", "14.96", "0.79", "1.20", "9.00"}  # memory, price, budget
+    given = {"15.75", "14.96", "0.79", "1.20", "9.00", "10.8"}  # memory, price, budget, share
     for one in text:
         for mark, number in re.findall(r"([~=]?[+-]?)(?<![\d.])(\d[\d,]*(?:\.\d+|%))", one):
             assert mark.startswith("~") or number in given, one
+
+
+def sources(figures: Any, path: str = "", own: str | None = None) -> dict[str, str | None]:
+    """Every number in a report, by its path, and the source that is said of it."""
+    if isinstance(figures, dict):
+        own = figures.get("source", own)
+        items = figures.items()
+    elif isinstance(figures, list):
+        items = enumerate(figures)  # type: ignore[assignment]
+    else:
+        return {path: own} if isinstance(figures, int | float) else {}
+    found: dict[str, str | None] = {}
+    for key, value in items:
+        found |= sources(value, f"{path}.{key}", own)
+    return found
+
+
+def made_up(found: Plan) -> Plan:
+    """Verified by a compiler that says something of updates alone."""
+    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
+    programs = {"gradient 8": Compiled("update", figures, 6 * GIB, True, 0.2)}
+    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+    verified = Verified(found.choice.chosen, programs, (), (larger,), 1, 61.0)
+    return replace(found, verified=verified)
+
+
+def test_every_figure_in_the_json_says_whose_it_is(found: Plan) -> None:
+    estimated, mixed = (sources(report(one)) for one in (found, made_up(found)))
+    # What the machine has, and what is chosen or set.
+    given = (".topology.", ".plan.", ".verified.by_compiler")
+    for path, source in (estimated | mixed).items():
+        assert source in {"estimated", "compiler"} or path.startswith(given), path
+    assert set(report(found)["sources"]) == {"estimated", "compiler"}
+    for path, source in estimated.items():
+        assert source == "estimated" or path.startswith(given), path
+    compilers = {path for path, source in mixed.items() if source == "compiler"}
+    assert {path for path in compilers if not path.startswith(".verified.")} == {
+        ".memory.update.compiled.gib",
+        ".memory.colocated.compiled.gib",
+        ".step.seconds.update.expected",
+    }
+    programs = ".verified.programs.gradient 8"
+    assert mixed[f"{programs}.seconds"] == mixed[f"{programs}.gib"] == "compiler"
+    assert mixed[f"{programs}.estimated.seconds"] == "estimated"
+    assert mixed[".verified.larger.0.estimated.gain"] == "estimated"
+
+
+def test_the_ends_of_a_range_are_estimated_whoever_says_what_is_between(found: Plan) -> None:
+    figures = report(made_up(found))
+    rows = [one for one in told(figures) if one.startswith("update ")]
+    seconds = figures["step"]["seconds"]["update"]
+    ends = [f"~{seconds['range'][end]:.2f}" for end in ("low", "high")]
+    cells = [f"={seconds['expected']:.2f}", *ends]
+    assert rows[1].split()[1:4] == cells
+
+
+def duration(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+AROUND = r"~([\d,.]+(?: s| min| h)?) {}\(~(.*) to ~(.*)\)"
+"""A figure with its range."""
+BUDGETS = [
+    (("budget.time", "9h"),),
+    (("budget.time", "30m"),),
+    (("budget.time", "12m"),),
+    (("budget.time", "10m"),),
+    (("budget.time", "none"), ("budget.steps", "80")),
+]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("model", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
+def test_a_range_holds_its_value(model: str, budget: tuple[tuple[str, str], ...]) -> None:
+    figures = report(planned(*budget, model=model))
+    for what in ("steps", "wall_s", "compile_s"):
+        found = figures["budget"][what]
+        assert found["range"]["low"] <= found["expected"] <= found["range"]["high"], what
+    text = line([one for one in told(figures) if "TOO SMALL" not in one], "budget ")
+    said = re.fullmatch(f"budget .*: {AROUND.format('steps ')} in {AROUND.format('')}", text)
+    assert said
+    steps = [int(one.partition(" ")[0].replace(",", "")) for one in said.groups()[:3]]
+    wall = [duration(one) for one in said.groups()[3:]]
+    assert steps[1] <= steps[0] <= steps[2]
+    assert wall[1] <= wall[0] <= wall[2]
+    slow = figures["budget"]["outcomes"]["high"]
+    words = any("at the slow end of the ranges no step fits" in one for one in told(figures))
+    assert words == (figures["budget"]["enough"] and slow["steps"] == 0)
+
+
+def test_a_slow_end_beyond_the_budget_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)
+    short = (("budget.steps", "none"), ("budget.time", "91s"))
+    given = case(load_config(PROJECT / "configs/demo.toml", short))
+    choice = choose(given)
+    figures = report(Plan(given, choice, forecast(given, choice.chosen), ()))
+    assert figures["budget"]["enough"]
+    assert not figures["budget"]["enough_when_slow"]
+    assert figures["budget"]["wall_s"]["range"]["high"] > 91
+    said = line(told(figures), "  at the slow end of the ranges no step fits: ")
+    assert re.search(r"takes ~[\d.]+ min, more than the budget$", said)
+
+
+def test_measuring_sizes_is_told_where_it_is_done(found: Plan) -> None:
+    figures = report(found)
+    seconds = figures["budget"]["calibration_s"]
+    assert seconds["range"]["low"] < seconds["expected"] < seconds["range"]["high"]
+    text = told(figures)
+    assert ", calibration ~" in "".join(text)
+    said = line(text, "  sizes are measured in ~")
+    assert said.endswith("as far as the share of 10.8 min goes (plan.calibration_share)")
+    assert "calibration" not in "".join(told(report(planned())))
+
+
+@pytest.mark.parametrize("mode", ["capped", "adaptive"])
+def test_what_is_assumed_of_dynamic_sampling_is_said(mode: str) -> None:
+    more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96")]
+    figures = report(planned(*FREE, *more, model="gemma3_1b"))
+    assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (32, 96)
+    said = line(told(figures), f'dynamic sampling ("{mode}"): ')
+    assert "expected is that a step draws 32 prompts, and the slow end is 96, the most" in said
+    assert not [one for one in told(report(planned())) if one.startswith("dynamic sampling")]
 
 
 def test_it_is_two_screens(found: Plan) -> None:
@@ -129,7 +254,7 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
     verified = Verified(
         found.choice.chosen,
         {"gradient 8": program, "segment 240": cached},
-        ("gradient 16 does not fit: 17.00 GiB with what is beside it",),
+        ("gradient 16 does not fit: =17.00 GiB with what is beside it",),
         (larger, Next("micro-batches of 32768 tokens", 0.01), Next("more: nothing to do", 0.0)),
         1,
         61.0,
@@ -142,7 +267,7 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
     assert line(text, "larger: 280").endswith("~+3.1%, =17.00 GiB, does not fit")
     assert line(text, "larger: micro").endswith("~+1.0%")
     assert "larger: more: nothing to do" in text
-    assert line(text, "searched: ").endswith("17.00 GiB with what is beside it")
+    assert line(text, "searched: ").endswith("=17.00 GiB with what is beside it")
 
 
 def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
@@ -168,14 +293,11 @@ def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
 
 
 def test_small_things_are_told_in_mib() -> None:
-    from configs.load import load_config
-    from tests.pipeline.plan.presets import PROJECT
-
     given = case(load_config(PROJECT / "configs/demo.toml"))
     choice = choose(given)
     plan = Plan(given, choice, forecast(given, choice.chosen), ())
     text = told(report(plan))
-    memory = report(plan)["memory"]["update"]["estimated_gib"]
+    memory = report(plan)["memory"]["update"]["gib"]
     assert f"~{1024 * memory:.2f}" in _row(text, "update", 0)
     assert line(text, "MiB of a chip")
     assert "dollars" not in "\n".join(text)

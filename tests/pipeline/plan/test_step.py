@@ -49,6 +49,24 @@ def test_updates_on_the_same_rollouts_are_paid_for_each(one: Case) -> None:
     assert second == pytest.approx(2 * first)
 
 
+def test_further_prompts_of_a_step_are_the_upper_end_of_drawing(one: Case) -> None:
+    for mode in ("capped", "adaptive"):
+        more = (("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96"))
+        dynamic = case(preset("gemma3_1b", ("plan.fixed", "false"), *more))
+        config = with_plan(dynamic.config, {"fixed": True})
+        off, on = one.step(one.config), dynamic.step(config)
+        whole = drawing(dynamic.pace(config), one.lengths, prompts=96, samples=16)
+        for phase, most in (("prefill", whole.prefill), ("decode", whole.decode)):
+            assert on.seconds[phase].expected == off.seconds[phase].expected
+            assert on.seconds[phase].high >= most.high
+            assert on.seconds[phase].high > 1.5 * off.seconds[phase].high
+        assert on.seconds["rewards"].high > 2 * off.seconds["rewards"].high
+        for phase in ("score", "update", "sync"):
+            assert on.seconds[phase] == off.seconds[phase]
+        assert on.total.expected == off.total.expected
+        assert on.total.high > off.total.high
+
+
 def test_a_group_is_read_once(one: Case) -> None:
     pace = one.pace(one.config)
     # Four prompts on each chip, in a bucket of 192; 21 would fit one read.
