@@ -76,6 +76,7 @@ class Beginning:
         ladder: what is measured; likewise.
         key: under which speeds are kept.
         kept: that were found there; the sizes are the best of them.
+        more: whether sizes are to be measured that are not among them.
     """
 
     sizes: Sizes
@@ -83,6 +84,7 @@ class Beginning:
     ladder: Ladder | None = None
     key: Mapping[str, Any] = field(default_factory=dict)
     kept: Speeds | None = None
+    more: bool = True
 
     @staticmethod
     def of(config: Config, folder: RunFolder) -> Beginning:
@@ -101,10 +103,10 @@ class Beginning:
         case = case_of(config)
         ladder, key = Ladder.of(case, sizes), speeds_key(config, case.shape)
         kept = kept_speeds(key)
-        choice = None if kept is None else _whole(case, ladder, kept)
-        if choice is None:
+        choice = None if kept is None else choose_sizes(config, ladder, kept, case.lengths)
+        if kept is None or choice is None:
             return Beginning(ladder.top(config), case, ladder, key)
-        return Beginning(choice.sizes, case, ladder, key, kept)
+        return Beginning(choice.sizes, case, ladder, key, kept, _more(case, ladder, kept))
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ async def calibrate(
         balance.say_line("measuring anew: this device is not as fast as what was kept says")
         speeds = None
     most_s = share_s(case.config)
-    kept, until = speeds is not None, began + most_s
+    kept, until = speeds is not None and not beginning.more, began + most_s
     speeds = without_room(
         speeds or Speeds(),
         ladder,
@@ -199,15 +201,13 @@ def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, ro
     return speeds
 
 
-def _whole(case: Case, ladder: Ladder, speeds: Speeds) -> Choice | None:
-    """A choice from speeds that were measured before, if no more sizes were to be measured now."""
+def _more(case: Case, ladder: Ladder, speeds: Speeds) -> bool:
+    """Whether a run that had measured this would, with time, measure more."""
     slots = drawing_seconds(case.config, ladder, speeds, case.lengths)
     rows = learning_seconds(case.config, ladder, speeds, case.lengths)
-    if _improves(slots, ladder.slots, speeds.full_slots):
-        return None
-    if _improves(rows, ladder.rows, speeds.full_rows):
-        return None
-    return choose_sizes(case.config, ladder, speeds, case.lengths)
+    return _improves(slots, ladder.slots, speeds.full_slots) or _improves(
+        rows, ladder.rows, speeds.full_rows
+    )
 
 
 def _improves(known: Mapping[int, float], sizes: Sequence[int], full: Sequence[int]) -> bool:

@@ -310,11 +310,15 @@ def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path)
     short = start(tmp_path / "a", device, plan__calibration_share=0.001)
     assert chosen(short).micro_batch_tokens == short.beginning.sizes.micro_batch_tokens
     long = start(tmp_path / "b", device, plan__calibration_share=0.5)
-    assert long.beginning.kept is None
+    assert (long.beginning.sizes, long.beginning.more) == (short.balance.sizes, True)
     found = chosen(long)
     assert found.micro_batch_tokens == 4 * ROW
+    # Only what tells whether it is the same device is measured twice.
+    twice = [what for what in long.device.measured if what in short.device.measured]
+    assert twice == [f"{long.beginning.sizes.micro_batch_tokens // ROW} rows"]
+    assert long.journal()[-1]["kept"] is False
     again = start(tmp_path / "c", device, plan__calibration_share=0.5)
-    assert (again.beginning.sizes, chosen(again)) == (found, found)
+    assert (again.beginning.sizes, again.beginning.more, chosen(again)) == (found, False, found)
     (tmp_path / "cache").rename(tmp_path / "other")
     assert chosen(start(tmp_path / "d", device, plan__calibration_share=0.5)) == found
 
