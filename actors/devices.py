@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 JAX_PLATFORM = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 _SUBHOST = 4
+_V5E = ("TPU v5 lite", "TPU v5e")
+"""What JAX calls the chips that sizes and programs are planned for."""
 
 
 def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
     """Starts JAX and makes a mesh of this process's devices; see `sharding.make_mesh`.
 
     Raises:
-        ValueError: if JAX finds other devices than `count` of kind `platform`.
+        ValueError: if JAX finds other devices than `count` of kind `platform`, or TPUs other than
+            v5e, which can be planned for only.
     """
     if platform == "tpu" and count == _SUBHOST:
         # Half of a v5e-8. Ray sets the bounds for one and for two chips only.
@@ -45,6 +48,12 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
         raise ValueError(
             f"plan.platform = {platform!r} needs {count} {platform} device(s) in this process; "
             f"JAX finds {len(devices)} {found} device(s)"
+        )
+    kind = devices[0].device_kind
+    if platform == "tpu" and kind not in _V5E:
+        raise ValueError(
+            f"these are chips of kind {kind!r}; runs are for v5e only, others can be planned for "
+            "(launch.plan); nearest valid: a TPU v5e host"
         )
     return make_mesh(devices, fsdp=fsdp, tp=tp)
 

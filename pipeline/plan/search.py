@@ -228,9 +228,13 @@ def _planned(case: Case) -> Iterator[Planned]:
             own = _as_configured(case, f"as configured ({candidate.name})")
             yield replace(own, config=checked(own.config))
         config = _sizes_for(case, candidate.config, free=True)
-        if own is None or config.plan != own.config.plan:
+        if own is not None and config.plan == own.config.plan:
+            continue
+        try:
             found = measured(case, candidate.name, checked(config))
-            yield replace(found, same_run=candidate.same_run)
+        except ValueError:
+            continue  # a run would refuse it: what else is set does not suit this placement
+        yield replace(found, same_run=candidate.same_run)
 
 
 def _as_configured(case: Case, name: str) -> Planned:

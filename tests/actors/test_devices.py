@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +95,20 @@ def test_jax_without_any_such_device_is_told_in_a_sentence(monkeypatch: pytest.M
     monkeypatch.setattr(jax, "devices", none)
     with pytest.raises(ValueError, match=r"finds none: Unable to initialize .* no chips$"):
         open_mesh(platform="tpu", count=1)
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU v5p"])
+def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch, kind: str):
+    import jax
+
+    chips = [SimpleNamespace(platform="tpu", device_kind=kind, id=number) for number in range(2)]
+    monkeypatch.setattr(jax, "devices", lambda: chips)
+    monkeypatch.setattr("pipeline.model.sharding.make_mesh", lambda devices, **_: devices)
+    if kind == "TPU v5 lite":
+        assert open_mesh(platform="tpu", count=2) == chips
+    else:
+        with pytest.raises(ValueError, match=rf"^these are chips of kind '{kind}', .* v5e only"):
+            open_mesh(platform="tpu", count=2)
 
 
 def test_half_a_host_gets_its_bounds(monkeypatch: pytest.MonkeyPatch):

@@ -136,6 +136,17 @@ def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
             assert tokens * 8 <= own.micro_batch_tokens * plan.learner_devices
 
 
+def test_placements_that_a_run_would_refuse_are_left_out() -> None:
+    few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "4")]
+    # Of the 8 rollouts of a sampler none could be cut; of the 32 of a single one some can.
+    cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("learner.importance_cap", "2")]
+    config = preset("gemma3_1b", *FREE, *few)
+    split = {one.config.plan.placement for one in choose(case(config)).compared}
+    assert split == {"colocated", "split"}
+    cut_config = preset("gemma3_1b", *FREE, *few, *cut)
+    assert {one.config.plan.placement for one in choose(case(cut_config)).compared} == {"colocated"}
+
+
 def test_only_a_step_ahead_has_no_placement_and_is_told_so() -> None:
     split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
     ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "3")]
