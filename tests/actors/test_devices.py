@@ -109,7 +109,9 @@ def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch, kind: str):
         found: Any = open_mesh(platform="tpu", count=2)
         assert found == chips
     else:
-        with pytest.raises(ValueError, match=rf"^these are chips of kind '{kind}'; runs are for v5e only"):
+        with pytest.raises(
+            ValueError, match=rf"^these are chips of kind '{kind}'; runs are for v5e"
+        ):
             open_mesh(platform="tpu", count=2)
 
 
