@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from configs.errors import ConfigError
 from configs.schema import Config
 from pipeline.plan.candidates import PLACE, candidates, placed
 from pipeline.plan.hardware import Topology, devices_of
@@ -150,11 +151,12 @@ def choose(case: Case) -> Choice:
     def rank(plan: Planned) -> tuple[bool, float]:
         return not plan.fits, -plan.step.tokens_per_s if plan.fits else case.full(plan.memory)
 
-    ranked = sorted(_planned(case), key=rank)
+    refused: list[str] = []
+    ranked = sorted(_planned(case, refused), key=rank)
     configured = next((plan for plan in ranked if plan.configured), None)
     chosen = next((plan for plan in ranked if plan.same_run), None)
     if chosen is None:
-        raise ValueError(_no_placement(case))
+        raise ValueError(_no_placement(case, refused))
     if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
         chosen = configured
     return Choice(chosen, tuple(ranked))
@@ -221,7 +223,8 @@ def _as_good(one: Planned, best: Planned) -> bool:
     return one.fits and one.step.tokens_per_s * (1 + GAIN) >= best.step.tokens_per_s
 
 
-def _planned(case: Case) -> Iterator[Planned]:
+def _planned(case: Case, refused: list[str]) -> Iterator[Planned]:
+    """Each placement with its sizes; adds to `refused` why a run could not have one."""
     own: Planned | None = None
     for candidate in candidates(case.config, case.shape, case.topology):
         if candidate.configured:
@@ -232,8 +235,9 @@ def _planned(case: Case) -> Iterator[Planned]:
             continue
         try:
             found = measured(case, candidate.name, checked(config))
-        except ValueError:
-            continue  # a run would refuse it: what else is set does not suit this placement
+        except ConfigError as error:
+            refused.append(str(error))
+            continue
         yield replace(found, same_run=candidate.same_run)
 
 
@@ -244,9 +248,11 @@ def _as_configured(case: Case, name: str) -> Planned:
     return measured(case, name, config, configured=True)
 
 
-def _no_placement(case: Case) -> str:
+def _no_placement(case: Case, refused: Sequence[str]) -> str:
     """Why nothing is compared: only what draws a step ahead cannot be colocated."""
     topology, ahead = case.topology, case.config.rollout.ahead
+    if refused:
+        return f"{topology.name}: no placement on it suits the configuration: {refused[0]}"
     return (
         f'{topology.name}: rollout.ahead = "{ahead}" needs plan.placement = "split", and on '
         f"{topology.chips} chip(s) of {topology.hosts} host(s) there is none but the "

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from pydantic import ValidationError
+
+from configs.errors import ConfigError, explain_validation
 from configs.schema import Config
 
 Phase = Literal["generate", "score", "update", "sync", "export", "load"]
@@ -53,14 +56,18 @@ def sized(config: Config, sizes: Sizes) -> Config:
     """The configuration with these sizes in it; of `slot_buckets` those that are still smaller.
 
     Raises:
-        ValueError: if a size does not fit the rest of the configuration.
+        ConfigError: if a size does not fit the rest of the configuration.
     """
     plan = config.plan
     changed = {**dict(plan), **asdict(sizes)}
     if plan.slot_buckets is not None:
         fewer = (size for size in plan.slot_buckets if size < sizes.rollout_rows)
         changed["slot_buckets"] = tuple(fewer)
-    return Config.model_validate({**dict(config), "plan": type(plan).model_validate(changed)})
+    try:
+        return Config.model_validate({**dict(config), "plan": changed})
+    except ValidationError as error:
+        tree = {**config.model_dump(), "plan": changed}
+        raise ConfigError(*map(str, explain_validation(error, tree))) from None
 
 
 def smaller(

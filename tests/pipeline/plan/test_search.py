@@ -147,6 +147,17 @@ def test_placements_that_a_run_would_refuse_are_left_out() -> None:
     assert {one.config.plan.placement for one in choose(case(cut_config)).compared} == {"colocated"}
 
 
+def test_where_a_run_would_refuse_all_placements_it_is_told_why() -> None:
+    split = [("plan.placement", "split"), ("plan.samplers", "1"), ("plan.sampler_devices", "4")]
+    few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "2")]
+    cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("rollout.ahead", "one")]
+    more = [("plan.learner_devices", "4"), ("learner.importance_cap", "2")]
+    config = preset("gemma3_1b", *FREE, *split, *few, *cut, *more)
+    message = r"^v5e-4: no placement .*: rollout.cut_off = 0.9: of a sampler's 8 rollouts .* none"
+    with pytest.raises(ValueError, match=message):
+        choose(case(config, "v5e-4"))
+
+
 def test_only_a_step_ahead_has_no_placement_and_is_told_so() -> None:
     split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
     ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "3")]
