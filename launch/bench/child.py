@@ -15,8 +15,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-CPU_ONLY = {"JAX_PLATFORMS": "cpu"}
-"""Environment of what is run here."""
+from actors.devices import huge_pages
+
+CPU_ONLY = {"JAX_PLATFORMS": "cpu", **huge_pages()}
+"""Environment of what is run here, as a run's processes have it."""
 
 
 def in_child(

@@ -134,9 +134,10 @@ def _seconds(figures: Figures) -> list[str]:
 
 
 def _around(figures: Figures, show: Callable[[float], str], unit: str = "") -> str:
-    """A figure with its range."""
+    """A figure with its range, if it has one."""
     expected, low, high = _marked(figures, show)
-    return f"{expected}{unit} ({low} to {high})"
+    ends = figures["range"]
+    return f"{expected}{unit}" + (f" ({low} to {high})" if ends["low"] < ends["high"] else "")
 
 
 def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, str]:

@@ -127,10 +127,14 @@ def test_half_a_host_gets_its_bounds(monkeypatch: pytest.MonkeyPatch):
 
 def test_environments_name_the_platform_and_the_number(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --other=1")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     assert environment(platform="tpu", count=4) == {"JAX_PLATFORMS": "tpu"}
     assert environment(platform="gpu", count=1) == {"JAX_PLATFORMS": "cuda"}
     assert environment(platform="cpu", count=2) == {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --other=1 "
         "--xla_force_host_platform_device_count=2",
+        "GLIBC_TUNABLES": "glibc.malloc.check=0:glibc.malloc.hugetlb=1",
     }
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
