@@ -1,6 +1,7 @@
 """What a process does before and right after JAX starts: see exactly the devices it was given.
 
-Runs inside actors only. Nothing is substituted: another kind or number of devices is an error.
+Meshes are opened inside actors only. Nothing is substituted: another kind or number of devices is
+an error.
 """
 
 from __future__ import annotations
@@ -63,10 +64,13 @@ def huge_pages() -> dict[str, str]:
     """Variables for a process that computes on a CPU: its memory comes in pages of 2 MiB.
 
     A program's temporaries are new memory at each call, and clearing small pages takes up to a
-    third of a gradient's time. Read by glibc when the process starts; others ignore it.
+    third of a gradient's time. Read by glibc when the process starts; others ignore it. Who has
+    set it otherwise has it so.
     """
-    given = os.environ.get(_TUNABLES)
-    return {_TUNABLES: f"{given}:{_HUGE_PAGES}" if given else _HUGE_PAGES}
+    given = os.environ.get(_TUNABLES, "")
+    if _HUGE_PAGES.partition("=")[0] in given:
+        return {_TUNABLES: given}
+    return {_TUNABLES: ":".join(filter(None, (given, _HUGE_PAGES)))}
 
 
 def environment(*, platform: str, count: int) -> dict[str, str]:

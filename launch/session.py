@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from actors.handles import Crew
@@ -47,11 +50,14 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         clock = _clock(prepared, started=started)
-        noting = asyncio.create_task(_note_used(prepared.folder, clock))
-        try:
+        if clock.used_before_s and not prepared.folder.is_begun:
+            print(
+                f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
+                f"run began; to begin anew delete {prepared.folder.path}",
+                flush=True,
+            )
+        with _noted(prepared.folder, clock):
             return await _run(prepared, beginning, stop, clock)
-        finally:
-            noting.cancel()
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:
@@ -59,11 +65,28 @@ def _clock(prepared: Prepared, *, started: float) -> Clock:
     return Clock(started=started - prepared.waited_s, used_before_s=used_s(prepared.folder))
 
 
-async def _note_used(folder: RunFolder, clock: Clock) -> None:
-    """Also of a process that is killed before it has written anything else the time is known."""
-    while True:
-        folder.note_used(clock.elapsed_s)
-        await asyncio.sleep(_NOTE_EVERY_S)
+@contextmanager
+def _noted(folder: RunFolder, clock: Clock) -> Iterator[None]:
+    """Writes down every few seconds how much time was used, whatever else goes on.
+
+    So it is known of a process, too, that is killed before it has written anything else.
+    """
+    ended = threading.Event()
+
+    def note() -> None:
+        while True:
+            with suppress(OSError):
+                folder.note_used(clock.elapsed_s)
+            if ended.wait(_NOTE_EVERY_S):
+                return
+
+    thread = threading.Thread(target=note, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Clock) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Literal, Protocol
 
 from configs.schema import Config
@@ -84,7 +85,7 @@ class Beginning:
     ladder: Ladder | None = None
     key: Mapping[str, Any] = field(default_factory=dict)
     kept: Speeds | None = None
-    more: bool = True
+    more: bool = False
 
     @staticmethod
     def of(config: Config, folder: RunFolder) -> Beginning:
@@ -105,7 +106,7 @@ class Beginning:
         kept = kept_speeds(key)
         choice = None if kept is None else choose_sizes(config, ladder, kept, case.lengths)
         if kept is None or choice is None:
-            return Beginning(ladder.top(config), case, ladder, key)
+            return Beginning(ladder.top(config), case, ladder, key, more=True)
         return Beginning(choice.sizes, case, ladder, key, kept, _more(case, ladder, kept))
 
 
@@ -146,23 +147,27 @@ async def calibrate(
     case, ladder = beginning.case, beginning.ladder
     if case is None or ladder is None:
         return None
-    began, speeds = now(), beginning.kept
+    began, speeds = now(), Speeds()
     bench = _Bench(balance, case, ladder, sampler, learner, now)
-    if speeds is not None and not await bench.agrees(speeds):
-        balance.say_line("measuring anew: this device is not as fast as what was kept says")
-        speeds = None
+    if beginning.kept is not None:
+        factor = await bench.as_long(beginning.kept)
+        if factor is None:
+            balance.say_line("measuring anew: this device is not as fast as what was kept says")
+        else:
+            speeds = beginning.kept.scaled(factor) if beginning.more else beginning.kept
     most_s = share_s(case.config)
-    kept, until = speeds is not None and not beginning.more, began + most_s
-    speeds = without_room(
-        speeds or Speeds(),
+    known, until = bool(speeds.device), began + most_s
+    speeds = before = without_room(
+        speeds,
         ladder,
         asked=beginning.sizes,
         got=balance.sizes,
         row=case.config.row_tokens,
     )
-    if not kept or balance.sizes != beginning.sizes:
+    if beginning.more or not known or balance.sizes != beginning.sizes:
         speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
+    kept = known and speeds == before
     keep_speeds(beginning.key, speeds)
     choice = choose_sizes(case.config, ladder, speeds, case.lengths)
     if choice is None:
@@ -236,19 +241,23 @@ class _Bench:
     learner: tuple[Worker, Learns]
     now: Callable[[], float]
 
-    async def agrees(self, kept: Speeds) -> bool:
-        """Whether this is such a device, about as fast: measures the micro-batches in force."""
+    async def as_long(self, kept: Speeds) -> float | None:
+        """How many times what was kept this device takes; None: it is another one.
+
+        Measures the micro-batches in force.
+        """
         try:
             found = await self.learner[1].learning_speed()
         except OutOfMemory:
-            return False
+            return None
         ratios = [
             seconds / kept.micro_batch_s[rows]
             for rows, seconds in found.micro_batch_s.items()
             if rows in kept.micro_batch_s
         ]
         steady = all(1 / STEADY <= ratio <= STEADY for ratio in ratios)
-        return found.device == kept.device and bool(ratios) and steady
+        same = found.device == kept.device and bool(ratios) and steady
+        return median(ratios) if same else None
 
     async def slots(self, speeds: Speeds, *, until: float) -> Speeds:
         """Adds what a sampler takes with each number of slots, and puts the best in force."""
@@ -288,7 +297,7 @@ class _Bench:
 
     async def _down(self, rungs: _Rungs, speeds: Speeds, *, until: float) -> Speeds:
         """Measures one that has room, and more while there is time and smaller may be better."""
-        last_s = 0.0
+        last_s = speeds.last_s
         for size in rungs.sizes:
             known, full = rungs.known(speeds), rungs.full(speeds)
             if size in known or size in full:
@@ -303,6 +312,7 @@ class _Bench:
                 self.balance.say_line(f"measuring {size} {rungs.what}: no room: {error.what}")
                 speeds = speeds.without(**{rungs.what: size})
             last_s = self.now() - began
+            speeds = replace(speeds, last_s=last_s)
         return speeds
 
 

@@ -138,7 +138,7 @@ class Deadline:
                 self.updates.observe(row["time/learn_s"], share=share)
 
     def steps_left(
-        self, validations: Callable[[int], float] = lambda _: 0.0, *, kind: str = "grpo"
+        self, validations: Callable[[int], int] = lambda _: 0, *, kind: str = "grpo"
     ) -> int:
         """How many further steps of full size fit in as things are, at least 1.
 

@@ -114,8 +114,7 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._refuse_file()
         self.path.mkdir(parents=True, exist_ok=True)
-        # What it says of the time that was used stays.
-        lock = os.fdopen(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+        lock = (self.path / _LOCK).open("a")  # what it says of the time that was used stays
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,21 +130,30 @@ class RunFolder:
     def note_used(self, seconds: float) -> None:
         """Writes down how much time the run has used, for who comes after a process that is killed.
 
-        Meant to be called every few seconds; the folder has to be held.
+        Meant to be called every few seconds while the folder is held, from any thread.
+
+        Raises:
+            OSError: if it cannot be written.
         """
-        assert self._lock is not None
-        self._lock.seek(0)
-        # Always as long, so that nothing has to be cut off before it is written.
-        self._lock.write(f"{seconds:016.3f}\n")
-        self._lock.flush()
+        file = os.open(self.path / _LOCK, os.O_WRONLY)
+        try:
+            # Always as long, so that nothing has to be cut off before it is written.
+            os.pwrite(file, f"{seconds:016.3f}\n".encode(), 0)
+        finally:
+            os.close(file)
 
     @property
     def noted_s(self) -> float:
-        """What `note_used` has written last."""
+        """What `note_used` has written last; 0 if that is nothing, or damaged."""
         try:
-            return float((self.path / _LOCK).read_text(encoding="utf-8") or 0.0)
-        except FileNotFoundError:
+            return float((self.path / _LOCK).read_bytes() or 0.0)
+        except (FileNotFoundError, ValueError):
             return 0.0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a run in it."""
+        return self._config.is_file()
 
     def _is_busy(self) -> bool:
         try:

@@ -7,6 +7,7 @@ exported, as long as there is time for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -268,12 +269,14 @@ class Timed:
             elapsed_s=self._deadline.clock.elapsed_s,
         )
 
-    def _validations(self, step: int, steps: int) -> float:
+    def _validations(self, step: int, steps: int) -> int:
         """How many are due between `steps` steps, the first of which is number `step`."""
         settings = self._config.eval
         if settings.every_minutes is not None:
             step_s = self._deadline.pace.expected_s(kind=self._kind(step))
-            return (steps - 1) * step_s / (60 * settings.every_minutes)
+            # It is due after the step in which the minutes are over.
+            every = math.ceil(60 * settings.every_minutes / step_s) if step_s > 0 else steps
+            return (steps - 1) // every
         if not settings.every_steps:
             return 0
         return (step + steps - 1) // settings.every_steps - step // settings.every_steps

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from configs.schema import Config
 from pipeline.batching import batch_shape
+from pipeline.plan.candidates import PLACE, placed
 from pipeline.plan.compile_time import compile_s
 from pipeline.plan.ladder import Ladder
 from pipeline.plan.programs import built_programs
@@ -49,7 +50,7 @@ def calibration_s(case: Case, plan: Planned) -> Seconds:
     share = share_s(config)
     if config.plan.fixed or not share or config.plan.platform == "gpu":
         return fixed(0.0, chip=chip)
-    given = case.config.plan
+    given = placed(case.config, {key: getattr(config.plan, key) for key in PLACE}).plan
     bounds = {key: getattr(given, key) for key in ("rollout_rows", "micro_batch_tokens")}
     ladder = Ladder.of(replace(case, config=with_plan(config, bounds)), Sizes.of(config))
     slots, rows = list(_sizes(config, ladder, "slots")), list(_sizes(config, ladder, "rows"))

@@ -60,6 +60,7 @@ class Speeds:
         micro_batch_s: see `LearnerSpeed`.
         full_slots: slots of a sampler that ran out of memory.
         full_rows: rows of a micro-batch that did.
+        last_s: seconds that the last size took to be compiled and measured.
     """
 
     device: str = ""
@@ -69,6 +70,7 @@ class Speeds:
     micro_batch_s: Table = field(default_factory=dict)
     full_slots: tuple[int, ...] = ()
     full_rows: tuple[int, ...] = ()
+    last_s: float = 0.0
 
     def with_sampler(self, found: SamplerSpeed) -> Speeds:
         """With what was measured last in place of what was before."""
@@ -92,6 +94,14 @@ class Speeds:
         }
         return Speeds(**{**vars(self), **full})
 
+    def scaled(self, factor: float) -> Speeds:
+        """Of a device on which all of it takes so many times as long."""
+        tables = {
+            name: {size: factor * seconds for size, seconds in getattr(self, name).items()}
+            for name in _TABLES
+        }
+        return Speeds(**{**vars(self), **tables})
+
     def to_json(self) -> dict[str, Any]:
         """As the journal and what is kept have it."""
         tables = {
@@ -99,7 +109,7 @@ class Speeds:
             for name in sorted(_TABLES)
         }
         full = {"full_slots": list(self.full_slots), "full_rows": list(self.full_rows)}
-        return {"device": self.device, **tables, **full}
+        return {"device": self.device, **tables, **full, "last_s": self.last_s}
 
     @staticmethod
     def of_json(found: Mapping[str, Any]) -> Speeds:
@@ -109,7 +119,13 @@ class Speeds:
             for name in _TABLES
         }
         full_slots, full_rows = tuple(found["full_slots"]), tuple(found["full_rows"])
-        return Speeds(found["device"], **tables, full_slots=full_slots, full_rows=full_rows)
+        return Speeds(
+            found["device"],
+            **tables,
+            full_slots=full_slots,
+            full_rows=full_rows,
+            last_s=float(found["last_s"]),
+        )
 
 
 _TABLES = {"segment_s", "prefill_s", "fill_s", "micro_batch_s"}

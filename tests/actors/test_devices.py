@@ -136,5 +136,7 @@ def test_environments_name_the_platform_and_the_number(monkeypatch: pytest.Monke
         "--xla_force_host_platform_device_count=2",
         "GLIBC_TUNABLES": "glibc.malloc.check=0:glibc.malloc.hugetlb=1",
     }
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
     monkeypatch.delenv("GLIBC_TUNABLES")
     assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"

@@ -10,6 +10,7 @@ import subprocess
 import psutil
 import pytest
 
+from pipeline.run_dir import RunFolder
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
@@ -91,6 +92,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
         one.kill()
     process.communicate(timeout=PATIENCE_S)
     assert not (run / "summary.json").exists()
+    assert RunFolder(run).noted_s > 0
 
     status, output = finish(start(*train_command(killed, *settings)))
     assert status == 0, output

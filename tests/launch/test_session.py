@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 from actors.handles import Crew
 from configs.schema import Config
 from launch.preparation import Prepared
-from launch.session import _clock, _coordinate
+from launch.session import _clock, _coordinate, _noted
 from launch.stop import Stop
 from pipeline import tracking
 from pipeline.balanced import Balanced
@@ -334,3 +335,20 @@ def test_a_deadline_on_the_calendar_is_a_time_of_the_run(
     assert session.folder.summary is not None
     assert session.folder.summary["deadline_s"] == 550.0
     assert session.folder.summary["until_s"] == 1_795_366_800.0
+
+
+def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
+    folder, now = RunFolder.of(make_config(tmp_path)), FakeClock()
+    with folder.held(), _noted(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
+        for seconds in (5.0, 60.0):
+            now.seconds = seconds
+            until = time.monotonic() + 30
+            while folder.noted_s != 100.0 + seconds and time.monotonic() < until:
+                time.sleep(0.01)  # this thread is busy: nothing of it is needed
+            assert folder.noted_s == 100.0 + seconds
+        (folder.path / ".lock").rename(folder.path / "away")
+        time.sleep(0.1)  # what cannot be written is no obstacle
+        (folder.path / "away").rename(folder.path / ".lock")

@@ -102,6 +102,15 @@ def test_the_time_of_a_process_that_was_killed_before_it_began_counts(tmp_path: 
     assert used_s(next_one) == 120.25
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 17, b"half a li"])
+def test_a_damaged_note_of_the_time_is_none(tmp_path: Path, left: bytes):
+    folder = folder_of(make_config(tmp_path))
+    (folder.path / ".lock").write_bytes(left)
+    assert used_s(folder) == 0.0
+    folder.note_used(7.0)
+    assert used_s(folder) == 7.0
+
+
 def test_an_extension_of_another_kind_adds_nothing(timed: Config):
     folder = folder_of(timed)
     folder.journal("extended", steps=5, time_s=None)

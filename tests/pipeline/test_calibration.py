@@ -323,13 +323,42 @@ def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path)
     assert chosen(start(tmp_path / "d", device, plan__calibration_share=0.5)) == found
 
 
+def test_a_share_that_is_too_short_for_another_size_measures_none(tmp_path: Path):
+    def device(config: Config) -> Device:
+        return Device(
+            config, batch=lambda n: 0.2 + 0.01 * n if n <= 4 else 0.2 * n, prepare_s=100.0
+        )
+
+    first = start(tmp_path / "a", device, plan__calibration_share=0.001)
+    sizes = chosen(first)
+    second = start(tmp_path / "b", device, plan__calibration_share=0.001)
+    assert second.beginning.more
+    assert chosen(second) == sizes
+    assert second.device.measured == [f"{sizes.micro_batch_tokens // ROW} rows"]
+    assert second.journal()[-1]["kept"] is True
+
+
+def test_what_is_added_is_compared_with_what_was_measured_on_a_faster_day(tmp_path: Path):
+    def device(config: Config, slower: float) -> Device:
+        return Device(config, batch=lambda n: slower * (0.2 + 0.01 * n), prepare_s=10.0)
+
+    first = start(tmp_path / "a", lambda one: device(one, 1.0), plan__calibration_share=0.001)
+    chosen(first)
+    second = start(tmp_path / "b", lambda one: device(one, 1.4), plan__calibration_share=0.5)
+    chosen(second)
+    found = second.journal()[-1]["speeds"]["micro_batch_s"]
+    assert len(found) > len(first.journal()[-1]["speeds"]["micro_batch_s"])
+    for rows, seconds in found.items():
+        assert seconds == pytest.approx(1.4 * (0.2 + 0.01 * int(rows))), rows
+
+
 def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_path: Path):
     first = start(tmp_path / "a", lambda config: Device(config, segment=lambda _: 0.01))
     assert chosen(first).rollout_rows == 64
     second = start(tmp_path / "b", lambda config: Small(config, segment=lambda _: 0.01))
     assert second.beginning.sizes.rollout_rows == 64
     assert chosen(second).rollout_rows == 16
-    assert second.journal()[-1]["kept"] is True
+    assert second.journal()[-1]["kept"] is False  # 16 slots had not been measured
     assert start(tmp_path / "c").beginning.sizes.rollout_rows == 16
 
 

@@ -109,7 +109,7 @@ def test_steps_to_come_are_counted_with_what_is_done_between_them():
 def test_one_step_is_planned_even_if_a_validation_leaves_no_time_for_another():
     deadline = time_budget(left_s=1000.0, step_s=100.0)
     assert deadline.steps_left() > 1
-    assert deadline.steps_left(lambda steps: 1e6 * (steps - 1)) == 1
+    assert deadline.steps_left(lambda steps: 10**6 * (steps - 1)) == 1
 
 
 def test_an_update_is_not_begun_that_leaves_no_time_to_export_what_it_learned():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import load_config, presets
+from pipeline.plan.forecast import forecast
 from pipeline.plan.hardware import TOPOLOGIES
 from pipeline.plan.memory import estimate
 from pipeline.plan.options import ladder, larger, most_rows, most_slots
@@ -118,8 +119,10 @@ def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
             if kind == "cpu" or own.platform == "cpu":
                 continue
             given_ = with_plan(config, {"platform": kind})
-        found = choose(case(given_, topology))
+        asked = case(given_, topology)
+        found = choose(asked)
         assert found.chosen.fits, topology
+        assert forecast(asked, found.chosen).outcomes["expected"].steps > 0, topology
         if kind == "cpu":
             continue
         places = [one.config.plan for one in found.compared]
