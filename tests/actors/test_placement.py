@@ -26,9 +26,14 @@ def test_chips_are_leased_one_by_one():
 
 def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert lease(plan("cpu", "colocated", learner_devices=8), 8) == Lease(
         {"CPU": 1},
-        {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        {
+            "JAX_PLATFORMS": "cpu",
+            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        },
     )
 
 
