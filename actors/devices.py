@@ -63,7 +63,7 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
 def huge_pages() -> dict[str, str]:
     """Variables for a process that computes on a CPU: its memory comes in pages of 2 MiB.
 
-    A program's temporaries are new memory at each call, and clearing small pages takes up to a
+    A program's temporaries are new memory at each call, and clearing small pages takes about a
     third of a gradient's time. Read by glibc when the process starts; others ignore it. Who has
     set it otherwise has it so.
     """

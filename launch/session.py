@@ -33,6 +33,7 @@ from pipeline.tracking import Tracker
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
 _NOTE_EVERY_S = 5.0
+"""Of the time of a process that is killed at most so much is lost."""
 _EXIT_S = 4.0
 """W&B, the actors and Ray end after the last record is written."""
 

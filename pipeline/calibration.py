@@ -138,8 +138,9 @@ async def calibrate(
     """Measures, and puts the best sizes in force; who has other ones is prepared before it works.
 
     The largest sizes that have room are measured in any case; a smaller one only while what is left
-    of the share is enough for what the last one took. One that runs out of memory is noted and the
-    next smaller one tried.
+    of the share is enough for what the last one took. What an earlier run has measured is not
+    measured again, but for the micro-batches that tell whether this device is as fast. A size that
+    runs out of memory is noted and the next smaller one tried.
 
     Returns:
         What was found; None: nothing is measured in this run, or nothing had room.

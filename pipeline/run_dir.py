@@ -56,7 +56,7 @@ class RunFolder:
         self._refuse_file()
         if self._is_busy():
             raise ValueError(f"another process is at work in {self.path}")
-        if not self._config.is_file():
+        if not self.is_begun:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
@@ -85,7 +85,7 @@ class RunFolder:
             yield
         finally:
             self.close()
-            if not self._config.is_file():
+            if not self.is_begun:
                 (self.path / _LOCK).unlink()
                 # Another run may have begun in one of them.
                 with suppress(OSError):

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from configs.budget import parse_instant
 from configs.learner import Variant
 from configs.load import load_config
-from configs.schema import Plan, parse_duration_s
+from configs.schema import Plan
 
 from .test_load import mistakes
 
 CAPPED = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "12")]
 ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("9h", 32_400), ("1h30m", 5_400), ("90s", 90), ("1d1s", 86_401)]
-)
-def test_durations(text: str, seconds: int) -> None:
-    assert parse_duration_s(text) == seconds
-
-
-@given(st.tuples(*[st.integers(0, 10_000)] * 4).filter(any))
-def test_a_duration_is_the_sum_of_its_parts(amounts: tuple[int, ...]) -> None:
-    text = "".join(f"{n}{unit}" for n, unit in zip(amounts, "dhms", strict=True) if n)
-    days, hours, minutes, seconds = amounts
-    assert parse_duration_s(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-@pytest.mark.parametrize("text", ["", "9", "h", "0h", "1m1h", "-1h", "1.5h", "1h 30m", "٣h"])
-def test_what_is_not_a_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="write for example '9h'"):
-        parse_duration_s(text)
-
-
-@pytest.mark.parametrize("text", ["36501d", "999999999999999h", "9" * 400 + "d", "9" * 5000 + "s"])
-def test_what_is_longer_than_any_run(text: str) -> None:
-    with pytest.raises(ValueError, match="is longer than a century; nearest valid: '36500d'"):
-        parse_duration_s(text)
-    assert parse_duration_s("36500d") == parse_duration_s("000876000h")
 
 
 @pytest.mark.parametrize(
@@ -396,44 +365,6 @@ def test_a_decay_without_a_known_end_follows_the_clock(
     assert load_config(small, timed).plans_decay is planned
     fixed = [("learner.schedule", "linear"), ("budget.steps", "10")]
     assert not load_config(small, fixed).plans_decay
-
-
-@pytest.mark.parametrize(
-    "text", ["2026-11-22T18:00:00+01:00", "2026-11-22T17:00Z", "2026-11-22 12:00-05:00"]
-)
-def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> None:
-    config = load_config(small, [("budget.steps", "none"), ("budget.until", text)])
-    assert config.budget.until_s == 1_795_366_800
-
-
-@pytest.mark.parametrize(
-    ("text", "nearest"),
-    [
-        ("0001-01-01T00:00", "1970-01-01T00:00+00:00"),
-        ("0001-01-01T00:00+14:00", "1970-01-01T00:00+00:00"),
-        ("1969-12-31T23:59", "1970-01-01T00:00+00:00"),
-        ("3000-01-01T00:00", "2999-12-31T23:59+00:00"),
-        ("9999-12-31T23:59-12:00", "2999-12-31T23:59+00:00"),
-    ],
-)
-def test_an_instant_no_clock_shows_is_told_with_the_nearest(
-    small: Path, text: str, nearest: str
-) -> None:
-    overrides = [("budget.steps", "none"), ("budget.until", text)]
-    (line,) = mistakes(small, *overrides)
-    assert "budget.until" in line
-    assert f"'{text}' is in no year from 1970 to 2999; nearest valid: '{nearest}'" in line
-    assert parse_instant(nearest).isoformat()
-
-
-def test_an_instant_without_an_offset_is_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "XYZ+02:00")  # POSIX: two hours behind
-    time.tzset()
-    try:
-        assert parse_instant("2026-11-22T15:00").timestamp() == 1_795_366_800
-    finally:
-        monkeypatch.undo()
-        time.tzset()
 
 
 def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.records import Console, Records
 from pipeline.revision import STEPS, Replayed, Revision
 from pipeline.run_dir import RunFolder
 from tests.fakes import FakeTracker
-from tests.pipeline.test_calibration import cache, config
+from tests.pipeline.calibrating import cache, config
 
 __all__ = ["cache"]
 
