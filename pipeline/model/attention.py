@@ -105,7 +105,8 @@ class PackedAttention:
     begin anew with each sequence.
 
     Scores exist for one block of queries at a time, forward and backward, and in a layer with a
-    window only against the keys that some query of the block can see.
+    window only against the keys that some query of the block can see. In a row that is one block,
+    a layer with a window computes bands of queries side by side, each as long as the window.
 
     Attributes:
         segments: number of the sequence that each position belongs to; equal numbers in a row
@@ -133,6 +134,8 @@ class PackedAttention:
             run = partial(self.flash, segments=self.segments, window=window, softcap=softcap)
             return run(query, key, value), cache
         seq = query.shape[1]
+        if seq <= self.block and window is not None and 2 * window < seq:
+            return self._in_bands(query, key, value, window=window, softcap=softcap), cache
         if seq <= self.block:
             seen = _seen(self.segments, self.segments, jnp.arange(seq), jnp.arange(seq), window)
             return attend_where(query, key, value, seen=seen, softcap=softcap), cache
@@ -172,6 +175,45 @@ class PackedAttention:
         blocks = jax.lax.map(one, jnp.arange(count))
         encoded = jnp.moveaxis(blocks, 0, 1).reshape(queries.shape)
         return encoded[:, :seq], cache
+
+    def _in_bands(
+        self,
+        query: Float[Array, "batch seq heads head_dim"],
+        key: Float[Array, "batch seq kv_heads head_dim"],
+        value: Float[Array, "batch seq kv_heads head_dim"],
+        *,
+        window: int,
+        softcap: float | None,
+    ) -> Float[Array, "batch seq heads head_dim"]:
+        """`window` queries each against their own keys and as many before: 2 window seq scores."""
+        batch, seq = self.segments.shape
+        count = -(-seq // window)
+
+        def bands(x: Array) -> Array:
+            behind = ((0, 0), (0, count * window - seq), *((0, 0) for _ in x.shape[2:]))
+            return jnp.pad(x, behind).reshape(batch, count, window, *x.shape[2:])
+
+        def with_those_before(x: Array) -> Array:
+            own = bands(x)
+            before = jnp.pad(own[:, :-1], ((0, 0), (1, 0), *((0, 0) for _ in own.shape[2:])))
+            return jnp.concatenate([before, own], axis=2)
+
+        def one(
+            query: Array, key: Array, value: Array, mine: Array, theirs: Array, first: Array
+        ) -> Array:
+            at, of = first + jnp.arange(window), first + jnp.arange(-window, window)
+            seen = _seen(mine, theirs, at, of, window)
+            return attend_where(query, key, value, seen=seen, softcap=softcap)
+
+        encoded = jax.vmap(one, in_axes=(1, 1, 1, 1, 1, 0), out_axes=1)(
+            bands(query),
+            with_those_before(key),
+            with_those_before(value),
+            bands(self.segments),
+            with_those_before(self.segments),
+            jnp.arange(count) * window,
+        )
+        return encoded.reshape(batch, count * window, *query.shape[2:])[:, :seq]
 
 
 def _seen(

@@ -111,18 +111,19 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
         assert_same(found, expected)
 
 
-def test_scores_exist_for_one_block_of_queries_and_its_window():
+@pytest.mark.parametrize(("block", "keys"), [(16, 16 + 8 - 1), (96, 8 + 8)])
+def test_scores_exist_for_few_queries_and_their_window(block: int, keys: int):
     seq, window = 96, 8
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
     segments = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
 
     def total(segments: jax.Array, *arrays: jax.Array) -> jax.Array:
-        attend = PackedAttention(segments, block=16)
+        attend = PackedAttention(segments, block=block)
         return jnp.sum(attend(*arrays, window=window, softcap=None, cache=None)[0])
 
     program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(segments, *shapes).as_text()
     sizes = {int(shape.split("x")[-1]) for shape in re.findall(r"tensor<([\dx]+)xf32>", program)}
-    assert 16 + window - 1 in sizes
+    assert keys in sizes
     assert seq not in sizes
 
 
