@@ -19,13 +19,13 @@ from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
 from pipeline.balanced import Balanced
 from pipeline.budget import Budget, used_s
-from pipeline.calibration import Beginning, calibrate
+from pipeline.calibration import Beginning, Calibrated, calibrate
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.deadline import BudgetTooSmallError, Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
 from pipeline.reserve import EXIT, EXPORT, Reserve
-from pipeline.revision import Replayed, Revision
+from pipeline.revision import Revision
 from pipeline.run_dir import RunFolder
 from pipeline.team import Workers
 from pipeline.tracking import Tracker
@@ -104,8 +104,8 @@ async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Cloc
             one_process=crew.one_process,
         )
         try:
-            load_s = await unless(stop, _start(crew, balanced, beginning, prepared))
-            return await _coordinate(prepared, crew, balanced, stop, clock, load_s=load_s)
+            started = await unless(stop, _start(crew, balanced, beginning, prepared))
+            return await _coordinate(prepared, crew, balanced, stop, clock, started=started)
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
@@ -115,20 +115,21 @@ async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Cloc
             crew.kill()
 
 
-async def _start(crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared) -> float:
+async def _start(
+    crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared
+) -> tuple[float, Calibrated | None]:
+    """Seconds that loading took, and what was measured."""
     plan = prepared.config.plan
     await wait_for_devices(crew.actors, plan)
     print("devices are here; loading weights and compiling", flush=True)
     load_s, _ = await asyncio.gather(balanced.start(), crew.scorer.start())
-    balance = balanced.balance
     found = await calibrate(
-        balance,
+        balanced.balance,
         beginning,
         sampler=(balanced.samplers[0].worker, crew.samplers[0]),
         learner=(balanced.learner.worker, crew.learner),
     )
-    balance.revise = None if found is None else Revision(balance, found)
-    return load_s
+    return load_s, found
 
 
 async def _coordinate(
@@ -138,9 +139,10 @@ async def _coordinate(
     stop: Stop,
     clock: Clock,
     *,
-    load_s: float,
+    started: tuple[float, Calibrated | None],
 ) -> int:
     config, folder = prepared.config, prepared.folder
+    load_s, calibrated = started
     folder.create(config)
     if prepared.extend is not None:
         more = prepared.extend
@@ -151,6 +153,8 @@ async def _coordinate(
     tracker = _track(prepared, clock)
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=load_s)
+    if calibrated is not None:
+        balanced.balance.revise = Revision(balanced.balance, calibrated, deadline)
     console = Console(total=budget.steps, done=progress.step)
     records = Records(folder, tracker, console)
     balanced.balance.record(records)
@@ -218,8 +222,6 @@ async def _resume(crew: Crew, folder: RunFolder, balance: Balance) -> tuple[Prog
         return Progress(), None
     progress = Progress.of_meta(balance.resume(restored.meta))
     balance.step = progress.step
-    if balance.revise is None:
-        balance.revise = Replayed.of(balance, folder)
     folder.rewind(progress.step)
     folder.journal("resumed", step=progress.step)
     print(f"resuming after step {progress.step}", flush=True)

@@ -6,7 +6,8 @@
 
 Stands between the coordinator and the workers with their Protocols on both sides, so neither knows.
 A phase that is done again is asked for the same by name, so nothing is lost or counted twice. Each
-decision is journaled; a checkpoint carries the sizes in force, and a resume begins with those.
+decision is journaled; a checkpoint carries the sizes in force, a resume begins with those and takes
+later decisions again where they were taken.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pipeline.run_dir import RunFolder
 
 T = TypeVar("T")
 
+REPLAN = "replan"
+"""Journal entries of decisions that change sizes while a run goes on."""
 POLL_S = 0.5
 """How often a process that compiles is asked how far it is."""
 
@@ -101,6 +104,7 @@ class Balance:
         step: steps learned from.
         records: where decisions are written down; None: not yet, they are kept until then.
         revise: is shown what each step has learned from, and may put other sizes in force.
+        prepared_s: the longest that preparing a process has taken so far.
     """
 
     config: Config
@@ -109,8 +113,11 @@ class Balance:
     step: int = 0
     records: Records | None = None
     revise: Callable[[Sequence[Rollout]], None] | None = None
+    prepared_s: float = 0.0
     _kept: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _at_checkpoint: Sizes | None = None
+    _room: Sizes | None = None
+    _before: list[dict[str, Any]] = field(default_factory=list)
 
     @staticmethod
     def of(
@@ -124,20 +131,29 @@ class Balance:
         return Balance(config, first_sizes(config, folder) if sizes is None else sizes, say)
 
     def resume(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes what a checkpoint says of sizes, and returns the rest of what it says."""
+        """Takes what a checkpoint says of sizes, and returns the rest of what it says.
+
+        Where this process had no room for them, what it has room for stays.
+        """
         rest = dict(meta)
         found = rest.pop("sizes", None)
         if found is not None and not self.config.plan.fixed:
-            self.sizes = self._at_checkpoint = Sizes.of_json(found)
+            self._at_checkpoint = Sizes.of_json(found)
+            self.sizes = self._at_checkpoint.at_most(self._room)
         return rest
 
     def record(self, records: Records) -> None:
-        """Writes down what was decided so far, and from now on at once."""
+        """Writes down what was decided so far, and from now on at once.
+
+        What earlier processes of the run decided is decided again, each at its step.
+        """
         self.records = records
+        self._before = [] if self.config.plan.fixed else list(records.folder.events(REPLAN))
         for event, facts in self._kept:
             records.folder.journal(event, **facts)
         self._kept.clear()
         self._write_plan()
+        self._decide_again()
 
     async def start(self, workers: Sequence[Worker]) -> list[Ready]:
         """Prepares all, side by side; a journal entry says what for."""
@@ -193,11 +209,29 @@ class Balance:
         self._note(event, text, **facts)
         self._write_plan()
 
-    def learned(self, rollouts: Sequence[Rollout]) -> None:
-        """Counts a step."""
+    def learned(self, rollouts: Sequence[Rollout] = ()) -> None:
+        """Counts a step; worked examples are no rollouts."""
+        if self._at_checkpoint is None:
+            # Until there is a checkpoint a resume begins with what the first step had.
+            self._at_checkpoint = self.sizes
+            self._write_plan()
         self.step += 1
-        if self.revise is not None:
+        self._decide_again()
+        if self.revise is not None and rollouts:
             self.revise(rollouts)
+
+    def _decide_again(self) -> None:
+        """Takes decisions of earlier processes at this step, in their order.
+
+        But for those that were taken of other sizes: there was less memory then, or there is now.
+        """
+        for entry in self._before:
+            if entry["step"] == self.step and entry["from"] == self.sizes.to_json():
+                sizes = Sizes.of_json(entry["to"])
+                facts = {name: entry[name] for name in ("step", "reason", "from", "to")}
+                facts["again"] = True
+                text = f"step {self.step}: {_words(sizes)}, as was decided here before"
+                self.put_in_force(sizes, REPLAN, text, facts)
 
     def checkpointed(self) -> None:
         """Notes that the newest checkpoint has the sizes in force."""
@@ -210,13 +244,10 @@ class Balance:
         if less is None or self.config.plan.fixed:
             raise NothingSmaller(error.phase, self._sentence(error, used, less)) from error
         before = self.sizes
-        after = Sizes(
-            min(before.rollout_rows, less.rollout_rows),
-            min(before.micro_batch_tokens, less.micro_batch_tokens),
-        )
+        after = before.at_most(less)
         if after == before:
             return None
-        self.sizes = after
+        self.sizes = self._room = after
         self._write_plan()
         return _Decision(error, before, after)
 
@@ -244,6 +275,7 @@ class Balance:
     async def _prepare(self, worker: Worker, sizes: Sizes) -> Ready:
         """Says each program when it is compiled."""
         task, before = asyncio.ensure_future(worker.process.prepare(sizes)), worker.told
+        started = time.monotonic()
         try:
             while True:
                 await asyncio.wait({task}, timeout=POLL_S)
@@ -259,12 +291,13 @@ class Balance:
                 if ready is not None:
                     return ready
         finally:
+            self.prepared_s = max(self.prepared_s, time.monotonic() - started)
             task.cancel()
 
     def _journal(self, worker: Worker, decision: _Decision, ready: Ready) -> None:
         error, before, after = decision.error, decision.before, decision.after
         self._note(
-            "replan",
+            REPLAN,
             f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; going on "
             f"with {_words(after, unlike=before)}",
             step=self.step,

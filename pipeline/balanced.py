@@ -79,7 +79,7 @@ class BalancedLearner:
     async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """See `pipeline.interfaces.Learner`."""
         metrics = await self.balance.hold(self.worker, lambda: self.inner.imitate(sequences))
-        self.balance.step += 1
+        self.balance.learned()
         return metrics
 
     async def update(

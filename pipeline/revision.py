@@ -2,29 +2,27 @@
 
 What was measured at the start is a step's programs, and how often they run depends on lengths,
 which are assumed until there are some. Only the process that has measured does this, once, between
-two steps; the decision is journaled as any other. A run that goes on from an earlier checkpoint
-takes it again at the same step.
+two steps, and only if the steps to come gain more time by it than preparing for other sizes takes.
+The decision is journaled as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from pipeline.balance import Balance
+from pipeline.balance import REPLAN, Balance
 from pipeline.calibration import Calibrated, without_room
 from pipeline.datatypes import Rollout
+from pipeline.deadline import Deadline
 from pipeline.plan.choice import choose_sizes
-from pipeline.plan.sizes import Sizes
 from pipeline.plan.workload import Lengths
-from pipeline.run_dir import RunFolder
 
 STEPS = 3
 """Steps whose rollouts are looked at."""
 GAIN = 0.05
 """Least share of a step's seconds for which programs are compiled again."""
-_EVENT, _REASON = "replan", "lengths"
+_REASON = "lengths"
 
 
 @dataclass
@@ -34,10 +32,12 @@ class Revision:
     Attributes:
         balance: whose sizes may change.
         calibrated: what was measured.
+        deadline: when the run ends.
     """
 
     balance: Balance
     calibrated: Calibrated
+    deadline: Deadline
     _seen: list[tuple[int, int]] = field(default_factory=list)
     _steps: int = 0
 
@@ -75,6 +75,8 @@ class Revision:
         # Not known where memory has left sizes that were never measured.
         if now is None or best is None or best > (1 - GAIN) * now:
             return
+        if (now - best) * self._steps_left(now) <= balance.prepared_s:
+            return
         text = (
             f"completions have {lengths.completion:.0f} tokens, not "
             f"{found.case.lengths.completion:.0f}: {after.rollout_rows} slots and micro-batches of "
@@ -88,35 +90,11 @@ class Revision:
             "lengths": vars(lengths),
             "seconds": {"from": now, "to": best},
         }
-        balance.put_in_force(after, _EVENT, text, facts)
+        balance.put_in_force(after, REPLAN, text, facts)
 
-
-@dataclass
-class Replayed:
-    """To be shown each step's rollouts, likewise: takes an earlier process's decision again.
-
-    Attributes:
-        balance: whose sizes may change.
-        entry: what the journal says of the decision.
-    """
-
-    balance: Balance
-    entry: Mapping[str, Any]
-
-    @staticmethod
-    def of(balance: Balance, folder: RunFolder) -> Replayed | None:
-        """The last decision that came after the step from which a run goes on, if there is one."""
-        found = [entry for entry in folder.events(_EVENT) if entry["reason"] == _REASON]
-        if not found or found[-1]["step"] <= balance.step:
-            return None
-        return Replayed(balance, found[-1])
-
-    def __call__(self, _: Sequence[Rollout]) -> None:
-        """Decides at that step, unless a lack of memory has left other sizes since."""
-        balance, entry = self.balance, self.entry
-        if balance.step != entry["step"] or balance.sizes.to_json() != entry["from"]:
-            return
-        sizes = Sizes.of_json(entry["to"])
-        text = f"{sizes.rollout_rows} slots and micro-batches of {sizes.micro_batch_tokens} tokens"
-        facts = {name: value for name, value in entry.items() if name not in {"event", "time"}}
-        balance.put_in_force(sizes, _EVENT, f"{text}, as was decided here before", facts)
+    def _steps_left(self, step_s: float) -> float:
+        """Steps to come, if each takes so long."""
+        deadline = self.deadline
+        if deadline.steps is not None:
+            return deadline.steps - self.balance.step
+        return max(0.0, deadline.left_s - deadline.end_s) / step_s

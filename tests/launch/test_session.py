@@ -72,7 +72,7 @@ class Session:
                 ),
                 self.stop,
                 _clock(self.prepared, started=started),
-                load_s=load_s,
+                started=(load_s, None),
             )
         )
 

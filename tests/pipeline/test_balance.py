@@ -50,7 +50,7 @@ four steps, the first of them supervised."""
 
 
 def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
-    plan = {"fixed": fixed, "rollout_rows": 8, "micro_batch_tokens": 4 * ROW}
+    sizes = {"rollout_rows": 8, "micro_batch_tokens": 4 * ROW}
     common: dict[str, Any] = {
         "run": {"phases": ["sft", "grpo"]},
         "sft": {"train": {"path": "worked.jsonl"}, "completion_column": "text", "steps": 1},
@@ -58,9 +58,8 @@ def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
         "eval": {"every_steps": 2},
         "budget": {"steps": 4},
     }
-    return make_config(
-        folder, **common, plan={"platform": "cpu", "placement": "split", **plan}, **tables
-    )
+    plan = {"platform": "cpu", "placement": "split", "fixed": fixed, **sizes}
+    return make_config(folder, plan=plan, **common | tables)
 
 
 def process(config: Config, disk: Disk) -> Process:
@@ -177,36 +176,80 @@ def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("at", "killed", "begins"),
+    ("at", "killed", "begins", "prepared"),
     [
         # The checkpoint after step 2 has it.
-        ("sampler0.generate:train 1", "learner.update 3", FEWER_SLOTS),
-        # It came behind that checkpoint: the steps that are done again begin as they began.
-        ("sampler0.generate:train 2", "learner.update 3", WHOLE),
+        ("sampler0.generate:train 1", "learner.update 3", FEWER_SLOTS, [FEWER_SLOTS]),
+        # It came behind that checkpoint, at the same step; it is known before anything is drawn.
+        ("sampler0.generate:train 2", "learner.update 3", WHOLE, [FEWER_SLOTS]),
+        # Later: the steps that are done again begin as they began, and go on as they went on.
+        ("sampler0.generate:train 3", "learner.update 3", WHOLE, [WHOLE, FEWER_SLOTS]),
         # Without a checkpoint nothing is repeated.
-        ("sampler0.generate:probe 0", "learner.publish 0", FEWER_SLOTS),
+        ("sampler0.generate:probe 0", "learner.publish 0", FEWER_SLOTS, [FEWER_SLOTS]),
     ],
 )
-def test_invariant_7_a_resume_begins_with_the_sizes_of_its_checkpoint(
-    tmp_path: Path, at: str, killed: str, begins: Sizes
+def test_invariant_7_a_resume_has_the_sizes_that_the_run_had(
+    tmp_path: Path, at: str, killed: str, begins: Sizes, prepared: list[Sizes]
 ):
     disk = Disk()
     first = process(config(tmp_path), disk)
-
-    def die() -> None:
-        raise Killed
-
     first.script.on = {at: full("generate"), killed: die}
     with pytest.raises(Killed):
         first.run()
     assert plan_of(first.folder)["in_force"] == FEWER_SLOTS.to_json()
-    second = process(config(tmp_path), disk)
-    assert second.balanced.balance.sizes == begins
     if killed == "learner.update 3":
         assert disk[2][1]["sizes"] == begins.to_json()
+    second = process(config(tmp_path), disk)
     assert second.run() == "finished"
-    assert second.learner.sizes == [begins]
-    assert second.samplers[0].sizes == [begins]
+    assert second.samplers[0].sizes == second.learner.sizes == prepared
+    entry, *again = second.events("replan")
+    for other in again:
+        assert other == {"again": True, **{name: entry[name] for name in other if name in entry}}
+    assert len(again) == (begins == WHOLE)
+
+
+def die() -> None:
+    raise Killed
+
+
+def test_before_there_is_a_checkpoint_a_resume_begins_as_the_first_step_did(tmp_path: Path):
+    """All that was decided later is decided again, and once more by the next."""
+    made = config(tmp_path, data={}, eval={}, checkpoint={"every_steps": 100})
+    for number in range(3):
+        disk = Disk()
+        run = process(made, disk)
+        run.script.on = {"learner.update 3": die}
+        if not number:
+            run.script.on["learner.update 2"] = full("update")
+        with pytest.raises(Killed):
+            run.run()
+        assert not disk
+        assert run.learner.sizes == [WHOLE, FEWER_ROWS]
+    assert [entry["step"] for entry in run.events("replan")] == [2, 2, 2]
+
+
+def test_what_a_process_has_no_room_for_it_does_not_try_again(tmp_path: Path):
+    made, disk = config(tmp_path), Disk()
+    first = process(made, disk)
+    first.script.on["learner.update 3"] = die
+    with pytest.raises(Killed):
+        first.run()
+    balance = Balance.of(made, first.folder, say=print)
+    worker = Worker("sampler", Compiling(most=6))
+    asyncio.run(balance.start([worker]))
+    assert balance.resume(disk[2][1])["step"] == 2
+    assert balance.sizes == FEWER_SLOTS == worker.sizes
+
+
+def test_with_fixed_sizes_no_decision_is_taken_again(tmp_path: Path):
+    disk = Disk()
+    first = process(config(tmp_path), disk)
+    first.script.on = {"sampler0.generate:train 3": full("generate"), "learner.update 3": die}
+    with pytest.raises(Killed):
+        first.run()
+    second = process(config(tmp_path, fixed=True), disk)
+    assert second.run() == "finished"
+    assert second.samplers[0].sizes == [WHOLE]
 
 
 def test_a_checkpoint_says_more_than_the_plan_that_was_in_force_later(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +13,19 @@ import pytest
 from pipeline.balance import Balance
 from pipeline.calibration import Beginning, Calibrated
 from pipeline.datatypes import Completion, Rollout, RolloutName
+from pipeline.deadline import Clock, Deadline
 from pipeline.plan.choice import choose_sizes
 from pipeline.plan.speed import Speeds
 from pipeline.records import Console, Records
-from pipeline.revision import STEPS, Replayed, Revision
+from pipeline.reserve import EXPORT, Reserve
+from pipeline.revision import STEPS, Revision
 from pipeline.run_dir import RunFolder
 from tests.fakes import FakeTracker
 from tests.pipeline.calibrating import cache, config
 
 __all__ = ["cache"]
 
+LONG = Deadline(Clock(0.0), steps=1000, time_s=None)
 SEGMENT_S = {64: 0.076, 32: 0.035, 16: 0.03, 8: 0.03, 4: 0.03, 2: 0.03, 1: 0.03}
 
 
@@ -69,7 +73,7 @@ def balance(calibrated: Calibrated) -> Iterator[Balance]:
     folder.create(made)
     balance = Balance(made, calibrated.choice.sizes, print)
     balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
-    balance.revise = Revision(balance, calibrated)
+    balance.revise = Revision(balance, calibrated, LONG)
     yield balance
     folder.close()
 
@@ -122,7 +126,7 @@ def test_less_than_what_a_lack_of_memory_has_left_may_be_chosen(
 ):
     faster = {**SEGMENT_S, 32: 0.076, 16: 0.0155}
     known = replace(calibrated, speeds=replace(calibrated.speeds, segment_s=faster))
-    balance.revise = Revision(balance, known)
+    balance.revise = Revision(balance, known, LONG)
     balance.sizes = replace(balance.sizes, rollout_rows=32)
     for _ in range(STEPS):
         balance.learned(rollouts(2))
@@ -135,32 +139,55 @@ def test_a_run_that_goes_on_from_before_the_decision_takes_it_at_the_same_step(
 ):
     for _ in range(STEPS + 1):
         balance.learned(rollouts(2))
-    decided, folder = balance.sizes, RunFolder.of(calibrated.case.config)
-    balance.step, balance.sizes = checkpoint, calibrated.choice.sizes
-    balance.revise = Replayed.of(balance, folder)
+    decided, made = balance.sizes, calibrated.case.config
+    assert balance.records is not None
+    # Without a checkpoint it begins with what the first step had.
+    again = Balance.of(made, balance.records.folder, say=print)
+    assert again.sizes == calibrated.choice.sizes
+    again.step = checkpoint
+    again.record(balance.records)
     for _ in range(checkpoint, STEPS):
-        assert balance.sizes == calibrated.choice.sizes
-        balance.learned(rollouts(120))
-    assert balance.sizes == decided != calibrated.choice.sizes
+        assert again.sizes == calibrated.choice.sizes
+        again.learned(rollouts(120))
+    assert again.sizes == decided != calibrated.choice.sizes
     first, second = journaled(calibrated)
-    assert {**first, "time": 0} == {**second, "time": 0}
+    assert second["again"]
+    for name in ("step", "reason", "from", "to"):
+        assert first[name] == second[name]
 
 
-def test_what_the_checkpoint_has_is_not_decided_again(balance: Balance, calibrated: Calibrated):
-    folder = RunFolder.of(calibrated.case.config)
-    assert Replayed.of(balance, folder) is None
-    for _ in range(STEPS):
-        balance.learned(rollouts(2))
-    assert Replayed.of(balance, folder) is None
-
-
-def test_a_decision_is_not_taken_again_where_memory_has_left_less(
-    balance: Balance, calibrated: Calibrated
+@pytest.mark.parametrize("by_steps", [True, False])
+@pytest.mark.parametrize("left", [0.9, 1.1])
+def test_what_preparing_takes_must_be_gained_in_the_steps_to_come(
+    balance: Balance, calibrated: Calibrated, left: float, by_steps: bool
 ):
     for _ in range(STEPS):
         balance.learned(rollouts(2))
-    balance.step, left = 0, replace(calibrated.choice.sizes, rollout_rows=24)
-    balance.revise, balance.sizes = Replayed.of(balance, RunFolder.of(balance.config)), left
+    (entry,) = journaled(calibrated)
+    seconds: Any = entry["seconds"]
+    steps = 40
+    balance.prepared_s = steps * (seconds["from"] - seconds["to"])
+    if by_steps:
+        deadline = Deadline(Clock(0.0), steps=STEPS + round(left * steps), time_s=None)
+    else:
+        needed = left * steps * seconds["from"]
+        kept = Reserve({EXPORT: 5.0})
+        deadline = Deadline(Clock(0.0, now=lambda: 0.0), None, 5.0 + needed, reserve=kept)
+        assert deadline.end_s == 5.0
+    balance.step, balance.sizes = 0, calibrated.choice.sizes
+    balance.revise = Revision(balance, calibrated, deadline)
     for _ in range(STEPS):
         balance.learned(rollouts(2))
-    assert balance.sizes == left
+    assert len(journaled(calibrated)) == 1 + (left > 1)
+
+
+def test_steps_of_worked_examples_are_not_looked_at(balance: Balance):
+    begun = balance.sizes
+    for _ in range(STEPS):
+        balance.learned()
+    for _ in range(STEPS - 1):
+        balance.learned(rollouts(2))
+    assert balance.sizes == begun
+    balance.learned(rollouts(2))
+    assert balance.sizes != begun
+    assert balance.step == 2 * STEPS
