@@ -111,10 +111,12 @@ class LearnerActor:
         """Goes on from the newest usable checkpoint, if there is one.
 
         Raises:
-            ValueError: if there are checkpoints and none of them can be used, or the teacher is
+            ValueError: if there are checkpoints and all of them are damaged, or the teacher is
                 another than before.
+            OSError: if one cannot be read now.
+            OutOfMemory: if there is no room for one.
         """
-        found = self.checkpoints.restore(self.learner.state)
+        found = guarded("load", lambda: self.checkpoints.restore(self.learner.state))
         if found is None:
             return Restored(None)
         self.learner.state, meta, damaged = found

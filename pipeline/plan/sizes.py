@@ -17,7 +17,7 @@ from configs.schema import Config
 
 Phase = Literal["generate", "score", "update", "sync", "export", "load"]
 """What a process was doing: drawing (prompts, slots and segments alike), scoring, learning, taking
-over an adapter, writing the merged model, or loading the base."""
+over an adapter, writing the merged model, or loading the base or a checkpoint."""
 
 SHRUNK = 0.75
 """The next smaller size is at most this share: a program's memory falls by about as much."""

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from actors.colocated import ColocatedActor
 from actors.memory import guarded
 from actors.opening import OpenedModel
 from pipeline.datatypes import Completion
+from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.state import LearnerState
 from pipeline.model.building import Builder
 from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
@@ -275,6 +277,23 @@ def test_an_adapter_that_could_not_be_merged_is_merged_again(actor: ColocatedAct
     for name, value in actor.weights.base.items():
         np.testing.assert_array_equal(value, expected[name])
     assert len(draw(actor)) == len(REQUESTS)
+
+
+def test_a_checkpoint_that_has_no_room_is_kept(
+    actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(actor, "checkpoints", Checkpoints(tmp_path / "checkpoints", keep=1))
+    actor.update(ROLLOUTS)
+    actor.save({})
+    learned = host(actor.learner.state)
+    actor.learner.state = actor.learner._fresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "restore", full)
+        with pytest.raises(OutOfMemory) as told:
+            actor.restore()
+    assert told.value.phase == "load"
+    assert actor.restore().damaged == ()
+    equal(host(actor.learner.state), learned)
 
 
 def test_of_several_updates_on_a_batch_none_is_made_twice(monkeypatch: pytest.MonkeyPatch):
