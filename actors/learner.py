@@ -111,10 +111,12 @@ class LearnerActor:
         """Goes on from the newest usable checkpoint, if there is one.
 
         Raises:
-            ValueError: if there are checkpoints and none of them can be used, or the teacher is
+            ValueError: if there are checkpoints and all of them are damaged, or the teacher is
                 another than before.
+            OSError: if one cannot be read now.
+            OutOfMemory: if there is no room for one.
         """
-        found = self.checkpoints.restore(self.learner.state)
+        found = guarded("load", lambda: self.checkpoints.restore(self.learner.state))
         if found is None:
             return Restored(None)
         self.learner.state, meta, damaged = found
@@ -144,7 +146,7 @@ class LearnerActor:
             payload = jax.device_get(adapter)
             return (version, lora.sha256(payload)), payload
 
-        return guarded("sync", take)
+        return guarded("publish", take)
 
     def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
         """Log-probs of the completions' tokens.
@@ -185,9 +187,10 @@ class LearnerActor:
         """
         learner = self.learner
         begun = learner.state
-        # Of several updates on one batch the first would be made again.
-        several = self.config.learner.updates_per_batch > 1
-        kept = learner.host_state() if several else None
+        # After an update there may be another on the same batch, or a phase to begin: if there is
+        # no room for that, the update would be made again.
+        goes_on = self.config.learner.updates_per_batch > 1 or learner.ends_phase
+        kept = learner.host_state() if goes_on else None
 
         def checked() -> dict[str, float]:
             self._check_room("update")

@@ -39,6 +39,7 @@ _DOING: dict[Phase, str] = {
     "generate": "drawing",
     "score": "scoring",
     "update": "learning",
+    "publish": "handing over an adapter",
     "sync": "taking over an adapter",
     "export": "exporting",
     "load": "loading the model",

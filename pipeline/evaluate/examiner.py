@@ -19,6 +19,7 @@ from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.records import Records
+from pipeline.reserve import VALIDATION
 from pipeline.reserve import evaluation as part_of
 from pipeline.team import OutOfTime, Team
 from pipeline.text.prompts import PromptMaker
@@ -26,6 +27,7 @@ from pipeline.text.tokenizer import Tokenizer
 from rewards.base import Tags
 
 _MINUTE_S = 60.0
+_DUE = "validation_due"
 _PIECES = (0.5, 0.75, 1.0)
 """Where the pieces end in which a set is read when there may be no time for all of it."""
 
@@ -80,10 +82,14 @@ class Examiner:
         self._records = records
         self._folder = records.folder
         self._deadline = deadline
-        self._validated_at_s = deadline.clock.elapsed_s
         self._drawn: list[Completion] = []
         self._read: dict[int, Evaluation] = {}
-        deadline.reserve.read(self._folder.events("reserved"))
+        measured = list(self._folder.events("reserved"))
+        deadline.reserve.read(measured)
+        # On the run's own clock: a process may end before the minutes are over.
+        ended_s = [entry["elapsed_s"] for entry in measured if entry["reason"] == VALIDATION]
+        self._validated_at_s = max(ended_s, default=0.0)
+        self._was_due = {entry["step"] for entry in self._folder.events(_DUE)}
 
     async def before(self, step: int) -> dict[str, Evaluation]:
         """The policy that the run began with, on each test set; read from the run folder if there.
@@ -122,7 +128,10 @@ class Examiner:
         return self._drawn[:count]
 
     def is_due(self, step: int, *, last: bool = False) -> bool:
-        """Whether the validation split is to be read now; once a step, whatever interrupts."""
+        """Whether the validation split is to be read now; once a step, whatever interrupts.
+
+        By the clock what was decided at a step holds for whoever comes to that step once more.
+        """
         config = self._config
         if not config.validates or step in self._folder.validated:
             return False
@@ -130,6 +139,8 @@ class Examiner:
             return True
         if config.every_minutes is None:
             return step % config.every_steps == 0
+        if step <= max(self._was_due, default=0):
+            return step in self._was_due
         passed_s = self._deadline.clock.elapsed_s - self._validated_at_s
         return passed_s >= _MINUTE_S * config.every_minutes
 
@@ -140,6 +151,7 @@ class Examiner:
             step: the version in force.
             save: writes a checkpoint. What is kept must not be newer than what a resume finds.
         """
+        self._decide(step)
         found = await self._timed("validation", self._validation)
         best = self.best
         if best is None or found.accuracy.accuracy > best[1].accuracy.accuracy:
@@ -148,6 +160,13 @@ class Examiner:
         self._records.evaluation("validation", step, found.summary())
         self._folder.write_rollouts(_validation_file(step), found.rows)  # last, as above
         self._validated_at_s = self._deadline.clock.elapsed_s
+
+    def _decide(self, step: int) -> None:
+        """Journals what only the clock has decided, before anything can interrupt it."""
+        if self._config.every_minutes is not None and step not in self._was_due:
+            self._was_due.add(step)
+            elapsed_s = self._deadline.clock.elapsed_s
+            self._folder.journal(_DUE, step=step, elapsed_s=elapsed_s)
 
     @property
     def best(self) -> tuple[int, Evaluation] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from pipeline.model import lora
 
 Meta = dict[str, Any]
 """What the coordinator wants back: cursor and counters, as JSON."""
+
+_STATUS = re.compile(r"([A-Z_]+): ")
+"""How TensorStore begins a message: with the status of Abseil that it stands for."""
+_DAMAGE = {"DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
+"""Those of files that are missing, cut off or do not decompress; others are of disk or memory."""
 
 
 class Checkpoints:
@@ -78,14 +84,19 @@ class Checkpoints:
             over because it is damaged; None if the folder holds no checkpoint at all.
 
         Raises:
-            ValueError: if there are checkpoints and none of them can be used.
+            ValueError: if there are checkpoints and all of them are damaged.
+            OSError: if one cannot be read now. It may be whole, and is not passed over.
+            Exception: likewise what else kept one from being read, a lack of memory above all.
         """
         steps = self._manager().all_steps() if self._folder.is_dir() else []
         damaged: dict[int, str] = {}
         for step in sorted(steps, reverse=True):
             try:
                 state, meta = self._restore(step, like)
-            except Exception as error:  # noqa: BLE001  # damage shows in any way; it is reported
+            except Exception as error:  # noqa: BLE001  # raised again, or reported
+                cause = _innermost(error)
+                if not _is_damage(cause):
+                    raise _undamaged(step, cause) from None
                 damaged[step] = f"checkpoint {step} is damaged: {_first_line(error)}"
             else:
                 self._damaged = list(damaged)
@@ -137,5 +148,28 @@ def _sha256(state: LearnerState, meta: Meta) -> str:
     return digest.hexdigest()
 
 
-def _first_line(error: Exception) -> str:
+def _innermost(error: BaseException) -> BaseException:
+    """What was raised first: Orbax wraps what goes wrong while it reads an array."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether files are missing or malformed; what else goes wrong may go well the next time."""
+    if isinstance(error, ValueError) and (status := _STATUS.match(str(error))):
+        return status[1] in _DAMAGE
+    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    malformed = (ValueError, LookupError, AttributeError, TypeError)
+    return isinstance(error, (*missing, *malformed))
+
+
+def _undamaged(step: int, error: BaseException) -> BaseException:
+    """The error itself; where TensorStore calls any error a ValueError, what it is."""
+    if not isinstance(error, ValueError):
+        return error
+    return OSError(f"checkpoint {step} cannot be read: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]

@@ -95,6 +95,11 @@ class Learner:
         """Bytes of each device beside base and adapter, by what for and by program."""
         return self._compiled.needs(array_bytes(self.policy.abstract_params()))
 
+    @property
+    def ends_phase(self) -> bool:
+        """Whether the next update is the supervised phase's last, so that GRPO begins after it."""
+        return self.state.version + 1 == self._config.sft_steps
+
     def host_state(self) -> LearnerState:
         """A copy of the state in host memory."""
         return self.state.on_host()
@@ -167,22 +172,21 @@ class Learner:
             Metrics: means over learned tokens, and the parity between sampler and learner.
         """
         batches = self._pack(rollouts)
-        previous, drawn_by = self.state.previous, self.state.version - 1
-        # Before the first update takes the adapter; the state stays as it is until one has ended.
+        # Before the first update takes the adapter; the state stays as it is until one has ended,
+        # and after it nothing may run out of memory: it would be made again.
         begun_with = self._copy_ahead(self.state.adapter)
+        watched = self._parity_ahead(batches)
         # What is used once is asked for just before, so that it exists for one micro-batch only.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
         if self._programs.keeps_old:
             placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
-        metrics |= padding_metrics(batches)
+        metrics |= padding_metrics(batches) | watched
         for number in range(self._config.learner.updates_per_batch if batches else 0):
             shares, logprobs = self._one_update(placed, rate)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
-                if previous is not None and "parity_mean" not in metrics:
-                    metrics |= self._parity_of(batches, previous, version=drawn_by)
                 if self._programs.keeps_old:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
@@ -263,17 +267,18 @@ class Learner:
             completions, run, shape=self._programs.shape, mesh=self.policy.mesh
         )
 
-    def _parity_of(
-        self, batches: Sequence[TokenBatch], adapter: Params, *, version: int
-    ) -> dict[str, float]:
-        """`parity` of what `version`, which is `adapter`, drew: in one of the batches.
+    def _parity_ahead(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """`parity` of what the version before drew, if the one in force drew nothing: in one batch.
 
         Which one moves on from step to step, so that long and short rollouts have their turn.
         """
-        batch = batches[version % len(batches)]
+        adapter, now = self.state.previous, self.state.version
+        if adapter is None or not batches or any(_drawn_by(now, batch).any() for batch in batches):
+            return {}
+        batch = batches[(now - 1) % len(batches)]
         inputs = place_inputs(batch, self.policy.mesh)
         scored = np.asarray(self._run(self._compiled.score, adapter, inputs))
-        return parity([batch], [scored], version=version)
+        return parity([batch], [scored], version=now - 1)
 
     def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
         return batches_to_learn(
@@ -368,9 +373,7 @@ def parity(
     """
     differences = np.concatenate(
         [
-            np.abs(learned - batch.sampled_logprobs)[
-                (batch.weights > 0) & (batch.versions == version)
-            ]
+            np.abs(learned - batch.sampled_logprobs)[_drawn_by(version, batch)]
             for batch, learned in zip(batches, logprobs, strict=True)
         ]
     )
@@ -381,3 +384,9 @@ def parity(
         "parity_p999": float(np.quantile(differences, 0.999)),
         "parity_max": float(differences.max()),
     }
+
+
+def _drawn_by(version: int, batch: TokenBatch) -> np.ndarray:
+    """Which learned tokens this version drew, bool `rows seq`."""
+    found: np.ndarray = (batch.weights > 0) & (batch.versions == version)
+    return found

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from configs.errors import ConfigError, explain_validation
 from configs.schema import Config
 
-Phase = Literal["generate", "score", "update", "sync", "export", "load"]
-"""What a process was doing: drawing (prompts, slots and segments alike), scoring, learning, taking
-over an adapter, writing the merged model, or loading the base."""
+Phase = Literal["generate", "score", "update", "publish", "sync", "export", "load"]
+"""What a process was doing: drawing (prompts, slots and segments alike), scoring, learning, handing
+over an adapter, taking one over, writing the merged model, or loading the base or a checkpoint."""
 
 SHRUNK = 0.75
 """The next smaller size is at most this share: a program's memory falls by about as much."""
@@ -84,8 +84,8 @@ def smaller(
 ) -> Sizes | None:
     """The next smaller sizes for a phase that ran out of memory.
 
-    Scoring, learning and an export work in micro-batches; drawing in slots, and so does what takes
-    over an adapter for the sampler. Both stay multiples of what the devices share.
+    The learner works in micro-batches, whatever it does; the sampler in slots, also when it takes
+    over an adapter. Both stay multiples of what the devices share.
 
     Args:
         config: of the run.

@@ -11,12 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from actors.colocated import ColocatedActor
+from actors.learner import LearnerActor
 from actors.memory import guarded
 from actors.opening import OpenedModel
-from pipeline.datatypes import Completion
+from pipeline.datatypes import Completion, Example
+from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.state import LearnerState
 from pipeline.model.building import Builder
 from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
@@ -121,6 +124,19 @@ def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActo
     return actor
 
 
+def make_learner(monkeypatch: pytest.MonkeyPatch, **tables: Any) -> LearnerActor:
+    """A learner in a process of its own, prepared; `tables` are laid over its configuration."""
+    monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    plan = {"fixed": False, "placement": "split", "micro_batch_tokens": WHOLE.micro_batch_tokens}
+    actor = LearnerActor(tiny.make_config(plan=plan, **tables))
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+    tokenizer = read_tokenizer(DEMO)
+    actor.opening = OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)  # type: ignore[assignment]
+    actor.prepare(WHOLE)
+    return actor
+
+
 def publish(actor: ColocatedActor) -> None:
     (version, sha256), payload = actor.publish(which="current")
     actor.load(version, sha256, payload)
@@ -150,9 +166,9 @@ class FullOnce:
     def __init__(self, program: Callable[..., Any], *, at: int = 0) -> None:
         self.program, self.at, self.calls = program, at, 0
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *given: Any, **named: Any) -> Any:
         self.calls += 1
-        return full() if self.calls == self.at + 1 else self.program(*given)
+        return full() if self.calls == self.at + 1 else self.program(*given, **named)
 
 
 def fill_up(programs: Any, name: str, *, at: int = 0) -> tuple[Any, FullOnce]:
@@ -277,6 +293,36 @@ def test_an_adapter_that_could_not_be_merged_is_merged_again(actor: ColocatedAct
     assert len(draw(actor)) == len(REQUESTS)
 
 
+def test_a_checkpoint_that_has_no_room_is_kept(
+    actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(actor, "checkpoints", Checkpoints(tmp_path / "checkpoints", keep=1))
+    actor.update(ROLLOUTS)
+    actor.save({})
+    learned = host(actor.learner.state)
+    actor.learner.state = actor.learner._fresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "restore", full)
+        with pytest.raises(OutOfMemory) as told:
+            actor.restore()
+    assert told.value.phase == "load"
+    assert actor.restore().damaged == ()
+    equal(host(actor.learner.state), learned)
+
+
+def test_an_adapter_that_the_learner_cannot_hand_over_costs_no_slots(
+    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "device_get", full)
+        with pytest.raises(OutOfMemory) as told:
+            actor.publish(which="current")
+    assert told.value.phase == "publish"
+    assert smaller(actor.config, Sizes.of(actor.config), told.value.phase) == FEWER_ROWS
+    actor.prepare(FEWER_ROWS)
+    publish(actor)
+
+
 def test_of_several_updates_on_a_batch_none_is_made_twice(monkeypatch: pytest.MonkeyPatch):
     actor = make_actor(monkeypatch, updates_per_batch=2, kl_coef=0.0, kl="k3", kl_top_k=128)
     learner = actor.learner
@@ -288,6 +334,58 @@ def test_of_several_updates_on_a_batch_none_is_made_twice(monkeypatch: pytest.Mo
     assert (failing.calls, batches > 0) == (2, True)
     equal(host(learner.state), began)
     assert (learner.state.version, learner.state.updates) == (0, 0)
+
+
+def test_what_was_drawn_ahead_is_compared_before_the_update(monkeypatch: pytest.MonkeyPatch):
+    actor = make_learner(monkeypatch, rollout={"ahead": "one"}, learner={"importance_cap": 2.0})
+    learner = actor.learner
+    actor.prepare(FEWER_ROWS)
+    actor.update(ROLLOUTS)
+    began, kept = host(learner.state), learner.host_state()
+    # Drawn by version 0, learned by version 1.
+    metrics = actor.update(ROLLOUTS)
+    expected = host(learner.state)
+    learner.put_back(kept)
+    actor.prepare(WHOLE)
+    learner._compiled, failing = fill_up(learner._compiled, "score")
+    with pytest.raises(OutOfMemory) as told:
+        actor.update(ROLLOUTS)
+    assert (told.value.phase, failing.calls) == ("update", 1)
+    equal(host(learner.state), began)
+    actor.prepare(FEWER_ROWS)
+    assert actor.update(ROLLOUTS) == metrics
+    equal(host(learner.state), expected)
+    assert (learner.state.version, learner.state.updates) == (2, 2)
+
+
+def test_the_update_before_a_phase_that_has_no_room_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    phases = {"phases": ["sft", "grpo"]}
+    sft = {"train": {"path": "sft.jsonl"}, "steps": 1, "lr": 1e-2}
+    actor = make_learner(monkeypatch, run=phases, sft=sft)
+    learner, drawn = actor.learner, [rollout.completion for rollout in ROLLOUTS]
+    packed = [
+        (Example(number, completion.prompt_tokens, completion.tokens),)
+        for number, completion in enumerate(drawn)
+    ]
+    actor.prepare(FEWER_ROWS)
+    began = host(learner.state)
+    actor.imitate(packed)
+    expected = host(learner.state)
+    learner.state = learner._fresh()
+    actor.prepare(WHOLE)
+    failing = FullOnce(learner._begin_phase)
+    monkeypatch.setattr(learner, "_begin_phase", failing)
+    with pytest.raises(OutOfMemory) as told:
+        actor.imitate(packed)
+    assert (told.value.phase, failing.calls) == ("update", 1)
+    equal(host(learner.state), began)
+    assert learner.state.version == 0
+    actor.prepare(FEWER_ROWS)
+    actor.imitate(packed)
+    equal(host(learner.state), expected)
+    assert (learner.state.version, learner.state.updates) == (1, 0)
 
 
 def test_a_state_that_is_gone_is_no_mere_lack_of_memory(actor: ColocatedActor):

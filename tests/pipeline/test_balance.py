@@ -34,14 +34,14 @@ WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(8, 4 * ROW), Sizes(6, 4 * ROW), Sizes(8, 
 CALLS: dict[str, tuple[Phase, int]] = {
     "sampler0.generate:probe 0": ("generate", 0),
     "learner.score probe": ("score", 0),
-    "learner.publish 0": ("sync", 0),
+    "learner.publish 0": ("publish", 0),
     "sampler0.load 0": ("sync", 0),
     "sampler0.generate:test 0": ("generate", 0),
     "sampler0.generate:train 2": ("generate", 2),
     "sampler0.generate:validation 0": ("generate", 0),
     "learner.imitate 0": ("update", 0),
     "learner.update 2": ("update", 2),
-    "learner.publish 3": ("sync", 3),
+    "learner.publish 3": ("publish", 3),
     "sampler0.load 3": ("sync", 3),
     "learner.export 0": ("export", 4),  # the best version is the first one
 }
@@ -139,7 +139,7 @@ def test_it_goes_down_as_far_as_it_takes(tmp_path: Path):
         ("sampler0.generate:train 3", "generate", {0, 2, 3}),
         ("learner.update 3", "update", {0, 2, 3}),
         # The learner has made a step that is nowhere recorded.
-        ("learner.publish 4", "sync", {0, 2}),
+        ("learner.publish 4", "publish", {0, 2}),
     ],
 )
 def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
@@ -151,7 +151,8 @@ def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
     with pytest.raises(NothingSmaller) as told:
         first.run()
     assert set(disk) == saved
-    less = "plan.micro_batch_tokens = 264" if phase == "update" else "plan.rollout_rows = 6"
+    learns = phase in {"update", "publish"}
+    less = "plan.micro_batch_tokens = 264" if learns else "plan.rollout_rows = 6"
     assert "instead of" in str(told.value)
     for words in ("RESOURCE_EXHAUSTED: so many bytes", "--plan.fixed false", less):
         assert words in str(told.value)

@@ -146,18 +146,101 @@ def test_a_best_version_that_was_done_again_is_not_mistaken_for_the_recorded_one
     assert run.folder.summary["best"]["step"] == 3
 
 
-def test_validations_by_the_clock(tmp_path: Path):
+def by_the_clock(
+    folder: Path, *, disk: Disk | None = None, script: Script | None = None
+) -> Process:
+    """A run whose steps take 50 s, whose validations take 30 s and are 150 s apart."""
     costs = {"sampler0.generate:train": 50.0, "sampler0.generate:validation": 30.0}
+    script = Script() if script is None else script
+    script.durations = costs
     config = make_config(
-        tmp_path,
+        folder,
         data={"validation": {"path": "validation.jsonl"}},
         eval={"every_minutes": 2.5},
         budget={"steps": STEPS},
     )
-    run = skilled(config, script=Script(durations=costs))
+    return skilled(config, disk=disk, script=script)
+
+
+def test_validations_by_the_clock(tmp_path: Path):
+    run = by_the_clock(tmp_path)
     run.run()
     # 150 s are three steps of 50 s; the clock counts from the end of a validation.
     assert run.folder.validated == [0, 3, 6, 9, 10]
+    assert [entry["step"] for entry in run.events("validation_due")] == [0, 3, 6, 9, 10]
+
+
+def test_processes_that_end_before_the_minutes_are_over_validate_as_often(tmp_path: Path):
+    disk, ended = Disk(), ""
+    for _ in range(STEPS):
+        script = Script()
+        process = by_the_clock(tmp_path, disk=disk, script=script)
+        step = process.learner.version
+        script.on[f"learner.update {step + 1}"] = script.stop.set
+        ended = process.run()
+        if ended == "finished":
+            break
+        assert process.learner.version <= step + 2  # each one ends after two steps
+    assert ended == "finished"
+    assert process.folder.validated == [0, 3, 6, 9, 10]
+
+
+@pytest.mark.parametrize("signal", ["learner.update 2", "sampler0.generate:validation 0"])
+def test_a_validation_by_the_clock_that_was_interrupted_comes_after_a_resume(
+    tmp_path: Path, signal: str
+):
+    disk, script = Disk(), Script()
+    run = by_the_clock(tmp_path, disk=disk, script=script)
+    stop = script.stop.set
+    # The first validation is the one before the first step.
+    script.on[signal] = stop if "update" in signal else lambda: script.on.update({signal: stop})
+    assert run.run() == "interrupted"
+    assert (run.learner.version, run.folder.validated) == (3, [0])
+    again = by_the_clock(tmp_path, disk=disk)
+    again.run()
+    drawn = [call for call in again.script.calls if "generate:" in call]
+    assert next(c for c in drawn if "probe" not in c) == "sampler0.generate:validation 0"
+    assert again.folder.validated == [0, 3, 6, 9, 10]
+
+
+def test_a_step_that_is_done_again_is_validated_where_it_was_by_the_clock(tmp_path: Path):
+    def kill() -> None:
+        raise Killed
+
+    disk = Disk()
+    with pytest.raises(Killed):
+        by_the_clock(tmp_path, disk=disk, script=Script(on={"learner.update 3": kill})).run()
+    del disk[3]
+    again = by_the_clock(tmp_path, disk=disk)
+    assert again.learner.version == 2
+    again.run()
+    # Of what both have done nothing is decided anew.
+    assert again.folder.validated[:2] == [0, 3]
+
+
+def test_a_best_version_by_the_clock_that_was_kept_and_not_recorded_is_validated_again(
+    tmp_path: Path,
+):
+    disk, script = Disk(), Script()
+    run = by_the_clock(tmp_path, disk=disk, script=script)
+
+    def kill() -> None:
+        disk.best = (run.learner.version, run.learner.adapter)
+        raise Killed
+
+    script.on["learner.keep_best 3"] = kill
+    run.samplers[0].skill = lambda version: 0.9 if version == 3 else 0.2
+    with pytest.raises(Killed):
+        run.run()
+    assert disk.best is not None
+    assert (disk.best[0], run.folder.validated) == (3, [0])
+    again = by_the_clock(tmp_path, disk=disk)
+    again.samplers[0].skill = run.samplers[0].skill
+    again.run()
+    assert again.events("best_lost") == []
+    assert again.folder.summary is not None
+    assert again.folder.summary["best"]["step"] == 3
+    assert again.script.calls[-1] == "learner.export 3"
 
 
 def test_further_sets_are_read_before_and_after(tmp_path: Path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.coordinator import Progress
@@ -166,6 +167,45 @@ def test_a_damaged_one_is_passed_over_reported_and_replaced(tmp_path: Path):
     assert again is not None
     same_bits(again[0], trained(2))
     assert again[1:] == ({"cursor": 22}, [])
+
+
+@pytest.mark.parametrize("part", ["state/manifest.ocdbt", "state/d/*"])
+def test_an_error_of_the_disk_is_no_damage_and_nothing_is_passed_over(tmp_path: Path, part: str):
+    folder = tmp_path / "checkpoints"
+    for version in (1, 2):
+        Checkpoints(folder, keep=2).save(trained(version), META)
+    moved = {path: path.read_bytes() for path in (folder / "2").glob(part)}
+    for path in moved:
+        path.unlink()
+        path.symlink_to(path.name)  # whoever opens it is told ELOOP
+    checkpoints = Checkpoints(folder, keep=2)
+    with pytest.raises(OSError, match="checkpoint 2 cannot be read: "):
+        checkpoints.restore(fresh())
+    for path, content in moved.items():
+        path.unlink()
+        path.write_bytes(content)
+    found = checkpoints.restore(fresh())
+    assert found is not None
+    same_bits(found[0], trained(2))
+
+
+@pytest.mark.parametrize("lacking", [MemoryError("no host memory"), OSError(5, "I/O error")])
+def test_an_error_that_orbax_has_wrapped_comes_out_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: Exception
+):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(trained(1), META)
+
+    def wrapped(*_: Any, **__: Any) -> None:
+        # As Orbax does while it reads an array.
+        raise Exception("Encountered error while reading array index") from lacking
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "restore", wrapped)
+        with pytest.raises(type(lacking)) as told:
+            checkpoints.restore(fresh())
+    assert told.value is lacking
+    assert checkpoints.restore(fresh()) is not None
 
 
 def test_what_is_saved_between_a_good_and_a_damaged_one_is_not_lost(tmp_path: Path):

@@ -59,7 +59,7 @@ def test_slots_fall_in_multiples_of_the_shards(slots: int, shards: int, ladder: 
     assert found == ladder
 
 
-@pytest.mark.parametrize("phase", ["score", "update", "export"])
+@pytest.mark.parametrize("phase", ["score", "update", "publish", "export"])
 def test_micro_batches_fall_in_whole_rows_on_every_device(phase: str) -> None:
     given_ = config(rollout_rows=2, learner_devices=2, micro_batch_tokens=8 * ROW)
     first = smaller(given_, Sizes.of(given_), phase)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_where_it_is_known_how_much_is_there_nothing_is_tried_in_between():
     assert smaller(given_, sizes, "update", share=-0.1) is None
 
 
-def test_an_adapter_that_finds_no_room_costs_slots() -> None:
+def test_an_adapter_that_finds_no_room_at_the_sampler_costs_slots() -> None:
     given_ = config(rollout_rows=4)
     assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), rollout_rows=3)
 
