@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,20 @@ def test_train_refuses_what_is_planned_only(capsys: pytest.CaptureFixture[str]) 
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
     assert "v5e-16 is 2 hosts, and a run works on one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [plan.main, train.main])
+def test_chips_that_no_process_can_lease_are_refused_at_once(
+    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    six = ["--plan.fixed", "true", "--plan.learner_devices", "6"]
+    six += ["--plan.rollout_rows", "384", "--plan.micro_batch_tokens", "12288"]
+    dry = ["--dry-run"] if command is train.main else []
+    assert command([ONE_B, *six, *dry]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--plan.learner_devices = 6: a process leases 1, 4 or 8 TPU chips of a host" in err
+    assert "nearest valid: 4 or 8" in err
 
 
 @pytest.mark.parametrize("argv", [["--help"], [ONE_B]])
