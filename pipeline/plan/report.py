@@ -87,8 +87,12 @@ def report(found: Plan) -> Figures:
         "step": _step(found),
         "compared": [_compared(case, one, found) for one in found.choice.compared],
         "budget": _budget(found.case, found.forecast) if found.plan.fits else None,
-        "gains": [{"source": ESTIMATED, **asdict(gain)} for gain in found.gains],
+        "gains": [_gain(gain) for gain in found.gains],
     }
+
+
+def _gain(gain: Gain) -> Figures:
+    return {"source": ESTIMATED, **asdict(gain), "is_setting": gain.is_setting}
 
 
 def _topology(case: Case) -> Figures:
