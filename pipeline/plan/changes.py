@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.search import Case
+from pipeline.plan.workload import Lengths
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None: the setting is left out."""
@@ -27,15 +28,23 @@ def differing(config: Config, settings: Settings) -> dict[str, Any]:
 
 
 def changed(case: Case, settings: Settings) -> Case | None:
-    """The same planned with these settings; None: a run would refuse them."""
+    """The same planned with these settings; None: a run would refuse them.
+
+    Expected lengths stay the same share of the longest.
+    """
     tree = case.config.model_dump()
     for key, value in settings.items():
         table, _, name = key.partition(".")
         tree[table][name] = value
     try:
-        return replace(case, config=Config.model_validate(tree))
+        config = Config.model_validate(tree)
     except ValidationError:
         return None
+    old, new = case.config.rollout, config.rollout
+    prompt, completion = case.lengths.prompt, case.lengths.completion
+    prompt *= new.max_prompt_tokens / old.max_prompt_tokens
+    completion *= new.max_new_tokens / old.max_new_tokens
+    return replace(case, config=config, lengths=Lengths(prompt, completion))
 
 
 def words(settings: Settings) -> str:

@@ -116,9 +116,27 @@ def test_what_does_not_fit_buys_nothing(capsys: pytest.CaptureFixture[str], tmp_
     assert "DOES NOT FIT" in out
     assert not re.search(r"dollars|\d steps|of GRPO|GiB of disk", out)
     assert "the budget buys nothing with a plan that does not fit" in out
+    assert "trained tokens a second" not in out
+    assert "to take it" not in out
     figures = json.loads(path.read_text())
     assert figures["budget"] is None
     assert figures["gains"] == []
+    assert figures["plan"]["set"] == {}
+
+
+def test_what_binds_is_named_and_what_would_free_it(capsys: pytest.CaptureFixture[str]) -> None:
+    four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
+    small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
+    out, _ = shown(capsys, four, *small, status=1)
+    assert "one device: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
+    assert '  model.quantization = "nf4": ~' in out
+    assert "  --topology v5e-4 (" in out
+    shown(capsys, four, *small, "--model.quantization", "nf4")
+    (needed,) = re.findall(r"  plan\.hbm_gib = ([\d.]+): ~", out)
+    shown(capsys, four, *small, "--plan.hbm_gib", needed)
+    shown(capsys, four, *small, "--plan.hbm_gib", f"{float(needed) - 0.02:.2f}", status=1)
+    out, _ = shown(capsys, four, "--topology", "v5e-1", "--plan.hbm_gib", "2", status=1)
+    assert "none of the settings that take less memory does, nor all of them together" in out
 
 
 def test_a_budget_that_is_too_small_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
