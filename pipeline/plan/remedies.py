@@ -55,7 +55,7 @@ class _Try:
 
 def remedies(case: Case, plan: Planned) -> list[Remedy]:
     """Changes with which a plan fits that does not: settings first, then memory and chips."""
-    ladders = list(_ladders(case.config))
+    ladders = list(_ladders(case))
     found = [one for ladder in ladders if (one := _first(case, plan, ladder)) is not None]
     if not found:
         together = _together(case, plan, [ladder[-1] for ladder in ladders if ladder])
@@ -64,16 +64,16 @@ def remedies(case: Case, plan: Planned) -> list[Remedy]:
     return [*told, *_memory(case, plan), *_topologies(case)]
 
 
-def _ladders(config: Config) -> Iterator[Sequence[Settings]]:
+def _ladders(case: Case) -> Iterator[Sequence[Settings]]:
     """Changes that take less memory, each as often as it can be made, the least first."""
-    plan, rollout = config.plan, config.rollout
+    config, plan, rollout = case.config, case.config.plan, case.config.rollout
     given: list[Settings] = [FREE_SIZES] if plan.platform != "gpu" else []
     for settings in [*given, {"plan.rollout_weights": "shared"}, {"plan.kv_cache": "int8"}]:
         yield [settings]
     if config.model.quantization != "nf4":
         yield [{"model.quantization": kind} for kind in ("int8", "nf4")]
-    devices = plan.learner_devices
-    yield [{"plan.fsdp": parts} for parts in (2, 4, 8, 16) if plan.fsdp < parts <= devices]
+    parts = [n for n in (2, 4, 8) if n > plan.fsdp and case.shape.vocab % (n * plan.tp) == 0]
+    yield [{"plan.fsdp": n} for n in parts]
     kinds = ["dots", "full"] + ["offload"] * (plan.platform != "cpu")
     after = kinds.index(plan.remat) + 1 if plan.remat in kinds else 0
     yield [{"plan.remat": kind} for kind in kinds[after:]]
@@ -106,7 +106,7 @@ def _first(case: Case, plan: Planned, ladder: Sequence[Settings]) -> _Try | None
 
 
 def _together(case: Case, plan: Planned, changes: Sequence[Settings]) -> _Try | None:
-    """As few changes as make it fit, those that bring most first; None: all do not."""
+    """Changes that make it fit only together, what brings most first; None: all do not."""
     best: _Try | None = None
     left = list(changes)
     while left and (best is None or not best.plan.fits):

@@ -15,7 +15,6 @@ from tests.pipeline.plan.presets import FREE, case, preset
 FOUR = "gemma3_4b"
 CASES = [
     ("v5e-1", (*FREE, ("plan.hbm_gib", "6"))),
-    ("v5e-1", (*FREE, ("plan.hbm_gib", "9"))),
     ("v5e-8", (("plan.rollout_rows", "4096"), ("rollout.prompts_per_step", "256"))),
     ("v5e-8", (("plan.rollout_rows", "4096"), ("plan.hbm_gib", "5"))),
     ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2"))),
