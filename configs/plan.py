@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,10 @@ from configs.base import Problem, Sizes, Table, nearest_multiples, refuse
 from configs.learner import Learner
 from configs.model import Model
 
+TPU_LEASES = (1, 4, 8)
+"""Contiguous chips of a TPU host that a process can have; two of them have no bounds that are set
+for half of a host's row."""
+_HOST = TPU_LEASES[-1]
 _HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist on a device
 
 
@@ -217,12 +222,25 @@ class Plan(Table):
             checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
         problems = []
         for key, devices, what, ways in checks:
-            if devices % ways:
-                nearest = nearest_multiples(devices, ways)
-                problems.append(
-                    (key, f"must be a multiple of {what} = {ways}; nearest valid: {nearest}")
-                )
+            told = f"must be a multiple of {what} = {ways}"
+            if devices % ways == 0:
+                told = f"a process leases 1, 4 or 8 TPU chips of a host, or whole hosts of {_HOST}"
+                if self.platform != "tpu" or _is_leased(devices):
+                    continue
+            nearest = self._nearest_devices(devices, ways)
+            problems.append((key, f"{told}; nearest valid: {nearest}"))
         return problems
+
+    def _nearest_devices(self, devices: int, ways: int) -> str:
+        """What a process can have around `devices`, a multiple of `ways`, in words."""
+        if self.platform != "tpu":
+            return nearest_multiples(devices, ways)
+        hosts = math.lcm(_HOST, ways)
+        whole = devices // hosts * hosts
+        valid = {size for size in (*TPU_LEASES, whole, whole + hosts) if size % ways == 0} - {0}
+        below = max((size for size in valid if size < devices), default=None)
+        above = min(size for size in valid if size > devices)
+        return f"{above}" if below is None else f"{below} or {above}"
 
     @property
     def num_samplers(self) -> int:
@@ -255,6 +273,11 @@ class Plan(Table):
     def learner_shards(self) -> int:
         """Parts into which the rows of a batch are split in the learner."""
         return max(1, self.learner_devices // self.tp)
+
+
+def _is_leased(chips: int) -> bool:
+    """Whether a process can have so many TPU chips; several hosts are planned for only."""
+    return chips in TPU_LEASES or (chips > _HOST and chips % _HOST == 0)
 
 
 def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> list[Problem]:

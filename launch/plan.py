@@ -103,6 +103,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     from pipeline.plan.forecast import forecast
     from pipeline.plan.gains import gains
     from pipeline.plan.hardware import topology_of
+    from pipeline.plan.remedies import remedies
     from pipeline.plan.report import Plan
     from pipeline.plan.search import Case, choose
     from pipeline.plan.shapes import shape_of
@@ -138,7 +139,8 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
         case,
         choice,
         forecast(case, plan, compiled_s=compiled_s),
-        gains(case, estimated) if estimated.fits else [],
+        gains(case, estimated) if plan.fits and estimated.fits else [],
+        remedies(case, estimated) if not (plan.fits or estimated.fits) else [],
         verified,
         why,
     )

@@ -313,6 +313,11 @@ class Balance:
         told = f"out of memory while {_DOING[error.phase]}: {error.what}"
         if error.phase == "load":
             return told
+        if error.share is not None and error.share <= 0:
+            return (
+                f"{told}; what is there whatever the sizes, base, adapter and optimizer, leaves no "
+                "room for any: python -m launch.plan tells what would make some"
+            )
         if less is None:
             return f"{told}; there is nothing smaller than {_words(used)}"
         return (

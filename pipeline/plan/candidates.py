@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from configs.plan import TPU_LEASES
 from configs.schema import Config
 from pipeline.plan.hardware import Topology, devices_of
 from pipeline.plan.shapes import ModelShape
-
-LEASES = (1, 4, 8)
-"""Contiguous chips of a TPU host that a process can have; two of them have no bounds that are set
-for half of a host's row."""
 
 PLACE = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp")
 """The settings of [plan] that are a placement."""
@@ -120,7 +117,7 @@ def _places(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]
     for fsdp, tp in _meshes(shape, topology):
         yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
     if platform == "tpu" and topology.hosts == 1:
-        for learner in LEASES:
+        for learner in TPU_LEASES:
             samplers = chips - learner
             if samplers > 0:
                 yield {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from configs.schema import Config, Table
+from configs.schema import Config
+from pipeline.plan.changes import Settings, changed, differing, words
 from pipeline.plan.search import Case, Planned, in_its_place
 
 _LINKS = "twice the links between chips"
@@ -19,8 +19,15 @@ _TWICE = {
     "twice the arithmetic": ("bf16_flops", "int8_flops"),
     _LINKS: ("link_bytes_per_s",),
 }
-_SIZES = ("rollout_rows", "micro_batch_tokens", "slot_buckets")
-"""Settings without which a run plans its sizes by itself."""
+FREE_SIZES = {
+    "plan.fixed": False,
+    "plan.rollout_rows": None,
+    "plan.micro_batch_tokens": None,
+    "plan.slot_buckets": None,
+}
+"""With these a run plans its sizes by itself."""
+_CAPPED = {"learner.importance_cap": 2}
+_NO_TOP_K = {"learner.kl_top_k": 128, "learner.top_k_dtype": "float32"}
 _LEAST = 0.01
 
 
@@ -29,72 +36,64 @@ class Gain:
     """What one change would bring.
 
     Attributes:
-        change: in words, or as a setting.
+        change: in words, or as settings.
         share: by which trained tokens a second would rise.
-        is_setting: whether the user can simply set it.
+        settings: by which the user can have it; none: it is other hardware.
     """
 
     change: str
     share: float
-    is_setting: bool
+    settings: Settings
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether the user can simply set it."""
+        return bool(self.settings)
 
 
 def gains(case: Case, plan: Planned) -> list[Gain]:
     """Changes that would bring a percent or more, the largest first; hardware and settings."""
     found = []
-    for change, other, is_setting in [*_hardware(case), *_settings(case)]:
+    for change, other, settings in [*_hardware(case), *_set(case)]:
         again = in_its_place(other, plan)
         if again.fits:
             share = again.step.tokens_per_s / plan.step.tokens_per_s - 1
             if share >= _LEAST:
-                found.append(Gain(change, share, is_setting))
+                found.append(Gain(change, share, settings))
     return sorted(found, key=lambda gain: -gain.share)
 
 
-def _hardware(case: Case) -> Iterator[tuple[str, Case, bool]]:
+def _hardware(case: Case) -> Iterator[tuple[str, Case, Settings]]:
     topology = case.topology
     for change, names in _TWICE.items():
         if change == _LINKS and not topology.is_linked:
             continue
         twice = {name: 2 * getattr(topology.chip, name) for name in names}
         chip = replace(topology.chip, **twice)
-        yield change, replace(case, topology=replace(topology, chip=chip)), False
+        yield change, replace(case, topology=replace(topology, chip=chip)), {}
 
 
-def _settings(case: Case) -> Iterator[tuple[str, Case, bool]]:
-    config = case.config
-    if config.plan.platform != "gpu":  # there a run needs them
-        given = [key for key in _SIZES if getattr(config.plan, key) is not None]
-        change = ", ".join(
-            ["plan.fixed = false"] * config.plan.fixed + [f"no plan.{key}" for key in given]
-        )
-        if given:
-            free = {"fixed": False, **dict.fromkeys(_SIZES)}
-            yield _with(case, change, plan=free)
-    if config.plan.kv_cache == "model":
-        yield _with(case, 'plan.kv_cache = "int8"', plan={"kv_cache": "int8"})
-    if config.plan.rollout_weights == "shared" and config.model.quantization == "none":
-        capped = {"importance_cap": config.learner.importance_cap or 2.0}
-        merged = {"rollout_weights": "merged"}
-        needs = " with learner.importance_cap" if not config.learner.importance_cap else ""
-        change = f'plan.rollout_weights = "merged"{needs}'
-        yield _with(case, change, plan=merged, learner=capped)
-    if config.learner.kl_coef > 0:
-        free = {"kl_coef": 0.0, "kl": "k3", "kl_top_k": 128, "top_k_dtype": "float32"}
-        yield _with(case, "learner.kl_coef = 0", learner=free)
-    if config.rollout.truncates:
-        whole = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        yield _with(case, "no rollout.top_k, top_p, min_p", rollout=whole)
-    more = 2 * config.rollout.prompts_per_step
-    change = f"rollout.prompts_per_step = {more}"
-    yield _with(case, change, rollout={"prompts_per_step": more})
+def _set(case: Case) -> Iterator[tuple[str, Case, Settings]]:
+    """Each change by settings that a run would take."""
+    for settings in _settings(case.config):
+        other, new = changed(case, settings), differing(case.config, settings)
+        if other is not None and new:
+            yield words(new), other, new
 
 
-def _with(case: Case, change: str, **tables: dict[str, Any]) -> tuple[str, Case, bool]:
-    changed = {name: _changed(case.config, name, update) for name, update in tables.items()}
-    return change, replace(case, config=case.config.model_copy(update=changed)), True
-
-
-def _changed(config: Config, name: str, update: dict[str, Any]) -> Table:
-    table: Table = getattr(config, name)
-    return table.model_copy(update=update)
+def _settings(config: Config) -> Iterator[Settings]:
+    """Everything that each change needs."""
+    plan, learner, rollout = config.plan, config.learner, config.rollout
+    if plan.platform != "gpu":  # there a run needs them
+        yield FREE_SIZES
+    yield {"plan.kv_cache": "int8"}
+    if plan.rollout_weights == "shared":
+        rounds = config.model.dtype != "float32" and not learner.importance_cap
+        yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
+    top_k = {} if learner.teacher is not None else _NO_TOP_K
+    yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}
+    yield {"rollout.top_k": 0, "rollout.top_p": 1, "rollout.min_p": 0}
+    more = {"rollout.prompts_per_step": 2 * rollout.prompts_per_step}
+    if rollout.max_prompts_per_step is not None:
+        more["rollout.max_prompts_per_step"] = 2 * rollout.max_prompts_per_step
+    yield more

@@ -32,7 +32,7 @@ _PARTS = {
 
 def lines(report: Figures) -> Iterator[str]:
     """The report, a blank line between its parts."""
-    parts = (_head, _chosen, _memory, _step, _compared, _verified, _budget, _gains)
+    parts = (_head, _chosen, _memory, _remedies, _step, _compared, _verified, _budget, _gains)
     for number, part in enumerate(parts):
         found = list(part(report))
         if found and number:
@@ -108,7 +108,19 @@ def _memory(report: Figures) -> Iterator[str]:
     yield from table(rows)
 
 
+def _remedies(report: Figures) -> Iterator[str]:
+    found = report["remedies"]
+    if report["plan"]["fits"] or report["verified"]["by_compiler"]:
+        return
+    yield "what would make it fit, each planned again; GiB of the fullest moment:"
+    if not any(one["settings"].keys() - {"plan.hbm_gib"} for one in found):
+        yield "  none of the settings that take less memory does, nor all of them together"
+    yield from (f"  {one['change']}: ~{one['gib']:.2f} of ~{one['limit_gib']:.2f}" for one in found)
+
+
 def _step(report: Figures) -> Iterator[str]:
+    if not report["plan"]["fits"]:
+        return  # nobody can have them
     step = report["step"]
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
@@ -149,7 +161,7 @@ def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, s
 
 
 def _compared(report: Figures) -> Iterator[str]:
-    compared = report["compared"]
+    compared, plan = report["compared"], report["plan"]
     rows = [["placements compared", "slots", "tokens", "remat", "GiB", "s a step", "tokens/s", ""]]
     rows += [
         [
@@ -158,9 +170,8 @@ def _compared(report: Figures) -> Iterator[str]:
             str(one["micro_batch_tokens"]),
             one["remat"],
             f"~{one['gib']:.2f}",
-            f"~{one['step_s']:.2f}",
-            f"~{one['tokens_per_s']:,.0f}",
-            _verdict(one),
+            *_speed(one, fits=plan["fits"] if one["chosen"] else one["fits"]),
+            _verdict(one, plan),
         ]
         for one in compared
     ]
@@ -171,13 +182,22 @@ def _compared(report: Figures) -> Iterator[str]:
         yield f"the fastest, in [plan]: {_settings(best['set'])}"
 
 
-def _verdict(one: Figures) -> str:
-    if one["chosen"]:
+def _speed(one: Figures, *, fits: bool) -> tuple[str, str]:
+    """Seconds of a step and tokens a second, where somebody can have them."""
+    return (f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}") if fits else ("", "")
+
+
+def _verdict(one: Figures, plan: Figures) -> str:
+    if one["chosen"] and plan["fits"]:
         return "chosen"
     if not one["fits"]:
         return f"does not fit: {one['why']}"
-    other = "" if one["same_run"] else "another run; "
-    return f"~{one['gain']:+.0%}: {other}{one['why']}"
+    if one["chosen"]:
+        return "does not fit"
+    other = "" if one["same_run"] else "another run"
+    if not plan["fits"]:
+        return other or "fits"
+    return f"~{one['gain']:+.0%}: {other and other + '; '}{one['why']}"
 
 
 def _verified(report: Figures) -> Iterator[str]:

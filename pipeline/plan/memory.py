@@ -27,6 +27,8 @@ PARTS = (
 )
 """In the order in which they are told. `base` has a copy for rollouts alone, where there is one;
 `adapter` all that are on the chip; `optimizer` gradients, too."""
+RESIDENT = ("base", "adapter", "optimizer")
+"""Of these, what does not depend on sizes."""
 
 
 @dataclass(frozen=True)

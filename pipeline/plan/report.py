@@ -14,6 +14,7 @@ from pipeline.plan.candidates import PLACE, placed
 from pipeline.plan.forecast import PACES, Forecast
 from pipeline.plan.gains import Gain
 from pipeline.plan.memory import PARTS, Memory
+from pipeline.plan.remedies import Remedy
 from pipeline.plan.search import Case, Choice, Planned, shortage
 from pipeline.plan.step import PHASES
 from pipeline.plan.timing import Seconds
@@ -49,7 +50,8 @@ class Plan:
         case: what was planned.
         choice: placements compared.
         forecast: what becomes of the budget with the plan.
-        gains: what would have to change.
+        gains: what would have to change to gain most; nothing where it does not fit.
+        remedies: what would have to change for it to fit; nothing where it does.
         verified: what the compiler says; None: it was not asked.
         why_estimated: why it was not, where somebody wanted it.
     """
@@ -58,6 +60,7 @@ class Plan:
     choice: Choice
     forecast: Forecast
     gains: Sequence[Gain]
+    remedies: Sequence[Remedy] = ()
     verified: Verified | None = None
     why_estimated: str | None = None
 
@@ -87,8 +90,13 @@ def report(found: Plan) -> Figures:
         "step": _step(found),
         "compared": [_compared(case, one, found) for one in found.choice.compared],
         "budget": _budget(found.case, found.forecast) if found.plan.fits else None,
-        "gains": [{"source": ESTIMATED, **asdict(gain)} for gain in found.gains],
+        "gains": [_suggested(one) for one in found.gains],
+        "remedies": [_suggested(one) for one in found.remedies],
     }
+
+
+def _suggested(one: Gain | Remedy) -> Figures:
+    return {"source": ESTIMATED, **asdict(one), "is_setting": bool(one.settings)}
 
 
 def _topology(case: Case) -> Figures:
@@ -160,7 +168,7 @@ def _plan(found: Plan) -> Figures:
             "local": min(shape.window, rollout.max_tokens),
             "global": rollout.max_tokens,
         },
-        "set": _to_set(case, plan),
+        "set": _to_set(case, plan) if plan.fits else {},
     }
 
 

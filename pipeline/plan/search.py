@@ -14,7 +14,7 @@ from configs.errors import ConfigError
 from configs.schema import Config
 from pipeline.plan.candidates import PLACE, candidates, placed
 from pipeline.plan.hardware import Topology, devices_of
-from pipeline.plan.memory import Memory, estimate
+from pipeline.plan.memory import RESIDENT, Memory, estimate
 from pipeline.plan.options import Option, row_options, slot_options
 from pipeline.plan.shapes import ModelShape
 from pipeline.plan.sizes import Sizes, sized
@@ -190,12 +190,20 @@ def in_its_place(case: Case, plan: Planned) -> Planned:
 
 
 def shortage(case: Case, plan: Planned) -> str:
-    """What is short where a plan does not fit, as estimated."""
-    full = plan.fullest
+    """What is short where a plan does not fit, as estimated: what no size would make fit first."""
+    full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
+    base, resident = (sum(full.parts[part] for part in parts) for parts in (("base",), RESIDENT))
+    if base > case.limit_bytes:
+        copied = plan.config.plan.rollout_weights != "shared"
+        what = "base and copy of it for rollouts alone take" if copied else "the base alone takes"
+        return f"{plan.name}: {what} ~{base / GIB:.2f} {limit}"
+    if resident > case.limit_bytes:
+        what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
+        return f"{plan.name}: {what}, in {full.phase}"
     largest = max(full.parts, key=lambda name: full.parts[name])
     return (
-        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} GiB of the "
-        f"{case.limit_bytes / GIB:.2f} that may be used, {largest} ~{full.parts[largest] / GIB:.2f}"
+        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} {limit}, "
+        f"{largest} ~{full.parts[largest] / GIB:.2f}"
     )
 
 

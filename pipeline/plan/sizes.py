@@ -95,7 +95,8 @@ def smaller(
             falls no faster than sizes do, so none that would fit is passed over.
 
     Returns:
-        None: there is nothing smaller, or the phase does not depend on any size.
+        None: there is nothing smaller, the phase does not depend on any size, or what is there
+            beside it leaves room for none.
     """
     if phase == "load" or (share is not None and share <= 0):
         return None

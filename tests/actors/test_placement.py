@@ -46,7 +46,7 @@ def test_reward_processes_hold_nothing_and_see_no_accelerator():
     [
         (V5E_SPLIT, {"TPU": 8}),
         (V5E_COLOCATED, {"TPU": 8}),
-        (plan("tpu", "split", learner_devices=2, samplers=3, sampler_devices=2), {"TPU": 8}),
+        (plan("tpu", "split", learner_devices=4, samplers=1, sampler_devices=4), {"TPU": 8}),
         (plan("cpu", "split", learner_devices=8, samplers=2), {"CPU": 3}),
         (plan("cpu", "colocated", learner_devices=8), {"CPU": 1}),
         (plan("gpu", "split"), {"GPU": 2}),

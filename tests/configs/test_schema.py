@@ -112,6 +112,26 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
             "must be a multiple of sampler_tp = 2; nearest valid: 2 or 4",
         ),
         (
+            [("plan.platform", "tpu"), ("plan.learner_devices", "6")],
+            "plan.learner_devices",
+            "leases 1, 4 or 8 TPU chips of a host, or whole hosts of 8; nearest valid: 4 or 8",
+        ),
+        (
+            [("plan.platform", "tpu"), ("plan.sampler_devices", "2"), ("plan.sampler_tp", "2")],
+            "plan.sampler_devices",
+            "whole hosts of 8; nearest valid: 4",
+        ),
+        (
+            [("plan.platform", "tpu"), ("plan.learner_devices", "20")],
+            "plan.learner_devices",
+            "whole hosts of 8; nearest valid: 16 or 24",
+        ),
+        (
+            [("plan.platform", "tpu"), ("plan.learner_devices", "3"), ("plan.tp", "2")],
+            "plan.learner_devices",
+            "must be a multiple of fsdp x tp = 2; nearest valid: 4",
+        ),
+        (
             [
                 ("plan.rollout_rows", "31"),
                 ("plan.sampler_devices", "4"),
@@ -294,6 +314,31 @@ def test_what_does_not_go_together(
     assert where in {"command line", str(small)}
     assert told.removeprefix("--").split(":")[0].split(" = ")[0] == key
     assert what in told
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("devices", [2, 3, 6])
+def test_only_tpu_chips_come_in_certain_numbers(platform: str, devices: int) -> None:
+    made = Plan.model_validate(
+        {
+            "platform": platform,
+            "placement": "split",
+            "learner_devices": devices,
+            "sampler_devices": devices,
+            "rollout_rows": devices,
+            "micro_batch_tokens": 48 * devices,
+        }
+    )
+    assert made.learner_devices == made.devices_per_sampler == devices
+
+
+@pytest.mark.parametrize("chips", [1, 4, 8, 16, 32, 256])
+def test_a_tpu_process_has_one_four_or_eight_chips_or_whole_hosts(chips: int) -> None:
+    sizes = {"rollout_rows": chips, "micro_batch_tokens": 48 * chips}
+    made = Plan.model_validate(
+        {"platform": "tpu", "placement": "colocated", "learner_devices": chips, **sizes}
+    )
+    assert made.learner_devices == chips
 
 
 def test_one_table_tells_several_mistakes(small: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,27 @@ def test_what_does_not_fit_buys_nothing(capsys: pytest.CaptureFixture[str], tmp_
     assert "DOES NOT FIT" in out
     assert not re.search(r"dollars|\d steps|of GRPO|GiB of disk", out)
     assert "the budget buys nothing with a plan that does not fit" in out
+    assert "trained tokens a second" not in out
+    assert "to take it" not in out
     figures = json.loads(path.read_text())
     assert figures["budget"] is None
     assert figures["gains"] == []
+    assert figures["plan"]["set"] == {}
+
+
+def test_what_binds_is_named_and_what_would_free_it(capsys: pytest.CaptureFixture[str]) -> None:
+    four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
+    small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
+    out, _ = shown(capsys, four, *small, status=1)
+    assert "one device: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
+    assert '  model.quantization = "nf4": ~' in out
+    assert "  --topology v5e-4 (" in out
+    shown(capsys, four, *small, "--model.quantization", "nf4")
+    (needed,) = re.findall(r"  plan\.hbm_gib = ([\d.]+): ~", out)
+    shown(capsys, four, *small, "--plan.hbm_gib", needed)
+    shown(capsys, four, *small, "--plan.hbm_gib", f"{float(needed) - 0.02:.2f}", status=1)
+    out, _ = shown(capsys, four, "--topology", "v5e-1", "--plan.hbm_gib", "2", status=1)
+    assert "none of the settings that take less memory does, nor all of them together" in out
 
 
 def test_a_budget_that_is_too_small_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +160,20 @@ def test_train_refuses_what_is_planned_only(capsys: pytest.CaptureFixture[str]) 
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
     assert "v5e-16 is 2 hosts, and a run works on one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [plan.main, train.main])
+def test_chips_that_no_process_can_lease_are_refused_at_once(
+    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    six = ["--plan.fixed", "true", "--plan.learner_devices", "6"]
+    six += ["--plan.rollout_rows", "384", "--plan.micro_batch_tokens", "12288"]
+    dry = ["--dry-run"] if command is train.main else []
+    assert command([ONE_B, *six, *dry]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--plan.learner_devices = 6: a process leases 1, 4 or 8 TPU chips of a host" in err
+    assert "nearest valid: 4 or 8" in err
 
 
 @pytest.mark.parametrize("argv", [["--help"], [ONE_B]])

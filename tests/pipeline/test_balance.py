@@ -176,6 +176,32 @@ def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
     assert 1 in run.disk
 
 
+@pytest.mark.parametrize("share", [0.0, -0.5])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("phase", ["generate", "update"])
+def test_where_no_size_has_room_that_is_what_is_said(
+    tmp_path: Path, phase: Phase, fixed: bool, share: float
+):
+    made = config(tmp_path, fixed=fixed)
+    balance = Balance.of(made, RunFolder.of(made), say=print)
+    worker = Worker("colocated", Compiling(most=8))
+
+    async def work() -> None:
+        raise OutOfMemory(phase, "it needs 2 GiB beside 6 GiB that are in use", share)
+
+    async def scenario() -> None:
+        await balance.start([worker])
+        await balance.hold(worker, work)
+
+    with pytest.raises(NothingSmaller) as told:
+        asyncio.run(scenario())
+    assert str(told.value).endswith(
+        "base, adapter and optimizer, leaves no room for any: python -m launch.plan tells what "
+        "would make some"
+    )
+    assert "nothing smaller" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("at", "killed", "begins", "prepared"),
     [

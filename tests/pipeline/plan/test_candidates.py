@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from configs.load import load_config
-from pipeline.plan.candidates import LEASES, candidates
+from configs.plan import TPU_LEASES
+from pipeline.plan.candidates import candidates
 from pipeline.plan.hardware import TOPOLOGIES, topology_of
 from pipeline.plan.shapes import shape_of
 from tests.pipeline.plan.presets import PROJECT, preset
@@ -62,7 +63,7 @@ def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) ->
     assert [one.name for one in split] == splits
     for one in split:
         plan = one.config.plan
-        assert {plan.learner_devices, plan.devices_per_sampler} <= set(LEASES)
+        assert {plan.learner_devices, plan.devices_per_sampler} <= set(TPU_LEASES)
         assert plan.learner_devices + plan.num_samplers == TOPOLOGIES[topology].chips
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from configs.load import load_config
 from configs.schema import Config
+from configs.toml_text import show_value
 from pipeline.plan.gains import gains
 from pipeline.plan.memory import estimate
 from pipeline.plan.search import Case, choose
@@ -138,3 +139,44 @@ def test_settings_that_are_there_already_bring_nothing() -> None:
     changes = [gain.change for gain in gains(given, choose(given).chosen) if gain.is_setting]
     assert not any("kv_cache" in change or "kl_coef" in change for change in changes)
     assert "rollout.prompts_per_step = 64" in changes
+
+
+CAPPED = (("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96"))
+SPLIT = (
+    *FREE,
+    ("plan.placement", "split"),
+    ("plan.learner_devices", "4"),
+    ("plan.samplers", "4"),
+    ("learner.importance_cap", "2"),
+    ("rollout.ahead", "one"),
+)
+CASES = [
+    (),
+    FREE,
+    SPLIT,
+    CAPPED,
+    (*FREE, *CAPPED, ("rollout.dynamic_sampling", "adaptive")),
+    (*FREE, ("plan.rollout_rows", "64"), ("plan.slot_buckets", "[32]")),
+    (("model.quantization", "int8"),),
+    (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
+    (("rollout.top_k", "64"), ("rollout.top_p", "0.9"), ("rollout.min_prompts_per_step", "8")),
+]
+
+
+@pytest.mark.parametrize("overrides", CASES)
+@pytest.mark.parametrize("model", ["gemma3_1b", "gemma3_4b"])
+def test_a_run_takes_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
+    given = case(preset(model, *overrides))
+    found = [gain for gain in gains(given, choose(given).chosen) if gain.is_setting]
+    assert found
+    for gain in found:
+        texts = {key: show_value(value) for key, value in gain.settings.items()}
+        assert preset(model, *overrides, *texts.items()) != given.config
+        for key, text in texts.items():
+            assert (f"no {key}" if text == "none" else f"{key} = {text}") in gain.change
+
+
+def test_more_prompts_need_a_bound_as_much_higher() -> None:
+    given = case(preset("gemma3_1b", *FREE, *CAPPED))
+    changes = [gain.change for gain in gains(given, choose(given).chosen)]
+    assert "rollout.prompts_per_step = 64, rollout.max_prompts_per_step = 192" in changes

@@ -257,7 +257,7 @@ def test_what_is_configured_stays_so_however_often_it_is_planned_again() -> None
 
 
 def test_a_shortage_names_phase_and_part() -> None:
-    given_ = small_chip(case(preset("gemma3_4b")), 8.0)
+    given_ = small_chip(case(preset("gemma3_4b")), 9.0)
     told = shortage(given_, choose(given_).chosen)
     assert told.startswith("as configured (colocated, base on every device): prefill takes ~11.")
-    assert "of the 7.60 that may be used, base ~7.23" in told
+    assert "of the 8.55 that may be used, base ~7.23" in told

@@ -16,7 +16,7 @@ from tests.fakes import make_config
 SHAPE = ModelShape.of({"model_type": "gemma3_text", "num_hidden_layers": 7})
 ROW = 88
 PLAN = {
-    "platform": "tpu",
+    "platform": "gpu",
     "placement": "split",
     "rollout_rows": 16,
     "samplers": 2,
@@ -29,7 +29,7 @@ PLAN = {
 @pytest.fixture
 def expected(tmp_path: Path) -> Expectations:
     config = make_config(tmp_path, plan=PLAN, learner={"kl_coef": 0.1, "updates_per_batch": 2})
-    return Expectations.of(config, Target(SHAPE, TOPOLOGIES["v5e-8"]))
+    return Expectations.of(config, Target(SHAPE, TOPOLOGIES["gpu-80x8"]))
 
 
 def test_drawing_is_what_each_device_has_computed(expected: Expectations):
