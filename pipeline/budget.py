@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from configs.schema import Config, parse_duration_s
+from pipeline.reserve import CHECKPOINT, EXPORT
 from pipeline.run_dir import RunFolder
+
+_TYPING_S = 60.0
+"""An instant that is named as the least is still to come when it is given."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,66 @@ def used_s(folder: RunFolder) -> float:
     for entry in folder.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
     return max(known, default=0.0)
+
+
+def least_more_s(folder: RunFolder) -> float:
+    """Seconds that a run took at least, by its own records, to start, for a step and for its end.
+
+    Of all times that a part was done the shortest one counts: with less nothing can be gained.
+    """
+    parts: dict[str, float] = {}
+
+    def took(part: str, seconds: float) -> None:
+        parts[part] = min(seconds, parts.get(part, seconds))
+
+    before_s = 0.0
+    for entry in folder.entries():
+        match entry["event"]:
+            case "started":
+                took("start", entry["elapsed_s"] - before_s)
+            case "reserved":
+                took(entry["reason"], entry["seconds"])
+            case "exported":
+                took(EXPORT, entry["seconds"])
+            case "checkpoint":
+                took(CHECKPOINT, entry["seconds"])
+        before_s = max(before_s, entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0))
+    for row in folder.metrics:
+        took("step", row["time/step_s"])
+    return sum(parts.values())
+
+
+def check_more(
+    budget: Budget, folder: RunFolder, *, waited_s: float, now_s: float, added: Budget | None
+) -> None:
+    """Refuses a budget that leaves a finished run no time for anything but another, worse end.
+
+    Args:
+        budget: extensions included.
+        folder: of a finished run.
+        waited_s: seconds before this process started that count as used.
+        now_s: seconds since 1970 now.
+        added: the extension that is asked for, if one is.
+
+    Raises:
+        ValueError: naming the least that is not refused.
+    """
+    elapsed_s, more_s = used_s(folder) + waited_s, least_more_s(folder)
+    deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
+    if deadline_s is None or deadline_s >= elapsed_s + more_s:
+        return
+    missing_s = elapsed_s + more_s - deadline_s
+    if budget.until_s is not None:
+        missing_s += _TYPING_S
+    least = (budget + Budget(None, missing_s)).name
+    if added is not None:
+        least = f"--extend {show_duration((added.time_s or 0.0) + missing_s)}"
+    left = show_duration(max(deadline_s - elapsed_s, 0.0))
+    raise ValueError(
+        f"{budget.name} is too short: {left} of it are left after what the finished run in "
+        f"{folder.path} has used; to start, a step and the end took it at least "
+        f"{show_duration(more_s)}; the least that does is {least}"
+    )
 
 
 def show_duration(seconds: float) -> str:

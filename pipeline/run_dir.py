@@ -229,13 +229,19 @@ class RunFolder:
         return sorted(int(path.stem.removeprefix("validation_")) for path in found)
 
     def rewind(self, step: int) -> None:
-        """Forgets metrics and rollouts of steps after the first `step`, which are done again."""
+        """Forgets metrics and rollouts of steps after the first `step`, which are done again.
+
+        There is no summary of a run that goes on; that of a finished one is kept in the journal.
+        """
         kept = [row for row in self.metrics if row["step"] <= step]
         write_atomically(self._metrics, _jsonl(kept))
         for kind in ("step", "validation"):
             for path in self.rollouts.glob(f"{kind}_*.jsonl"):
                 if int(path.stem.removeprefix(f"{kind}_")) > step:
                     path.unlink()
+        summary = self.summary
+        if summary is not None and summary["ended"] == "finished":
+            self.journal("reopened", summary=summary)
         self._summary.unlink(missing_ok=True)
 
 

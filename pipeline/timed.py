@@ -95,7 +95,7 @@ class Timed:
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
                 await validate()
         except OutOfTime:
-            if not self._planned_before:
+            if self._may_refuse(step):
                 # How long it would have taken is not known.
                 more_s = self._deadline.keep_for_export_s(tests=True)
                 time_s = self._deadline.time_s or 0.0
@@ -106,11 +106,15 @@ class Timed:
         each_s = self._deadline.reserve.part_s(evaluation("test")) / answers
         self._deadline.pace.estimate_s = _AS_MUCH_AGAIN * each_s * self._config.rollout.size
         missing_s = self._deadline.missing_s(self._deadline.prompts[1], kind=self._kind(step))
-        if missing_s > 0 and not self._planned_before:
+        if missing_s > 0 and self._may_refuse(step):
             assert self._deadline.time_s is not None
             self._refuse(self._deadline.time_s - self._deadline.clock.used_before_s + missing_s)
         await self.exports.follow(step)
         return before
+
+    def _may_refuse(self, step: int) -> bool:
+        """Not once there is something to end in order: what was learned, or what was decided."""
+        return step == 0 and not self._planned_before
 
     def _refuse(self, minimum_s: float) -> None:
         clock, time_s = self._deadline.clock, self._deadline.time_s
@@ -118,7 +122,7 @@ class Timed:
         # The same run has used what it has used, and has to start once more.
         again_s = minimum_s + self._began_s
         self._records.folder.journal("refused", minimum_s=minimum_s, elapsed_s=clock.elapsed_s)
-        exported = "" if self.exports.version is None else "; the untrained policy is exported"
+        exported = "; the untrained policy is exported" if self.exports.version == 0 else ""
         raise BudgetTooSmallError(
             f"budget: {show_duration(time_s)} leave no time for a step between the evaluations and "
             f"the export, as measured; the minimum is about {show_duration(minimum_s)}, or "
@@ -241,7 +245,7 @@ class Timed:
         with deadline.keeping(keep_s):
             share = deadline.evaluated_share(keep_s=keep_s)
             result = await examiner.test(step, recalled, before=before, share=share)
-        if not evaluated and step != self.exports.version and "after" in result.compared:
+        if not evaluated and step != self.exports.version and result.tested:
             await self.exports.export(result.which, reason="last")
         return result
 
