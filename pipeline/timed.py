@@ -91,7 +91,7 @@ class Timed:
         try:
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
                 before = await self._examiner.before(step)
-            await self.exports.rehearse(step)
+            await self.exports.rehearse()
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
                 await validate()
         except OutOfTime:
@@ -227,8 +227,8 @@ class Timed:
     async def end(self, step: int, before: dict[str, Evaluation], validate: Validate) -> Result:
         """Validates what was learned, exports the best version, evaluates it, while there is time.
 
-        What is exported at last has been evaluated: a version that nothing has measured does not
-        replace one that something has.
+        There is an export in any case, and what is exported at last has been evaluated if anything
+        has: a version that nothing has measured does not replace one that something has.
         """
         deadline, examiner = self._deadline, self._examiner
         if not self._on:
@@ -245,7 +245,8 @@ class Timed:
         with deadline.keeping(keep_s):
             share = deadline.evaluated_share(keep_s=keep_s)
             result = await examiner.test(step, recalled, before=before, share=share)
-        if not evaluated and step != self.exports.version and result.tested:
+        better = result.tested or not self.exports.measured
+        if not evaluated and step != self.exports.version and better:
             await self.exports.export(result.which, reason="last")
         return result
 

@@ -218,6 +218,42 @@ def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_pat
     assert exports(second) == [(3, "last")]
 
 
+def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
+    """A run of steps that was killed after 200 s: how many it had done."""
+    tables = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
+    process = process_of(make(folder, 1, **tables), disk=disk, kills=[200.0])
+    assert process.run_in_time() == "killed"
+    assert exports(process) == []
+    return max(disk)
+
+
+@pytest.mark.parametrize("make", [config_of, validated])
+@pytest.mark.parametrize("more_s", [-20, 10])
+def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
+    tmp_path: Path, make: Any, more_s: int
+):
+    disk = Disk()
+    done = steps_killed(tmp_path, make, disk)
+    process = process_of(make(tmp_path, 200 + more_s), disk=disk)
+    assert process.run_in_time() == "finished"
+    assert (summary(process)["steps"], "after" in summary(process)["eval"]) == (done, False)
+    (export,) = exports(process)
+    expected = summary(process)["best"]["step"] if make is validated else done
+    assert export[0] == expected
+
+
+def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path):
+    disk = Disk()
+    done = steps_killed(tmp_path, config_of, disk)
+    # The first answers to the test are those that the export is compared on.
+    process = process_of(config_of(tmp_path, 450), disk=disk, stalls={("test", 2): 1e6})
+    process.run_in_time()
+    assert "after" not in summary(process)["eval"]
+    assert summary(process)["steps"] > done
+    assert exports(process) == [(done, "rehearsal"), (summary(process)["steps"], "last")]
+    assert summary(process)["wall_s"] <= 450
+
+
 def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path):
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     process = process_of(config_of(tmp_path, 265, rollout=rollout))
