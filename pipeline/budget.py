@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from configs.budget import Budget as Setting
 from configs.schema import Config, parse_duration_s
 from pipeline.reserve import CHECKPOINT, EXPORT
 from pipeline.run_dir import RunFolder
@@ -31,12 +32,24 @@ class Budget:
 
     @staticmethod
     def of(config: Config, folder: RunFolder) -> Budget:
-        """The configured budget and the extensions that are in the run's journal."""
-        given = config.budget
-        total = Budget(given.steps, given.time_s, given.until_s)
-        for entry in folder.events("extended"):
-            total += Budget(entry["steps"], entry["time_s"])
+        """The configured budget and its extensions, which are in the run's journal.
+
+        One that the run has not gone on with last replaces that and all that had been added to it.
+        """
+        total = given = Budget.given(config.budget)
+        if replaces_budget(config, folder):
+            return given
+        for entry in folder.entries():
+            if entry["event"] == "budget":
+                total = given
+            elif entry["event"] == "extended":
+                total += Budget(entry["steps"], entry["time_s"])
         return total
+
+    @staticmethod
+    def given(setting: Setting) -> Budget:
+        """What a configuration says."""
+        return Budget(setting.steps, setting.time_s, setting.until_s)
 
     def deadline_s(self, *, elapsed_s: float, now_s: float) -> float | None:
         """Seconds of the run after which it has to have ended; None: there is no such bound.
@@ -56,6 +69,14 @@ class Budget:
             return f"budget.time = {show_duration(self.time_s or 0.0)}"
         until = datetime.fromtimestamp(self.until_s).astimezone()
         return f"budget.until = {until.isoformat(timespec='seconds')}"
+
+
+def replaces_budget(config: Config, folder: RunFolder) -> bool:
+    """Whether there is a run, and its configuration had another budget until now."""
+    if not folder.is_begun:
+        return False
+    before = Setting.model_validate(folder.settings["budget"])
+    return Budget.given(before) != Budget.given(config.budget)
 
 
 def used_s(folder: RunFolder) -> float:

@@ -60,8 +60,7 @@ class RunFolder:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
-        old = json.loads(self._config.read_text(encoding="utf-8"))
-        changes = altering_changes(old, json.loads(config_to_json(config)))
+        changes = altering_changes(self.settings, json.loads(config_to_json(config)))
         if changes:
             lines = [
                 f"  {key}: was {show_value(before)}, is {show_value(after)}"
@@ -154,6 +153,16 @@ class RunFolder:
     def is_begun(self) -> bool:
         """Whether there is a run in it."""
         return self._config.is_file()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration that the run has gone on with last.
+
+        Raises:
+            FileNotFoundError: if there is no run.
+        """
+        found: dict[str, Any] = json.loads(self._config.read_text(encoding="utf-8"))
+        return found
 
     def _is_busy(self) -> bool:
         try:

@@ -187,6 +187,41 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4, 5]
 
 
+def test_another_budget_replaces_an_extended_one(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
+    Session(config, disk).run()
+    cut = Session(config, disk, extend=Budget(3, None))
+    cut.script.on["learner.update 2"] = signalled(cut, signal.SIGINT)
+    assert cut.run() == 130
+    more = make_config(tmp_path, budget={"steps": 6})
+    first = Session(more, disk)
+    first.script.on["learner.update 3"] = signalled(first, signal.SIGINT)
+    assert first.run() == 130
+    second = Session(more, disk)
+    assert second.run() == 0
+    assert second.learner.version == 6
+    (entry,) = second.events("budget")
+    assert (entry["step"], entry["steps"], entry["time_s"]) == (3, 6, None)
+
+
+def test_an_extension_that_cannot_be_gone_on_with_is_not_there(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
+    Session(config, disk).run()
+    failing = Session(make_config(tmp_path, budget={"steps": 3}), disk, extend=Budget(3, None))
+    before = {path: path.read_bytes() for path in failing.folder.path.rglob("*") if path.is_file()}
+
+    async def restore() -> Restored:
+        raise RuntimeError("an actor's process ended unexpectedly")
+
+    failing.learner.restore = restore  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="ended unexpectedly"):
+        failing.run()
+    assert before == {path: path.read_bytes() for path in before}
+    again = Session(config, disk, extend=Budget(3, None))
+    assert again.run() == 0
+    assert again.learner.version == 5
+
+
 # --- W&B
 
 

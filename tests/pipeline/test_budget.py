@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from configs.budget import parse_instant
 from configs.schema import Config, parse_duration_s
-from pipeline.budget import Budget, check_more, extension, least_more_s, show_duration, used_s
+from pipeline.budget import (
+    Budget,
+    check_more,
+    extension,
+    least_more_s,
+    replaces_budget,
+    show_duration,
+    used_s,
+)
 from pipeline.run_dir import RunFolder
 from tests.fakes import make_config
 
@@ -44,6 +53,52 @@ def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, tim
     folder = folder_of(timed)
     folder.journal("extended", steps=None, time_s=1800)
     assert Budget.of(timed, folder) == Budget(None, 5400)
+
+
+@pytest.mark.parametrize(
+    ("old", "more", "new", "expected"),
+    [
+        ({"time": "1h"}, {"steps": None, "time_s": 3600}, {"time": "3h"}, Budget(None, 10_800)),
+        ({"steps": 60}, {"steps": 20, "time_s": None}, {"steps": 100}, Budget(100, None)),
+        ({"steps": 60}, {"steps": 20, "time_s": None}, {"time": "1h"}, Budget(None, 3600)),
+        (
+            {"until": "2026-11-22T17:00Z"},
+            {"steps": None, "time_s": 7200},
+            {"until": "2026-11-23T09:00Z"},
+            Budget(None, None, 1_795_366_800 + 16 * 3600),
+        ),
+    ],
+)
+def test_another_budget_replaces_the_old_one_and_its_extensions(
+    tmp_path: Path,
+    old: dict[str, Any],
+    more: dict[str, Any],
+    new: dict[str, Any],
+    expected: Budget,
+):
+    before = make_config(tmp_path, budget={"steps": None, **old})
+    after = make_config(tmp_path, budget={"steps": None, **new})
+    folder = folder_of(before)
+    folder.journal("extended", **more)
+    extended = Budget.of(before, folder)
+    assert extended == Budget.given(before.budget) + Budget(**more)
+    assert not replaces_budget(before, folder)
+    assert Budget.of(after, folder) == expected
+    assert replaces_budget(after, folder)
+    # As the run goes on with it, that is written down.
+    folder.journal("budget", step=2, **vars(expected))
+    folder.create(after)
+    folder.close()
+    assert Budget.of(after, folder) == expected
+    assert Budget.of(before, folder) == Budget.given(before.budget)
+    folder.journal("extended", **{**more, "steps": 7, "time_s": 8})
+    assert Budget.of(after, folder) == expected + Budget(7, 8)
+
+
+def test_a_budget_in_other_words_is_no_other_one(tmp_path: Path, timed: Config):
+    folder = folder_of(timed)
+    assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
+    assert not replaces_budget(timed, RunFolder(tmp_path / "none"))
 
 
 def test_time_is_added_to_an_instant(tmp_path: Path):
