@@ -19,7 +19,7 @@ from pipeline.deadline import BudgetTooSmallError, Deadline, Stopwatch
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner, Result
 from pipeline.exports import Exports
-from pipeline.horizon import Horizon
+from pipeline.horizon import Horizon, plans_in_force
 from pipeline.records import Records
 from pipeline.reserve import CHECKPOINT, SYNC, VALIDATION, evaluation
 from pipeline.team import OutOfTime, Team
@@ -65,11 +65,11 @@ class Timed:
         self._deadline = deadline
         self._on = deadline.time_s is not None
         self._began_s = deadline.clock.elapsed_s
-        entries = list(records.folder.events("planned"))
-        self._planned_before = bool(entries)
+        self._planned_before = any(True for _ in records.folder.events("planned"))
         self._saved = -1
         for entry in records.folder.events("checkpoint"):
             self.saved(entry["step"], entry["seconds"])
+        entries = plans_in_force(records.folder.entries())
         self._horizon = Horizon(config, entries=entries, step=step)
         self.exports = Exports(examiner, team=team, records=records, deadline=deadline)
 

@@ -372,6 +372,29 @@ def test_a_deadline_on_the_calendar_is_a_time_of_the_run(
     assert session.folder.summary["until_s"] == 1_795_366_800.0
 
 
+def test_a_run_whose_deadline_is_over_is_ended_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_250.0 + now.seconds)
+    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
+    disk = Disk()
+    first = Session(config, disk)
+    first.script.clock, first.script.durations = now, {"learner.update": 100.0}
+    first.script.on["sampler0.generate:train 2"] = signalled(first, signal.SIGTERM)
+    assert first.run() == 143
+    now.seconds += 86_400.0
+    second = Session(config, disk)
+    second.script.clock = now
+    assert second.run(started=now.seconds) == 0
+    found = second.folder.summary
+    assert found is not None
+    assert (found["ended"], found["steps"]) == ("finished", 2)
+    assert found["until_s"] == 1_795_366_800.0
+    assert (second.folder.export / "adapter").exists()
+
+
 def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -328,3 +328,20 @@ def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
     assert len(done) >= last - begins > 0
     assert second.learner.rates[: len(done)] == done
     assert second.events("planned")[: len(decided)] == decided
+
+
+def test_the_decay_ends_with_a_shorter_budget_also_in_steps_that_are_done_again(tmp_path: Path):
+    tables: dict[str, Any] = {"learner": {"schedule": "linear", "lr": 1.0}}
+    skills, disk = [0.2, 0.2, 0.9, 0.5], Disk()
+    first = process_of(
+        validated(tmp_path, 2000, **tables), disk=disk, skills=skills, kills=[1000.0], drift=3.0
+    )
+    assert first.run_in_time() == "killed"
+    begins, last = max(disk), first.events("planned")[-1]["step"]
+    first.folder.journal("budget", step=begins, steps=None, time_s=1300.0, until_s=None)
+    again = process_of(validated(tmp_path, 1300, **tables), disk=disk, skills=skills)
+    assert again.run_in_time() == "finished"
+    done = summary(again)["steps"]
+    assert begins < done <= last
+    assert again.learner.rates[-1] is not None
+    assert again.learner.rates[-1] < 2.5 / done
