@@ -12,7 +12,7 @@ from pathlib import Path
 
 from configs.schema import Config, Rewards, Rollout
 from pipeline import tracking
-from pipeline.budget import Budget, extension, show_duration
+from pipeline.budget import Budget, check_more, extension, show_duration
 from pipeline.data.dataset import load_data, setting_of
 from pipeline.data.order import check_window
 from pipeline.data.splits import LoadedData
@@ -115,7 +115,7 @@ def prepare(
     if weights_bytes is None:
         files = find_model(config.model).rglob("*.safetensors")
         weights_bytes = sum(path.stat().st_size for path in files)
-    _check_time(given if more is None else given + more, folder, weights_bytes, waited_s)
+    _check_time(given, folder, weights_bytes, waited_s, more=more)
     data = load_data(config, tokenizer)
     _check_same_data(data, folder)
     if config.rollout.prompts_per_step > len(data.train.prompts):
@@ -190,19 +190,34 @@ def _check_rewards(rewards: Rewards) -> None:
         raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
 
 
-def _check_time(budget: Budget, folder: RunFolder, weights_bytes: int, waited_s: float) -> None:
+def _check_time(
+    budget: Budget, folder: RunFolder, weights_bytes: int, waited_s: float, *, more: Budget | None
+) -> None:
     """Refuses a budget that cannot do, from what is known before anything is measured.
 
-    A run that goes on is never refused: what is left is enough for its end, or it is over.
+    A run that goes on without having been finished is never refused: what is left is enough for its
+    end, or it is over, and the run is ended with what it has learned.
+
+    Args:
+        budget: without the extension that is asked for.
+        folder: of the run.
+        weights_bytes: of the model.
+        waited_s: seconds before this process started that count as used.
+        more: the extension.
 
     Raises:
         ValueError: naming the minimum.
     """
-    now_s = time.time()
+    now_s, budget = time.time(), budget if more is None else budget + more
     if budget.until_s is not None:
         print(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
-        if budget.until_s <= now_s:
+    if folder.summary is not None and folder.summary["ended"] == "finished":
+        check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
+        return
+    if budget.until_s is not None and budget.until_s <= now_s:
+        if not folder.metrics:
             raise ValueError(f"{budget.name} is over; give a later one")
+        print("that is over: the run is ended with what it has learned", flush=True)
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events("started"))

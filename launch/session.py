@@ -18,9 +18,10 @@ from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
 from pipeline.balanced import Balanced
-from pipeline.budget import Budget, used_s
+from pipeline.budget import Budget, replaces_budget, used_s
 from pipeline.calibration import Beginning, Calibrated, calibrate
 from pipeline.coordinator import Coordinator, Progress
+from pipeline.datatypes import Restored
 from pipeline.deadline import BudgetTooSmallError, Clock, Deadline
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.records import Console, Records
@@ -143,13 +144,9 @@ async def _coordinate(
 ) -> int:
     config, folder = prepared.config, prepared.folder
     load_s, calibrated = started
-    folder.create(config)
-    if prepared.extend is not None:
-        more = prepared.extend
-        folder.journal("extended", steps=more.steps, time_s=more.time_s)
-    if prepared.waited_s:
-        folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
-    progress, resumed_from = await _resume(crew, folder, balanced.balance)
+    restored = await crew.learner.restore()
+    _enter(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
+    progress, resumed_from = _resume(restored, folder, balanced.balance)
     tracker = _track(prepared, clock)
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=load_s)
@@ -194,6 +191,22 @@ async def _coordinate(
     return status
 
 
+def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
+    """Writes down what is asked for, once it is known that the run can go on with it.
+
+    What is added to a budget would else be added again by the same command.
+    """
+    config, folder, more = prepared.config, prepared.folder, prepared.extend
+    if replaces_budget(config, folder):
+        # Before the configuration that says what it was is replaced.
+        folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
+    folder.create(config)
+    if more is not None:
+        folder.journal("extended", steps=more.steps, time_s=more.time_s)
+    if prepared.waited_s:
+        folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
+
+
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:
     """When to stop, with what is known by now of how long things take."""
     config = prepared.config
@@ -211,9 +224,8 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
     return deadline
 
 
-async def _resume(crew: Crew, folder: RunFolder, balance: Balance) -> tuple[Progress, int | None]:
+def _resume(restored: Restored, folder: RunFolder, balance: Balance) -> tuple[Progress, int | None]:
     """Goes on from the newest usable checkpoint; what came after it is done again."""
-    restored = await crew.learner.restore()
     for line in restored.damaged:
         folder.journal("checkpoint_damaged", what=line)
         print(line, flush=True)

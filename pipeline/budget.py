@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from configs.budget import Budget as Setting
 from configs.schema import Config, parse_duration_s
+from pipeline.reserve import CHECKPOINT, EXPORT
 from pipeline.run_dir import RunFolder
+
+_TYPING_S = 60.0
+"""An instant that is named as the least is still to come when it is given."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,24 @@ class Budget:
 
     @staticmethod
     def of(config: Config, folder: RunFolder) -> Budget:
-        """The configured budget and the extensions that are in the run's journal."""
-        given = config.budget
-        total = Budget(given.steps, given.time_s, given.until_s)
-        for entry in folder.events("extended"):
-            total += Budget(entry["steps"], entry["time_s"])
+        """The configured budget and its extensions, which are in the run's journal.
+
+        One that the run has not gone on with last replaces that and all that had been added to it.
+        """
+        total = given = Budget.given(config.budget)
+        if replaces_budget(config, folder):
+            return given
+        for entry in folder.entries():
+            if entry["event"] == "budget":
+                total = given
+            elif entry["event"] == "extended":
+                total += Budget(entry["steps"], entry["time_s"])
         return total
+
+    @staticmethod
+    def given(setting: Setting) -> Budget:
+        """What a configuration says."""
+        return Budget(setting.steps, setting.time_s, setting.until_s)
 
     def deadline_s(self, *, elapsed_s: float, now_s: float) -> float | None:
         """Seconds of the run after which it has to have ended; None: there is no such bound.
@@ -54,6 +71,14 @@ class Budget:
         return f"budget.until = {until.isoformat(timespec='seconds')}"
 
 
+def replaces_budget(config: Config, folder: RunFolder) -> bool:
+    """Whether there is a run, and its configuration had another budget until now."""
+    if not folder.is_begun:
+        return False
+    before = Setting.model_validate(folder.settings["budget"])
+    return Budget.given(before) != Budget.given(config.budget)
+
+
 def used_s(folder: RunFolder) -> float:
     """Seconds that earlier processes used, also those that ended without a new checkpoint.
 
@@ -65,6 +90,66 @@ def used_s(folder: RunFolder) -> float:
     for entry in folder.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
     return max(known, default=0.0)
+
+
+def least_more_s(folder: RunFolder) -> float:
+    """Seconds that a run took at least, by its own records, to start, for a step and for its end.
+
+    Of all times that a part was done the shortest one counts: with less nothing can be gained.
+    """
+    parts: dict[str, float] = {}
+
+    def took(part: str, seconds: float) -> None:
+        parts[part] = min(seconds, parts.get(part, seconds))
+
+    before_s = 0.0
+    for entry in folder.entries():
+        match entry["event"]:
+            case "started":
+                took("start", entry["elapsed_s"] - before_s)
+            case "reserved":
+                took(entry["reason"], entry["seconds"])
+            case "exported":
+                took(EXPORT, entry["seconds"])
+            case "checkpoint":
+                took(CHECKPOINT, entry["seconds"])
+        before_s = max(before_s, entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0))
+    for row in folder.metrics:
+        took("step", row["time/step_s"])
+    return sum(parts.values())
+
+
+def check_more(
+    budget: Budget, folder: RunFolder, *, waited_s: float, now_s: float, added: Budget | None
+) -> None:
+    """Refuses a budget that leaves a finished run no time for anything but another, worse end.
+
+    Args:
+        budget: extensions included.
+        folder: of a finished run.
+        waited_s: seconds before this process started that count as used.
+        now_s: seconds since 1970 now.
+        added: the extension that is asked for, if one is.
+
+    Raises:
+        ValueError: naming the least that is not refused.
+    """
+    elapsed_s, more_s = used_s(folder) + waited_s, least_more_s(folder)
+    deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
+    if deadline_s is None or deadline_s >= elapsed_s + more_s:
+        return
+    missing_s = elapsed_s + more_s - deadline_s
+    if budget.until_s is not None:
+        missing_s += _TYPING_S
+    least = (budget + Budget(None, missing_s)).name
+    if added is not None:
+        least = f"--extend {show_duration((added.time_s or 0.0) + missing_s)}"
+    left = show_duration(max(deadline_s - elapsed_s, 0.0))
+    raise ValueError(
+        f"{budget.name} is too short: {left} of it are left after what the finished run in "
+        f"{folder.path} has used; to start, a step and the end took it at least "
+        f"{show_duration(more_s)}; the least that does is {least}"
+    )
 
 
 def show_duration(seconds: float) -> str:

@@ -1,7 +1,8 @@
 """The export of a run with a budget of time: there from the first evaluation on, always the best.
 
-At first it is the untrained policy's, which also tells how long an export takes; after a better
-validation it is replaced, at once or a little later, but before the deadline in every case.
+At first it is the untrained policy's, or that of a run of steps that goes on, which also tells how
+long an export takes; after a better validation it is replaced, at once or a little later, but
+before the deadline in every case.
 """
 
 from __future__ import annotations
@@ -57,9 +58,19 @@ class Exports:
         best = self._examiner.best
         return best is not None and best[0] != self.version and best[0] not in self._lost
 
-    async def rehearse(self, step: int) -> None:
-        """Exports the untrained policy, which the evaluation before has measured."""
-        if self.version is None and step == 0:
+    @property
+    def measured(self) -> bool:
+        """Whether there is an export, and an evaluation has read its version."""
+        evaluated = self._records.folder.events("evaluated")
+        return self.version in {entry["step"] for entry in evaluated}
+
+    async def rehearse(self) -> None:
+        """Exports the policy in force if there is no export and no version is known to be better.
+
+        The untrained one is measured by then. One that a run of steps has left behind may not be,
+        and is better than none.
+        """
+        if self.version is None and not self.pending:
             await self.export("current", reason="rehearsal")
 
     async def follow(self, step: int) -> None:

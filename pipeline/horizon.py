@@ -2,7 +2,8 @@
 
 The plan follows measured time, and the learning rate's decay follows the plan, so that it is done
 when the time is. Each change is a decision in the journal (`planned`). A resume replays what is
-there, so what it does again is bit for bit what was done; it decides anew only after that.
+there, so what it does again is bit for bit what was done; it decides anew only after that, or where
+the run is given another budget than the one that those decisions were for.
 """
 
 from __future__ import annotations
@@ -33,12 +34,26 @@ class Plan:
     prompts: int
 
 
+def plans_in_force(journal: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The `planned` events that are to be replayed, oldest first.
+
+    A `budget` event is another budget from its `step` on: what was planned from there on is void.
+    """
+    plans: list[Mapping[str, Any]] = []
+    for entry in journal:
+        if entry["event"] == "planned":
+            plans.append(entry)
+        elif entry["event"] == "budget":
+            plans = [plan for plan in plans if plan["step"] < entry["step"]]
+    return plans
+
+
 class Horizon:
     """The plan in force, step by step.
 
     Args:
         config: of the run.
-        entries: the journal's `planned` events, oldest first.
+        entries: what `plans_in_force` found.
         step: where the run goes on.
     """
 

@@ -60,8 +60,7 @@ class RunFolder:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
-        old = json.loads(self._config.read_text(encoding="utf-8"))
-        changes = altering_changes(old, json.loads(config_to_json(config)))
+        changes = altering_changes(self.settings, json.loads(config_to_json(config)))
         if changes:
             lines = [
                 f"  {key}: was {show_value(before)}, is {show_value(after)}"
@@ -155,6 +154,16 @@ class RunFolder:
         """Whether there is a run in it."""
         return self._config.is_file()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration that the run has gone on with last.
+
+        Raises:
+            FileNotFoundError: if there is no run.
+        """
+        found: dict[str, Any] = json.loads(self._config.read_text(encoding="utf-8"))
+        return found
+
     def _is_busy(self) -> bool:
         try:
             lock = (self.path / _LOCK).open()
@@ -229,13 +238,19 @@ class RunFolder:
         return sorted(int(path.stem.removeprefix("validation_")) for path in found)
 
     def rewind(self, step: int) -> None:
-        """Forgets metrics and rollouts of steps after the first `step`, which are done again."""
+        """Forgets metrics and rollouts of steps after the first `step`, which are done again.
+
+        There is no summary of a run that goes on; that of a finished one is kept in the journal.
+        """
         kept = [row for row in self.metrics if row["step"] <= step]
         write_atomically(self._metrics, _jsonl(kept))
         for kind in ("step", "validation"):
             for path in self.rollouts.glob(f"{kind}_*.jsonl"):
                 if int(path.stem.removeprefix(f"{kind}_")) > step:
                     path.unlink()
+        summary = self.summary
+        if summary is not None and summary["ended"] == "finished":
+            self.journal("reopened", summary=summary)
         self._summary.unlink(missing_ok=True)
 
 

@@ -19,7 +19,7 @@ from pipeline.deadline import BudgetTooSmallError, Deadline, Stopwatch
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner, Result
 from pipeline.exports import Exports
-from pipeline.horizon import Horizon
+from pipeline.horizon import Horizon, plans_in_force
 from pipeline.records import Records
 from pipeline.reserve import CHECKPOINT, SYNC, VALIDATION, evaluation
 from pipeline.team import OutOfTime, Team
@@ -65,11 +65,11 @@ class Timed:
         self._deadline = deadline
         self._on = deadline.time_s is not None
         self._began_s = deadline.clock.elapsed_s
-        entries = list(records.folder.events("planned"))
-        self._planned_before = bool(entries)
+        self._planned_before = any(True for _ in records.folder.events("planned"))
         self._saved = -1
         for entry in records.folder.events("checkpoint"):
             self.saved(entry["step"], entry["seconds"])
+        entries = plans_in_force(records.folder.entries())
         self._horizon = Horizon(config, entries=entries, step=step)
         self.exports = Exports(examiner, team=team, records=records, deadline=deadline)
 
@@ -91,11 +91,11 @@ class Timed:
         try:
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
                 before = await self._examiner.before(step)
-            await self.exports.rehearse(step)
+            await self.exports.rehearse()
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
                 await validate()
         except OutOfTime:
-            if not self._planned_before:
+            if self._may_refuse(step):
                 # How long it would have taken is not known.
                 more_s = self._deadline.keep_for_export_s(tests=True)
                 time_s = self._deadline.time_s or 0.0
@@ -106,11 +106,15 @@ class Timed:
         each_s = self._deadline.reserve.part_s(evaluation("test")) / answers
         self._deadline.pace.estimate_s = _AS_MUCH_AGAIN * each_s * self._config.rollout.size
         missing_s = self._deadline.missing_s(self._deadline.prompts[1], kind=self._kind(step))
-        if missing_s > 0 and not self._planned_before:
+        if missing_s > 0 and self._may_refuse(step):
             assert self._deadline.time_s is not None
             self._refuse(self._deadline.time_s - self._deadline.clock.used_before_s + missing_s)
         await self.exports.follow(step)
         return before
+
+    def _may_refuse(self, step: int) -> bool:
+        """Not once there is something to end in order: what was learned, or what was decided."""
+        return step == 0 and not self._planned_before
 
     def _refuse(self, minimum_s: float) -> None:
         clock, time_s = self._deadline.clock, self._deadline.time_s
@@ -118,7 +122,7 @@ class Timed:
         # The same run has used what it has used, and has to start once more.
         again_s = minimum_s + self._began_s
         self._records.folder.journal("refused", minimum_s=minimum_s, elapsed_s=clock.elapsed_s)
-        exported = "" if self.exports.version is None else "; the untrained policy is exported"
+        exported = "; the untrained policy is exported" if self.exports.version == 0 else ""
         raise BudgetTooSmallError(
             f"budget: {show_duration(time_s)} leave no time for a step between the evaluations and "
             f"the export, as measured; the minimum is about {show_duration(minimum_s)}, or "
@@ -223,8 +227,8 @@ class Timed:
     async def end(self, step: int, before: dict[str, Evaluation], validate: Validate) -> Result:
         """Validates what was learned, exports the best version, evaluates it, while there is time.
 
-        What is exported at last has been evaluated: a version that nothing has measured does not
-        replace one that something has.
+        There is an export in any case, and what is exported at last has been evaluated if anything
+        has: a version that nothing has measured does not replace one that something has.
         """
         deadline, examiner = self._deadline, self._examiner
         if not self._on:
@@ -241,7 +245,8 @@ class Timed:
         with deadline.keeping(keep_s):
             share = deadline.evaluated_share(keep_s=keep_s)
             result = await examiner.test(step, recalled, before=before, share=share)
-        if not evaluated and step != self.exports.version and "after" in result.compared:
+        better = result.tested or not self.exports.measured
+        if not evaluated and step != self.exports.version and better:
             await self.exports.export(result.which, reason="last")
         return result
 

@@ -17,6 +17,7 @@ from pipeline.data.splits import LoadedData
 from pipeline.datatypes import Completion, Prompt, Which
 from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluate import evaluation
+from pipeline.evaluate.earlier import earlier_result
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.records import Records
 from pipeline.reserve import VALIDATION
@@ -38,7 +39,8 @@ class Result:
 
     Attributes:
         compared: for `summary.json`: the test split before and after, and each further set. Where
-            the deadline left no time for one, only what was before.
+            the deadline left no time for one, what it said when the run had ended before, with the
+            `step` that it said that of, or else only what was before.
         best: for `summary.json`: the exported version and the last one, by validation; None
             without a validation split.
         which: the adapter that was tested and is to be exported.
@@ -47,6 +49,11 @@ class Result:
     compared: dict[str, Any]
     best: dict[str, Any] | None
     which: Which
+
+    @property
+    def tested(self) -> bool:
+        """Whether the test split says something of what is to be exported."""
+        return "after" in self.compared and "step" not in self.compared
 
 
 class Examiner:
@@ -186,7 +193,7 @@ class Examiner:
         before: dict[str, Evaluation],
         share: float = 1.0,
     ) -> Result:
-        """What was recalled, on each test set.
+        """What was recalled, on each test set; not again if the run had ended with it before.
 
         Args:
             step: steps done by now.
@@ -197,30 +204,47 @@ class Examiner:
         """
         which, best = recalled
         compared: dict[str, Any] = {}
-        for name, prompts in self._tests.items():
-            found, drawn = await self._examine_some(name, prompts, share=share)
-            count = len(drawn) // self._config.samples
-            if count < len(prompts):
-                self._records.event(
-                    "evaluation_shortened",
-                    f"{name}: time is left for {count} of {len(prompts)} prompts",
-                    name=name,
-                    prompts=count,
-                    of=len(prompts),
-                )
-            if not drawn:
-                result = {"before": before[name].summary()}
-            else:
-                self._folder.write_rollouts(f"{name}_after", found.rows)
-                version = step if best is None else best["step"]
-                self._records.evaluation(f"{name}_after", step, found.summary(), version=version)
-                result = evaluation.compare(before[name].first(count), found)
-                self._records.comparison(name, result)
+        version = step if best is None else best["step"]
+        for name in self._tests:
+            result = await self._test(name, before[name], version=version, step=step, share=share)
             if name == "test":
-                compared, self._drawn = result, drawn or self._drawn
+                compared = result
             else:
                 compared.setdefault("sets", {})[name] = result
         return Result(compared, best, which)
+
+    async def _test(
+        self, name: str, before: Evaluation, *, version: int, step: int, share: float
+    ) -> dict[str, Any]:
+        """The result of one set: what is read now, unless there is an earlier one that says more.
+
+        Of another version an earlier one only is better than none.
+        """
+        assert self._team.published is not None
+        prompts, adapter = self._tests[name], self._team.published.sha256
+        earlier = earlier_result(self._folder, name, adapter=adapter)
+        known = 0 if earlier is None or "step" in earlier else earlier["after"]["n"]
+        if earlier is not None and known == len(prompts):
+            return earlier
+        found, drawn = await self._examine_some(name, prompts, share=share)
+        count = len(drawn) // self._config.samples
+        if count < len(prompts):
+            self._records.event(
+                "evaluation_shortened",
+                f"{name}: time is left for {count} of {len(prompts)} prompts",
+                name=name,
+                prompts=count,
+                of=len(prompts),
+            )
+        if count <= known:
+            return earlier or {"before": before.summary()}
+        self._folder.write_rollouts(f"{name}_after", found.rows)
+        self._records.evaluation(f"{name}_after", step, found.summary(), version=version)
+        result = evaluation.compare(before.first(count), found)
+        self._records.comparison(name, result)
+        if name == "test":
+            self._drawn = drawn
+        return result
 
     async def recall(self, step: int) -> tuple[Which, dict[str, Any] | None]:
         """Puts the best version in force.

@@ -11,6 +11,7 @@ from configs.schema import Config
 from launch import preparation
 from launch.preparation import Prepared, finished, prepare
 from pipeline.budget import Budget
+from pipeline.run_dir import RunFolder
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import rows, write_request, write_rows
 
@@ -32,7 +33,8 @@ def begin(config: Config) -> Prepared:
     """A run that began with the data as they are."""
     prepared = prepare(config, extend=None)
     prepared.folder.create(config)
-    prepared.folder.journal("started", wandb_id=None, data=prepared.data.fingerprints)
+    data = prepared.data.fingerprints
+    prepared.folder.journal("started", wandb_id=None, data=data, elapsed_s=60.0)
     prepared.folder.close()
     return prepared
 
@@ -136,6 +138,19 @@ def test_a_run_that_goes_on_is_not_asked_for_the_minimum(config: Config):
     assert prepare(timed(config, time="10s"), extend=None).folder.path.exists()
 
 
+def test_a_run_whose_instant_is_over_is_ended_with_what_it_has_learned(
+    config: Config, capsys: pytest.CaptureFixture[str]
+):
+    over = timed(config, until="2020-01-01T10:00Z")
+    folder = begin(config).folder
+    with pytest.raises(ValueError, match=r"is over; give a later one$"):
+        prepare(over, extend=None)
+    folder.write_metrics({"step": 1})
+    prepare(over, extend=None)
+    told = "that is over: the run is ended with what it has learned"
+    assert told in capsys.readouterr().out.splitlines()
+
+
 def test_an_instant_in_the_past_is_refused_and_a_coming_one_is_told(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
@@ -143,6 +158,28 @@ def test_an_instant_in_the_past_is_refused_and_a_coming_one_is_told(
         prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
     prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
     assert "budget.until = 2999-01-0" in capsys.readouterr().out
+
+
+def tree(folder: RunFolder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def test_invariant_10_a_finished_run_is_not_reopened_with_too_little_time(config: Config):
+    folder = begin(timed(config, time="5m")).folder
+    folder.write_metrics({"step": 1, "time/step_s": 30.0, "time/elapsed_s": 250.0})
+    folder.journal("checkpoint", step=1, seconds=2.0, wall_s=290.0)
+    folder.write_summary({"ended": "finished", "steps": 1, "deadline_s": 300})
+    before = tree(folder)
+    with pytest.raises(
+        ValueError, match=r"^budget\.time = 5m10s is too short: 20s .* --extend 1m22s$"
+    ):
+        prepare(timed(config, time="5m"), extend="10s")
+    with pytest.raises(ValueError, match=r"^budget\.time = 4m is .* is budget\.time = 6m22s$"):
+        prepare(timed(config, time="4m"), extend=None)
+    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.*: 0s of it are left"):
+        prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
+    assert tree(folder) == before
+    prepare(timed(config, time="5m"), extend="1m22s")
 
 
 def test_a_run_until_an_instant_is_finished_until_another_is_given(config: Config):

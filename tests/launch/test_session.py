@@ -187,6 +187,41 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4, 5]
 
 
+def test_another_budget_replaces_an_extended_one(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
+    Session(config, disk).run()
+    cut = Session(config, disk, extend=Budget(3, None))
+    cut.script.on["learner.update 2"] = signalled(cut, signal.SIGINT)
+    assert cut.run() == 130
+    more = make_config(tmp_path, budget={"steps": 6})
+    first = Session(more, disk)
+    first.script.on["learner.update 3"] = signalled(first, signal.SIGINT)
+    assert first.run() == 130
+    second = Session(more, disk)
+    assert second.run() == 0
+    assert second.learner.version == 6
+    (entry,) = second.events("budget")
+    assert (entry["step"], entry["steps"], entry["time_s"]) == (3, 6, None)
+
+
+def test_an_extension_that_cannot_be_gone_on_with_is_not_there(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
+    Session(config, disk).run()
+    failing = Session(make_config(tmp_path, budget={"steps": 3}), disk, extend=Budget(3, None))
+    before = {path: path.read_bytes() for path in failing.folder.path.rglob("*") if path.is_file()}
+
+    async def restore() -> Restored:
+        raise RuntimeError("an actor's process ended unexpectedly")
+
+    failing.learner.restore = restore  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="ended unexpectedly"):
+        failing.run()
+    assert before == {path: path.read_bytes() for path in before}
+    again = Session(config, disk, extend=Budget(3, None))
+    assert again.run() == 0
+    assert again.learner.version == 5
+
+
 # --- W&B
 
 
@@ -335,6 +370,29 @@ def test_a_deadline_on_the_calendar_is_a_time_of_the_run(
     assert session.folder.summary is not None
     assert session.folder.summary["deadline_s"] == 550.0
     assert session.folder.summary["until_s"] == 1_795_366_800.0
+
+
+def test_a_run_whose_deadline_is_over_is_ended_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_250.0 + now.seconds)
+    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
+    disk = Disk()
+    first = Session(config, disk)
+    first.script.clock, first.script.durations = now, {"learner.update": 100.0}
+    first.script.on["sampler0.generate:train 2"] = signalled(first, signal.SIGTERM)
+    assert first.run() == 143
+    now.seconds += 86_400.0
+    second = Session(config, disk)
+    second.script.clock = now
+    assert second.run(started=now.seconds) == 0
+    found = second.folder.summary
+    assert found is not None
+    assert (found["ended"], found["steps"]) == ("finished", 2)
+    assert found["until_s"] == 1_795_366_800.0
+    assert (second.folder.export / "adapter").exists()
 
 
 def test_the_time_that_is_used_is_written_down_while_nothing_else_is(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from configs.budget import parse_instant
 from configs.schema import Config, parse_duration_s
-from pipeline.budget import Budget, extension, show_duration, used_s
+from pipeline.budget import (
+    Budget,
+    check_more,
+    extension,
+    least_more_s,
+    replaces_budget,
+    show_duration,
+    used_s,
+)
 from pipeline.run_dir import RunFolder
 from tests.fakes import make_config
 
@@ -44,6 +53,52 @@ def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, tim
     folder = folder_of(timed)
     folder.journal("extended", steps=None, time_s=1800)
     assert Budget.of(timed, folder) == Budget(None, 5400)
+
+
+@pytest.mark.parametrize(
+    ("old", "more", "new", "expected"),
+    [
+        ({"time": "1h"}, {"steps": None, "time_s": 3600}, {"time": "3h"}, Budget(None, 10_800)),
+        ({"steps": 60}, {"steps": 20, "time_s": None}, {"steps": 100}, Budget(100, None)),
+        ({"steps": 60}, {"steps": 20, "time_s": None}, {"time": "1h"}, Budget(None, 3600)),
+        (
+            {"until": "2026-11-22T17:00Z"},
+            {"steps": None, "time_s": 7200},
+            {"until": "2026-11-23T09:00Z"},
+            Budget(None, None, 1_795_366_800 + 16 * 3600),
+        ),
+    ],
+)
+def test_another_budget_replaces_the_old_one_and_its_extensions(
+    tmp_path: Path,
+    old: dict[str, Any],
+    more: dict[str, Any],
+    new: dict[str, Any],
+    expected: Budget,
+):
+    before = make_config(tmp_path, budget={"steps": None, **old})
+    after = make_config(tmp_path, budget={"steps": None, **new})
+    folder = folder_of(before)
+    folder.journal("extended", **more)
+    extended = Budget.of(before, folder)
+    assert extended == Budget.given(before.budget) + Budget(**more)
+    assert not replaces_budget(before, folder)
+    assert Budget.of(after, folder) == expected
+    assert replaces_budget(after, folder)
+    # As the run goes on with it, that is written down.
+    folder.journal("budget", step=2, **vars(expected))
+    folder.create(after)
+    folder.close()
+    assert Budget.of(after, folder) == expected
+    assert Budget.of(before, folder) == Budget.given(before.budget)
+    folder.journal("extended", **{**more, "steps": 7, "time_s": 8})
+    assert Budget.of(after, folder) == expected + Budget(7, 8)
+
+
+def test_a_budget_in_other_words_is_no_other_one(tmp_path: Path, timed: Config):
+    folder = folder_of(timed)
+    assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
+    assert not replaces_budget(timed, RunFolder(tmp_path / "none"))
 
 
 def test_time_is_added_to_an_instant(tmp_path: Path):
@@ -109,6 +164,48 @@ def test_a_damaged_note_of_the_time_is_none(tmp_path: Path, left: bytes):
     assert used_s(folder) == 0.0
     folder.note_used(7.0)
     assert used_s(folder) == 7.0
+
+
+def finished_run(config: Config) -> RunFolder:
+    """Used 300 s; 12 s of start, the second time, 20 s of a step, and 40 + 5 + 2 s of the end."""
+    folder = folder_of(config)
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("reserved", reason="test evaluation", seconds=40.0, elapsed_s=70.0)
+    folder.journal("exported", seconds=5.0, version=0)
+    for step, seconds in ((1, 25.0), (2, 20.0)):
+        folder.write_metrics({"step": step, "time/step_s": seconds, "time/elapsed_s": 100.0})
+    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
+    folder.journal("started", elapsed_s=162.0)
+    folder.journal("exported", seconds=6.0, version=2)
+    folder.journal("reserved", reason="export", seconds=6.0, elapsed_s=300.0)
+    return folder
+
+
+def test_what_a_finished_run_needs_at_least_to_go_on_is_known_from_its_records(timed: Config):
+    assert least_more_s(finished_run(timed)) == 12 + 20 + 40 + 5 + 2
+
+
+def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> None:
+    check_more(budget, folder, waited_s=10.0, now_s=1e9, added=added)
+
+
+def test_invariant_10_a_finished_run_is_not_reopened_for_nothing(timed: Config):
+    folder = finished_run(timed)
+    least_s = 300 + 10 + 79
+    told = rf"^budget\.time = 6m28s is too short: 1m18s of it .* {least_s // 60}m{least_s % 60}s$"
+    with pytest.raises(ValueError, match=told):
+        check(folder, Budget(None, least_s - 1))
+    check(folder, Budget(None, least_s))
+    with pytest.raises(ValueError, match=r"0s of it are left .* at least 1m19s; .* --extend 1m39s"):
+        check(folder, Budget(None, 300), added=Budget(None, 10))
+    check(folder, Budget(None, 290 + 99), added=Budget(None, 99))
+    check(folder, Budget(5, None))
+    until = Budget(None, None, 1e9 + 70)
+    with pytest.raises(ValueError, match=r"is too short: 1m10s .* does is budget\.until = 2001-"):
+        check(folder, until)
+    with pytest.raises(ValueError, match=r"does is --extend 1m19s$"):  # 10 + 9 + 60 s
+        check(folder, until, added=Budget(None, 10))
+    check(folder, until + Budget(None, 9))
 
 
 def test_an_extension_of_another_kind_adds_nothing(timed: Config):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Config
-from pipeline.horizon import Horizon, Plan
+from pipeline.horizon import Horizon, Plan, plans_in_force
 from tests.fakes import make_config
 
 LR = 0.5
@@ -115,3 +115,26 @@ def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
     assert horizon.decide(2, steps_left=1, prompts=1) == Plan(2, 5, 1)
     assert horizon.decide(3, steps_left=1, prompts=2) is None
     assert horizon.plan == Plan(3, 4, 2)
+
+
+def test_steps_that_are_done_again_with_another_budget_are_planned_for_it():
+    def planned(step: int, total: int) -> dict[str, Any]:
+        return {"event": "planned", **asdict(Plan(step, total, 2))}
+
+    journal = [
+        planned(0, 20),
+        {"event": "checkpoint", "step": 3},
+        planned(3, 21),
+        planned(6, 25),
+        {"event": "budget", "step": 4},
+        planned(5, 8),
+    ]
+    assert plans_in_force(journal[:4]) == [journal[0], journal[2], journal[3]]
+    assert plans_in_force(journal[:5]) == [journal[0], journal[2]]
+    assert plans_in_force(journal) == [journal[0], journal[2], journal[5]]
+    horizon = Horizon(config(), entries=plans_in_force(journal[:5]), step=4)
+    rates, decided = went(horizon, [3, 2, 1], first=4)
+    assert [(entry["step"], entry["total_steps"]) for entry in decided] == [(4, 7)]
+    # At step 2 it is 18 of 20 parts, at step 3 18 of 19 of that, which goes in what is left.
+    at_3 = 18 / 20 * 18 / 19 * LR
+    assert rates == pytest.approx([at_3 * share for share in (3 / 4, 2 / 4, 1 / 4)])

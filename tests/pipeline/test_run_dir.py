@@ -193,7 +193,7 @@ def test_a_rewind_forgets_what_will_be_done_again_and_nothing_else(folder: RunFo
         folder.write_rollouts(f"step_{step:06d}", [])
     for name in ("validation_000002", "validation_000004", "test_before"):
         folder.write_rollouts(name, [])
-    folder.write_summary({"steps": 4})
+    folder.write_summary({"ended": "interrupted", "steps": 4})
     folder.journal("checkpoint", step=2)
     folder.rewind(2)
     assert folder.metrics == [{"step": 1}, {"step": 2}]
@@ -205,6 +205,15 @@ def test_a_rewind_forgets_what_will_be_done_again_and_nothing_else(folder: RunFo
     ]
     assert folder.summary is None
     assert len(list(folder.events("checkpoint"))) == 1
+
+
+def test_a_finished_run_that_goes_on_has_its_summary_in_the_journal(folder: RunFolder):
+    for ended in ("interrupted", "finished"):
+        folder.write_summary({"ended": ended, "steps": 4})
+        folder.rewind(4)
+        assert folder.summary is None
+    (entry,) = folder.events("reopened")
+    assert entry["summary"] == {"ended": "finished", "steps": 4}
 
 
 def test_a_rewind_of_an_empty_run(folder: RunFolder):

@@ -165,6 +165,95 @@ def test_a_version_that_nothing_has_measured_does_not_replace_one_that_something
     assert summary(process)["wall_s"] <= 250
 
 
+@pytest.mark.parametrize("make", [config_of, validated])
+def test_a_finished_run_that_is_given_too_little_more_keeps_its_result(tmp_path: Path, make: Any):
+    disk = Disk()
+    first = process_of(make(tmp_path, 250), disk=disk)
+    assert first.run_in_time() == "finished"
+    before, export = summary(first), exports(first)
+    assert before["eval"]["after"]["n"] == PROMPTS
+    second = process_of(make(tmp_path, 255), disk=disk)
+    assert second.run_in_time() == "finished"
+    after = summary(second)
+    assert (after["deadline_s"], after["resumed_from"]) == (255, before["steps"])
+    for key in ("ended", "steps", "eval", "best", "adapter_sha256"):
+        assert after.get(key) == before.get(key)
+    assert exports(second) == export
+    assert not any("test" in call for call in second.script.calls)
+
+
+@pytest.mark.parametrize("kills", [[], [300.0]])
+def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
+    tmp_path: Path, kills: list[float]
+):
+    config, disk = config_of(tmp_path, 400), Disk()
+    first = process_of(config_of(tmp_path, 250), disk=disk)
+    first.run_in_time()
+    result = summary(first)["eval"]
+    if kills:
+        assert process_of(config, disk=disk, kills=kills).run_in_time() == "killed"
+    endless: dict[str, Any] = {"stalls": {("test", 1): 1e6}}
+    second = process_of(config, disk=disk, **endless)
+    assert second.run_in_time() == "finished"
+    assert summary(second)["steps"] > 4
+    assert summary(second)["eval"] == {**result, "step": 4}
+    # What was measured stays in place, and is not taken for the result of what came after it.
+    assert exports(second) == [(0, "rehearsal"), (4, "last")]
+    third = process_of(config_of(tmp_path, 420), disk=disk, **endless)
+    third.run_in_time()
+    assert summary(third)["eval"] == {**result, "step": 4}
+    fourth = process_of(config_of(tmp_path, 600), disk=disk)
+    fourth.run_in_time()
+    assert "step" not in summary(fourth)["eval"]
+    assert exports(fourth)[-1] == (summary(fourth)["steps"], "last")
+
+
+def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
+    first = process_of(config, disk=disk)
+    first.run_in_time()
+    second = process_of(config_of(tmp_path, int(summary(first)["wall_s"]) + 10), disk=disk)
+    assert second.run_in_time() == "finished"
+    assert summary(second)["eval"] == summary(first)["eval"]
+    assert exports(second) == [(3, "last")]
+
+
+def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
+    """A run of steps that was killed after 200 s: how many it had done."""
+    tables = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
+    process = process_of(make(folder, 1, **tables), disk=disk, kills=[200.0])
+    assert process.run_in_time() == "killed"
+    assert exports(process) == []
+    return max(disk)
+
+
+@pytest.mark.parametrize("make", [config_of, validated])
+@pytest.mark.parametrize("more_s", [-20, 10])
+def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
+    tmp_path: Path, make: Any, more_s: int
+):
+    disk = Disk()
+    done = steps_killed(tmp_path, make, disk)
+    process = process_of(make(tmp_path, 200 + more_s), disk=disk)
+    assert process.run_in_time() == "finished"
+    assert (summary(process)["steps"], "after" in summary(process)["eval"]) == (done, False)
+    (export,) = exports(process)
+    expected = summary(process)["best"]["step"] if make is validated else done
+    assert export[0] == expected
+
+
+def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path):
+    disk = Disk()
+    done = steps_killed(tmp_path, config_of, disk)
+    # The first answers to the test are those that the export is compared on.
+    process = process_of(config_of(tmp_path, 450), disk=disk, stalls={("test", 2): 1e6})
+    process.run_in_time()
+    assert "after" not in summary(process)["eval"]
+    assert summary(process)["steps"] > done
+    assert exports(process) == [(done, "rehearsal"), (summary(process)["steps"], "last")]
+    assert summary(process)["wall_s"] <= 450
+
+
 def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path):
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     process = process_of(config_of(tmp_path, 265, rollout=rollout))
@@ -239,3 +328,20 @@ def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
     assert len(done) >= last - begins > 0
     assert second.learner.rates[: len(done)] == done
     assert second.events("planned")[: len(decided)] == decided
+
+
+def test_the_decay_ends_with_a_shorter_budget_also_in_steps_that_are_done_again(tmp_path: Path):
+    tables: dict[str, Any] = {"learner": {"schedule": "linear", "lr": 1.0}}
+    skills, disk = [0.2, 0.2, 0.9, 0.5], Disk()
+    first = process_of(
+        validated(tmp_path, 2000, **tables), disk=disk, skills=skills, kills=[1000.0], drift=3.0
+    )
+    assert first.run_in_time() == "killed"
+    begins, last = max(disk), first.events("planned")[-1]["step"]
+    first.folder.journal("budget", step=begins, steps=None, time_s=1300.0, until_s=None)
+    again = process_of(validated(tmp_path, 1300, **tables), disk=disk, skills=skills)
+    assert again.run_in_time() == "finished"
+    done = summary(again)["steps"]
+    assert begins < done <= last
+    assert again.learner.rates[-1] is not None
+    assert again.learner.rates[-1] < 2.5 / done
