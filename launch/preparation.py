@@ -195,8 +195,8 @@ def _check_time(
 ) -> None:
     """Refuses a budget that cannot do, from what is known before anything is measured.
 
-    A run that goes on without having been finished is never refused: what is left is enough for its
-    end, or it is over, and the run is ended with what it has learned.
+    A run that has a checkpoint and was not finished is never refused: what is left is enough for
+    its end, or it is over, and the run is ended with what it has learned.
 
     Args:
         budget: without the extension that is asked for.
@@ -215,7 +215,7 @@ def _check_time(
         check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
         return
     if budget.until_s is not None and budget.until_s <= now_s:
-        if not folder.metrics:
+        if not any(entry["step"] for entry in folder.events("checkpoint")):
             raise ValueError(f"{budget.name} is over; give a later one")
         print("that is over: the run is ended with what it has learned", flush=True)
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)

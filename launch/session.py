@@ -202,7 +202,7 @@ def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
         folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
     folder.create(config)
     if more is not None:
-        folder.journal("extended", steps=more.steps, time_s=more.time_s)
+        folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
     if prepared.waited_s:
         folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
 

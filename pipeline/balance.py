@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from configs.schema import Config
@@ -105,7 +105,7 @@ class Balance:
         step: steps learned from.
         records: where decisions are written down; None: not yet, they are kept until then.
         revise: is shown what each step has learned from, and may put other sizes in force.
-        prepared_s: the longest that preparing a process has taken so far.
+        prepared_s: the longest that programs of a process have taken so far, loading not counted.
     """
 
     config: Config
@@ -117,7 +117,7 @@ class Balance:
     prepared_s: float = 0.0
     _kept: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _at_checkpoint: Sizes | None = None
-    _room: Sizes | None = None
+    _room: dict[str, int] = field(default_factory=dict)
     _before: list[dict[str, Any]] = field(default_factory=list)
 
     @staticmethod
@@ -140,7 +140,8 @@ class Balance:
         found = rest.pop("sizes", None)
         if found is not None and not self.config.plan.fixed:
             self._at_checkpoint = Sizes.of_json(found)
-            self.sizes = self._at_checkpoint.at_most(self._room)
+            room = {name: min(size, found[name]) for name, size in self._room.items()}
+            self.sizes = replace(self._at_checkpoint, **room)
         return rest
 
     def record(self, records: Records) -> None:
@@ -149,7 +150,9 @@ class Balance:
         What earlier processes of the run decided is decided again, each at its step.
         """
         self.records = records
-        self._before = [] if self.config.plan.fixed else list(records.folder.events(REPLAN))
+        if not self.config.plan.fixed:
+            decided = records.folder.events(REPLAN)
+            self._before = [entry for entry in decided if "again" not in entry]
         for event, facts in self._kept:
             records.folder.journal(event, **facts)
         self._kept.clear()
@@ -248,7 +251,9 @@ class Balance:
         after = before.at_most(less)
         if after == before:
             return None
-        self.sizes = self._room = after
+        self.sizes = after
+        lowered = set(after.to_json().items()) - set(before.to_json().items())
+        self._room |= dict(lowered)
         self._write_plan()
         return _Decision(error, before, after)
 
@@ -290,9 +295,12 @@ class Balance:
                     self.say_line(f"{worker.name}: {line}")
                 worker.told = len(building.done)
                 if ready is not None:
+                    # Programs are compiled side by side, and the first time beside loading.
+                    built_s = sum(built.seconds for built in ready.built)
+                    took_s = min(built_s, time.monotonic() - started)
+                    self.prepared_s = max(self.prepared_s, took_s)
                     return ready
         finally:
-            self.prepared_s = max(self.prepared_s, time.monotonic() - started)
             task.cancel()
 
     def _journal(self, worker: Worker, decision: _Decision, ready: Ready) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from configs.budget import Budget as Setting
 from configs.schema import Config, parse_duration_s
@@ -40,11 +42,17 @@ class Budget:
         if replaces_budget(config, folder):
             return given
         for entry in folder.entries():
-            if entry["event"] == "budget":
+            # Another one than this was never in force, or is not any more.
+            if entry["event"] == "budget" and Budget.of_entry(entry) == given:
                 total = given
             elif entry["event"] == "extended":
                 total += Budget(entry["steps"], entry["time_s"])
         return total
+
+    @staticmethod
+    def of_entry(entry: Mapping[str, Any]) -> Budget:
+        """What the journal says of one."""
+        return Budget(entry["steps"], entry["time_s"], entry["until_s"])
 
     @staticmethod
     def given(setting: Setting) -> Budget:
@@ -102,11 +110,16 @@ def least_more_s(folder: RunFolder) -> float:
     def took(part: str, seconds: float) -> None:
         parts[part] = min(seconds, parts.get(part, seconds))
 
-    before_s = 0.0
+    before_s = waited_s = 0.0
     for entry in folder.entries():
         match entry["event"]:
+            case "waited":
+                # Written down when the process has started, as if it had waited until then.
+                waited_s = entry["seconds"]
+                continue
             case "started":
-                took("start", entry["elapsed_s"] - before_s)
+                took("start", entry["elapsed_s"] - before_s - waited_s)
+                waited_s = 0.0
             case "reserved":
                 took(entry["reason"], entry["seconds"])
             case "exported":

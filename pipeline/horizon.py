@@ -37,13 +37,14 @@ class Plan:
 def plans_in_force(journal: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The `planned` events that are to be replayed, oldest first.
 
-    A `budget` event is another budget from its `step` on: what was planned from there on is void.
+    With a `budget` or `extended` event there is another budget from its `step` on: what was planned
+    from there on is void.
     """
     plans: list[Mapping[str, Any]] = []
     for entry in journal:
         if entry["event"] == "planned":
             plans.append(entry)
-        elif entry["event"] == "budget":
+        elif entry["event"] in {"budget", "extended"}:
             plans = [plan for plan in plans if plan["step"] < entry["step"]]
     return plans
 

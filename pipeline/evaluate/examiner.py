@@ -169,7 +169,10 @@ class Examiner:
         self._validated_at_s = self._deadline.clock.elapsed_s
 
     def _decide(self, step: int) -> None:
-        """Journals what only the clock has decided, before anything can interrupt it."""
+        """Journals, before anything can interrupt it, that this step is one to validate at.
+
+        Whoever does the step again validates there, whatever the clock says then.
+        """
         if self._config.every_minutes is not None and step not in self._was_due:
             self._was_due.add(step)
             elapsed_s = self._deadline.clock.elapsed_s

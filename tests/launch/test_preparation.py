@@ -145,7 +145,12 @@ def test_a_run_whose_instant_is_over_is_ended_with_what_it_has_learned(
     folder = begin(config).folder
     with pytest.raises(ValueError, match=r"is over; give a later one$"):
         prepare(over, extend=None)
+    # Steps without a checkpoint would be done again.
     folder.write_metrics({"step": 1})
+    folder.journal("checkpoint", step=0, wall_s=1.0, seconds=0.1)
+    with pytest.raises(ValueError, match=r"is over; give a later one$"):
+        prepare(over, extend=None)
+    folder.journal("checkpoint", step=1, wall_s=2.0, seconds=0.1)
     prepare(over, extend=None)
     told = "that is over: the run is ended with what it has learned"
     assert told in capsys.readouterr().out.splitlines()

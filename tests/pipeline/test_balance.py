@@ -255,17 +255,34 @@ def test_before_there_is_a_checkpoint_a_resume_begins_as_the_first_step_did(tmp_
     assert [entry["step"] for entry in run.events("replan")] == [2, 2, 2]
 
 
+def test_decisions_that_go_to_and_fro_are_repeated_and_do_not_multiply(tmp_path: Path):
+    made = config(tmp_path)
+    folder = RunFolder.of(made)
+    folder.create(made)
+    for before, after in ((WHOLE, FEWER_SLOTS), (FEWER_SLOTS, WHOLE), (WHOLE, FEWER_SLOTS)):
+        sizes = {"from": before.to_json(), "to": after.to_json()}
+        folder.journal("replan", step=3, reason="any", **sizes)
+    for number in range(1, 4):
+        balance = Balance(made, WHOLE, print, step=3)
+        balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+        assert balance.sizes == FEWER_SLOTS
+        assert len(list(folder.events("replan"))) == 3 + 3 * number
+    folder.close()
+
+
 def test_what_a_process_has_no_room_for_it_does_not_try_again(tmp_path: Path):
     made, disk = config(tmp_path), Disk()
     first = process(made, disk)
     first.script.on["learner.update 3"] = die
     with pytest.raises(Killed):
         first.run()
-    balance = Balance.of(made, first.folder, say=print)
+    balance = Balance.of(made, first.folder, say=print, sizes=FEWER_ROWS)
     worker = Worker("sampler", Compiling(most=6))
     asyncio.run(balance.start([worker]))
+    assert worker.sizes == Sizes(6, FEWER_ROWS.micro_batch_tokens)
     assert balance.resume(disk[2][1])["step"] == 2
-    assert balance.sizes == FEWER_SLOTS == worker.sizes
+    # Nothing was said of micro-batches.
+    assert balance.sizes == FEWER_SLOTS
 
 
 def test_with_fixed_sizes_no_decision_is_taken_again(tmp_path: Path):

@@ -95,6 +95,15 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     assert Budget.of(after, folder) == expected + Budget(7, 8)
 
 
+def test_another_budget_that_never_came_into_force_changes_nothing(tmp_path: Path):
+    """The process was killed before it had written the configuration."""
+    given = make_config(tmp_path, budget={"steps": 100})
+    folder = folder_of(given)
+    folder.journal("extended", step=100, steps=50, time_s=None)
+    folder.journal("budget", step=120, **vars(Budget(200, None)))
+    assert Budget.of(given, folder) == Budget(150, None)
+
+
 def test_a_budget_in_other_words_is_no_other_one(tmp_path: Path, timed: Config):
     folder = folder_of(timed)
     assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
@@ -183,6 +192,15 @@ def finished_run(config: Config) -> RunFolder:
 
 def test_what_a_finished_run_needs_at_least_to_go_on_is_known_from_its_records(timed: Config):
     assert least_more_s(finished_run(timed)) == 12 + 20 + 40 + 5 + 2
+
+
+def test_time_in_a_queue_is_no_part_of_a_start(timed: Config):
+    folder = folder_of(timed)
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
+    folder.journal("waited", seconds=600.0, elapsed_s=769.9)
+    folder.journal("started", elapsed_s=770.0)
+    assert least_more_s(folder) == 20 + 2
 
 
 def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> None:

@@ -117,7 +117,8 @@ def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
     assert horizon.plan == Plan(3, 4, 2)
 
 
-def test_steps_that_are_done_again_with_another_budget_are_planned_for_it():
+@pytest.mark.parametrize("event", ["budget", "extended"])
+def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event: str):
     def planned(step: int, total: int) -> dict[str, Any]:
         return {"event": "planned", **asdict(Plan(step, total, 2))}
 
@@ -126,7 +127,7 @@ def test_steps_that_are_done_again_with_another_budget_are_planned_for_it():
         {"event": "checkpoint", "step": 3},
         planned(3, 21),
         planned(6, 25),
-        {"event": "budget", "step": 4},
+        {"event": event, "step": 4},
         planned(5, 8),
     ]
     assert plans_in_force(journal[:4]) == [journal[0], journal[2], journal[3]]

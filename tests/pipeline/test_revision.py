@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.balance import Balance
+from pipeline.balance import Balance, Worker
 from pipeline.calibration import Beginning, Calibrated
 from pipeline.datatypes import Completion, Rollout, RolloutName
 from pipeline.deadline import Clock, Deadline
+from pipeline.plan.building import Building, Built, Ready
 from pipeline.plan.choice import choose_sizes
+from pipeline.plan.sizes import Sizes
 from pipeline.plan.speed import Speeds
 from pipeline.records import Console, Records
 from pipeline.reserve import EXPORT, Reserve
@@ -179,6 +182,31 @@ def test_what_preparing_takes_must_be_gained_in_the_steps_to_come(
     for _ in range(STEPS):
         balance.learned(rollouts(2))
     assert len(journaled(calibrated)) == 1 + (left > 1)
+
+
+def test_what_preparing_takes_is_compiling_not_loading(tmp_path: Path, cache: None):
+    made = config(tmp_path)
+
+    class Loading:
+        built: tuple[Built, ...] = ()
+
+        async def prepare(self, _: Sizes) -> Ready:
+            await asyncio.sleep(0.02)
+            return Ready(0.02, self.built)
+
+        async def building(self) -> Building:
+            return Building(self.built)
+
+    balance, process = Balance(made, Sizes(8, 512), print), Loading()
+    asyncio.run(balance.start([Worker("process", process)]))
+    assert balance.prepared_s == 0
+    process.built = (Built("segment 8", 0.01, cached=True), Built("fill 8", 1e-3, cached=True))
+    asyncio.run(balance.start([Worker("process", process)]))
+    assert balance.prepared_s == pytest.approx(0.011)
+    # Side by side.
+    process.built = (Built("segment 8", 60.0, cached=False),)
+    asyncio.run(balance.start([Worker("process", process)]))
+    assert 0.02 <= balance.prepared_s < 60
 
 
 def test_steps_of_worked_examples_are_not_looked_at(balance: Balance):
