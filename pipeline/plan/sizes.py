@@ -47,10 +47,8 @@ class Sizes:
         """What `to_json` made."""
         return Sizes(found["rollout_rows"], found["micro_batch_tokens"])
 
-    def at_most(self, other: Sizes | None) -> Sizes:
-        """The smaller of both, each by itself; None: no bound."""
-        if other is None:
-            return self
+    def at_most(self, other: Sizes) -> Sizes:
+        """The smaller of both, each by itself."""
         return Sizes(
             min(self.rollout_rows, other.rollout_rows),
             min(self.micro_batch_tokens, other.micro_batch_tokens),
