@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from configs.schema import Config
 from pipeline.balance import Balance, Worker
-from pipeline.plan.building import Building, Built, Ready
 from pipeline.plan.out_of_memory import NothingSmaller, OutOfMemory
 from pipeline.plan.sizes import Phase, Sizes
 from pipeline.records import Console, Records
@@ -23,14 +16,21 @@ from tests.fakes import (
     Disk,
     FakeTracker,
     Killed,
-    Process,
     left_behind,
-    make_config,
-    make_data,
+)
+from tests.pipeline.balancing import (
+    FEWER_ROWS,
+    FEWER_SLOTS,
+    ROW,
+    WHOLE,
+    Compiling,
+    config,
+    die,
+    full,
+    plan_of,
+    process,
 )
 
-ROW = 88
-WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(8, 4 * ROW), Sizes(6, 4 * ROW), Sizes(8, 3 * ROW)
 CALLS: dict[str, tuple[Phase, int]] = {
     "sampler0.generate:probe 0": ("generate", 0),
     "learner.score probe": ("score", 0),
@@ -47,38 +47,6 @@ CALLS: dict[str, tuple[Phase, int]] = {
 }
 """Everything that takes memory, the phase that it is and the steps learned by then, in a run of
 four steps, the first of them supervised."""
-
-
-def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
-    sizes = {"rollout_rows": 8, "micro_batch_tokens": 4 * ROW}
-    common: dict[str, Any] = {
-        "run": {"phases": ["sft", "grpo"]},
-        "sft": {"train": {"path": "worked.jsonl"}, "completion_column": "text", "steps": 1},
-        "data": {"validation": {"path": "validation.jsonl"}},
-        "eval": {"every_steps": 2},
-        "budget": {"steps": 4},
-    }
-    plan = {"platform": "cpu", "placement": "split", "fixed": fixed, **sizes}
-    return make_config(folder, plan=plan, **common | tables)
-
-
-def process(config: Config, disk: Disk) -> Process:
-    return Process(config, disk=disk, data=make_data(validation=3, sft=4))
-
-
-def full(phase: Phase, then: Callable[[], None] | None = None) -> Callable[[], None]:
-    def run_out() -> None:
-        if then is not None:
-            then()
-        raise OutOfMemory(phase, "RESOURCE_EXHAUSTED: so many bytes")
-
-    return run_out
-
-
-def plan_of(folder: RunFolder) -> dict[str, Any]:
-    found = folder.plan
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -235,10 +203,6 @@ def test_invariant_7_a_resume_has_the_sizes_that_the_run_had(
     assert len(again) == (begins == WHOLE)
 
 
-def die() -> None:
-    raise Killed
-
-
 def test_before_there_is_a_checkpoint_a_resume_begins_as_the_first_step_did(tmp_path: Path):
     """All that was decided later is decided again, and once more by the next."""
     made = config(tmp_path, data={}, eval={}, checkpoint={"every_steps": 100})
@@ -321,163 +285,3 @@ def test_a_fixed_plan_is_not_changed_by_what_a_folder_says(tmp_path: Path):
     }
     run.folder.write_plan(plan_of(run.folder) | {"at_checkpoint": FEWER_ROWS.to_json()})
     assert Balance.of(fixed, run.folder, say=print).sizes == WHOLE
-
-
-# --- compiling
-
-
-@dataclass
-class Compiling:
-    """A process that needs programs; too large ones do not compile."""
-
-    most: int
-    asked: list[int] = field(default_factory=list)
-    built: tuple[Built, ...] = ()
-
-    async def prepare(self, sizes: Sizes) -> Ready:
-        self.asked.append(sizes.rollout_rows)
-        if sizes.rollout_rows > self.most:
-            raise OutOfMemory("generate", f"segment {sizes.rollout_rows} does not fit")
-        new = tuple(
-            Built(f"{name} {sizes.rollout_rows}", 1.5, cached=name == "fill")
-            for name in ("segment", "fill")
-        )
-        self.built += new
-        return Ready(2.0, new)
-
-    async def building(self) -> Building:
-        return Building(self.built, 5)
-
-
-def journal(folder: RunFolder) -> list[dict[str, Any]]:
-    lines = (folder.path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines]
-
-
-def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_path: Path):
-    made, said = config(tmp_path), list[str]()
-    folder = RunFolder.of(made)
-    balance = Balance.of(made, folder, say=said.append)
-    process = Compiling(most=4)
-    worker = Worker("sampler 0", process)
-    (ready,) = asyncio.run(balance.start([worker]))
-    assert (process.asked, ready.load_s) == ([8, 6, 4], 2.0)
-    assert (worker.sizes, balance.sizes) == (Sizes(4, 4 * ROW), Sizes(4, 4 * ROW))
-    assert not folder.path.exists()
-    folder.create(made)
-    balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
-    folder.close()
-    first, second, compiled = journal(folder)
-    programs = {"segment 4": 1.5, "fill 4": 1.5}
-    assert (first["event"], first["to"]["rollout_rows"], first["programs"]) == ("replan", 6, {})
-    assert (second["reason"], second["to"]["rollout_rows"]) == ("segment 6 does not fit", 4)
-    assert (second["programs"], second["program_seconds"], second["from_cache"]) == (
-        programs,
-        3.0,
-        1,
-    )
-    assert compiled.pop("seconds") >= 0
-    assert compiled == {
-        "event": "compiled",
-        "programs": {f"sampler 0: {name}": seconds for name, seconds in programs.items()},
-        "program_seconds": 3.0,
-        "from_cache": 1,
-    }
-    assert said[1:3] == [
-        "sampler 0: segment 4: 1.5 s, 1 of 5 so far",
-        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5 so far",
-    ]
-    assert plan_of(folder)["in_force"] == Sizes(4, 4 * ROW).to_json()
-
-
-def test_fixed_sizes_that_do_not_fit_at_the_start_are_said_at_once(tmp_path: Path):
-    made = config(tmp_path, fixed=True)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
-    process = Compiling(most=4)
-    with pytest.raises(NothingSmaller, match="segment 8 does not fit"):
-        asyncio.run(balance.start([Worker("sampler 0", process)]))
-    assert process.asked == [8]
-
-
-def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path: Path):
-    made = config(tmp_path)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
-    one, other = (Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1))
-
-    async def scenario() -> list[int]:
-        await balance.start([one, other])
-        full_once = [OutOfMemory("generate", "full")]
-
-        async def work() -> int:
-            if full_once:
-                raise full_once.pop()
-            return balance.sizes.rollout_rows
-
-        return [await balance.hold(worker, work) for worker in (one, other)]
-
-    assert asyncio.run(scenario()) == [6, 6]
-    for worker in (one, other):
-        assert isinstance(worker.process, Compiling)
-        assert worker.process.asked == [8, 6]
-
-
-def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_in_force(
-    tmp_path: Path,
-):
-    made = config(tmp_path)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
-
-    class WhileAnotherRunsOut(Compiling):
-        async def prepare(self, sizes: Sizes) -> Ready:
-            ready = await super().prepare(sizes)
-            if sizes.rollout_rows == 6:
-                balance.put_in_force(Sizes(4, sizes.micro_batch_tokens), "replan", "beside", {})
-            return ready
-
-    process = WhileAnotherRunsOut(most=8)
-    worker = Worker("sampler 0", process)
-
-    async def work() -> Sizes | None:
-        return worker.sizes
-
-    async def scenario() -> Sizes | None:
-        await balance.start([worker])
-        balance.put_in_force(Sizes(6, 4 * ROW), "replan", "before", {})
-        return await balance.hold(worker, work)
-
-    assert asyncio.run(scenario()) == Sizes(4, 4 * ROW) == balance.sizes
-    assert process.asked == [8, 6, 4]
-
-
-def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
-    made = config(tmp_path)
-    said = list[str]()
-    balance = Balance.of(made, RunFolder.of(made), say=said.append)
-    workers = [Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1)]
-
-    async def scenario() -> list[int]:
-        both, full_once = asyncio.Barrier(2), {0, 1}
-
-        async def work(number: int) -> int:
-            await both.wait()
-            if number in full_once:
-                full_once.remove(number)
-                raise OutOfMemory("generate", "full")
-            return balance.sizes.rollout_rows
-
-        await balance.start(workers)
-        return await asyncio.gather(
-            *(balance.hold(worker, partial(work, n)) for n, worker in enumerate(workers))
-        )
-
-    assert asyncio.run(scenario()) == [6, 6]
-    assert sum("out of memory" in line for line in said) == 1
-
-
-def test_the_exceptions_come_through_a_pickle_as_they_are():
-    import pickle
-
-    for error in (OutOfMemory("update", "full", 0.5), NothingSmaller("sync", "a sentence.")):
-        copy = pickle.loads(pickle.dumps(error))  # our own
-        assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
-        assert (copy.phase, copy.share) == (error.phase, error.share)
