@@ -7,21 +7,19 @@ and what is whole there is moved among those. Used inside actors only.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from pipeline.cache_folder import cache_folder
+from pipeline.held_folder import HeldFolder
 
 MOST_BYTES = 4 * 2**30
 """Beyond this the oldest programs are deleted."""
 
 _SUFFIX = "-cache"
-_LOCK = ".lock"
 
 
 class ProgramCache:
@@ -33,18 +31,17 @@ class ProgramCache:
 
     def __init__(self, shared: Path) -> None:
         self._shared = shared
-        self._own_folders = shared / "processes"
-        self._own_folders.mkdir(parents=True, exist_ok=True)
-        with (shared / _LOCK).open("w") as door:
-            # A folder that was made and not locked yet would be taken for a left one.
-            fcntl.flock(door, fcntl.LOCK_EX)
-            self._remove_left()
-            self.path = Path(tempfile.mkdtemp(dir=self._own_folders))
-            # A plain descriptor: held until the process ends, however it does.
-            self._lock = self._take(self.path)
+        own_folders = shared / "processes"
+        own_folders.mkdir(parents=True, exist_ok=True)
+        self._own = HeldFolder(own_folders, prefix="")
         self._names = set[str]()  # of entries that are shared, or were
         for entry in shared.glob(f"*{_SUFFIX}"):
             self._link(entry)
+
+    @property
+    def path(self) -> Path:
+        """Where this process's JAX reads and writes."""
+        return self._own.path
 
     def share(self) -> None:
         """Moves what was compiled since to where all find it; to be called between compilations."""
@@ -80,26 +77,6 @@ class ProgramCache:
                 return
             entry.unlink(missing_ok=True)
             total -= size
-
-    def _remove_left(self) -> None:
-        """Deletes the folders of processes that are gone; the kernel has let go of their locks."""
-        for folder in self._own_folders.iterdir():
-            try:
-                lock = self._take(folder)
-            except (BlockingIOError, FileNotFoundError):
-                continue
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-    @staticmethod
-    def _take(folder: Path) -> int:
-        lock = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise
-        return lock
 
 
 @cache

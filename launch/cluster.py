@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # `uv run` would make Ray's workers run a copy of the project in a fresh environment.
@@ -21,10 +21,13 @@ import ray
 
 from actors.placement import needed, shortage
 from configs.schema import Plan
+from pipeline.held_folder import HeldFolder
 
 SAY_AFTER_S = 60.0
 """How long a job waits for devices before it says so, and how often it says it again."""
 _OBJECT_STORE_BYTES = 512 * 2**20
+_LONGEST_PARENT = 25
+"""Bytes: Ray puts Unix sockets up to 78 deeper, and accepts 103 on macOS, 107 on Linux."""
 
 
 @contextmanager
@@ -50,8 +53,7 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
         if address is not None:
             ray.init(log_to_driver=False)
         else:
-            # Short, because Ray puts Unix sockets there, whose paths are limited to 107 bytes.
-            temporary = tempfile.mkdtemp(prefix="grpo-")
+            temporary = HeldFolder(_short_folder(), prefix="grpo-")
             cpus = max(os.cpu_count() or 1, int(needed(plan, learner=learner).get("CPU", 1)))
             ray.init(
                 address="local",
@@ -59,7 +61,7 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
                 include_dashboard=False,
                 log_to_driver=False,
                 object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
-                _temp_dir=temporary,
+                _temp_dir=str(temporary.path),
             )
         lacking = shortage(plan, ray.cluster_resources(), learner=learner)
         if lacking:
@@ -68,7 +70,13 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
     finally:
         ray.shutdown()
         if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.remove()
+
+
+def _short_folder() -> Path:
+    """Where temporary files go, unless its name is too long for sockets."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp")
 
 
 async def wait_for_devices(actors: Sequence[Any], plan: Plan, *, learner: bool = True) -> None:

@@ -1,6 +1,7 @@
 """`python -m launch.bench balance`: sizes that are found beside fixed ones, on this machine's CPU.
 
-A row's ways run in one process, in turns, so that what else the machine does falls on all of them.
+A row's ways run in one process, step by step in turns, so that what else the machine does falls on
+all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BENCHMARK = Benchmark(
             "Trained tokens a second of drawing and learning: 7 layers of width 128, prompts of at "
             "most 64 tokens and completions of at most 256, lengths lognormal, 8 rollouts a "
             "prompt; fixed slots learn in the micro-batches that were found, and are measured once "
-            "where as many are found; medians of 5 runs in turns",
+            "where as many are found; medians of 5 runs, step by step in turns",
             (
                 Column("slots", "slots found"),
                 Column("rows", "rows of a micro-batch"),
@@ -48,8 +49,8 @@ BENCHMARK = Benchmark(
                 Column("of_recipe", "of the recipe", "{:.1f}"),
             ),
             (
-                _row("64 rollouts a step", prompts_per_step=8, steps=4),
-                _row("16 rollouts a step", prompts_per_step=2, steps=16),
+                _row("64 rollouts a step", prompts_per_step=8, steps=6),
+                _row("16 rollouts a step", prompts_per_step=2, steps=24),
             ),
             _claims,
         ),

@@ -12,7 +12,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,9 @@ from pipeline.run_dir import RunFolder
 
 _RECIPE_STEPS = 32
 """Steps of the recipe in each run: it is slow, and they are alike."""
+
+Step = Callable[[], int]
+"""Draws and learns; how many tokens were trained."""
 
 
 class Process:
@@ -121,7 +126,7 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
     Args:
         prompts_per_step: each with `GROUP` rollouts.
         steps: of a run.
-        repeats: runs of each, in turns, of which the median counts.
+        repeats: runs of each, step by step in turns, of which the median counts.
     """
     with tempfile.TemporaryDirectory() as folder:
         _keep_programs(Path(folder))
@@ -135,11 +140,15 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
         engines[found] = process.engine
         work = _requests(prompts_per_step, steps)
         recipe = Recipe.make(process.policy, process.base, process.adapter, config)
-        runs: dict[str, Callable[[], int]] = {
-            name: _run(process, engine, work) for name, engine in engines.items()
+        runs: dict[str, list[Step]] = {
+            name: [partial(process.step, engine, requests) for requests in work]
+            for name, engine in engines.items()
         }
         everybody = [request for requests in work for request in requests]
-        runs["recipe"] = lambda: recipe.run(everybody[: SAMPLES * _RECIPE_STEPS])
+        runs["recipe"] = [
+            partial(recipe.run, some)
+            for some in _parts(everybody[: SAMPLES * _RECIPE_STEPS], of=SAMPLES, count=steps)
+        ]
         speed = _in_turns(runs, repeats=repeats)
     speed["found"], best = speed[found], max(speed[str(slots)] for slots in FIXED)
     return {
@@ -174,22 +183,33 @@ def _calibrated(process: Process) -> tuple[Sizes, dict[str, Any]]:
     }
 
 
-def _run(
-    process: Process, engine: Engine, work: Sequence[Sequence[RolloutRequest]]
-) -> Callable[[], int]:
-    return lambda: sum(process.step(engine, requests) for requests in work)
+def _parts(
+    requests: Sequence[RolloutRequest], *, of: int, count: int
+) -> Iterator[Sequence[RolloutRequest]]:
+    """`count` parts of about one length, in multiples of `of`."""
+    whole = len(requests) // of
+    bounds = [whole * number // count * of for number in range(count + 1)]
+    return (requests[first:last] for first, last in pairwise(bounds))
 
 
-def _in_turns(runs: Mapping[str, Callable[[], int]], *, repeats: int) -> dict[str, float]:
-    """The median of tokens a second of each, after a first run; every other turn backwards."""
+def _in_turns(runs: Mapping[str, Sequence[Step]], *, repeats: int) -> dict[str, float]:
+    """The median of tokens a second of each, after a first run.
+
+    Each does its first step, then each its second, every other time backwards, so that an hour or a
+    second in which the machine is slow is one for all.
+    """
     found: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(1 + repeats):
-        order = list(runs) if number % 2 else list(runs)[::-1]
-        for name in order:
-            began = time.perf_counter()
-            tokens = runs[name]()
-            if number:
-                found[name].append(tokens / (time.perf_counter() - began))
+        tokens, seconds = dict.fromkeys(runs, 0), dict.fromkeys(runs, 0.0)
+        for turn, steps in enumerate(zip(*runs.values(), strict=True)):
+            order = list(zip(runs, steps, strict=True))
+            for name, step in order if (number + turn) % 2 else order[::-1]:
+                began = time.perf_counter()
+                tokens[name] += step()
+                seconds[name] += time.perf_counter() - began
+        if number:
+            for name in runs:
+                found[name].append(tokens[name] / seconds[name])
     return {name: statistics.median(values) for name, values in found.items()}
 
 

@@ -93,7 +93,7 @@ def test_two_processes_with_the_same_program_share_one(tmp_path: Path):
 def test_what_a_killed_process_has_half_written_is_gone(tmp_path: Path):
     killed, alive = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (killed.path / "a-cache").write_bytes(b"prog")
-    os.close(killed._lock)  # as the kernel does
+    os.close(killed._own._lock)  # as the kernel does
     ProgramCache(tmp_path)
     assert not killed.path.exists()
     assert alive.path.exists()

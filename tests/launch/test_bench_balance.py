@@ -39,12 +39,12 @@ def test_all_ways_train_on_the_same_tokens(small: None, monkeypatch: pytest.Monk
 
     def watched(runs, *, repeats):
         found = in_turns(runs, repeats=repeats)
-        trained.update({name: {run()} for name, run in runs.items()})
+        trained.update({name: {sum(step() for step in steps)} for name, steps in runs.items()})
         return found
 
     monkeypatch.setattr(balance_case, "_in_turns", watched)
-    found = tokens_a_second(prompts_per_step=2, steps=1, repeats=1)
-    lengths = rollout_case.make_lengths(found["rollouts"])
+    found = tokens_a_second(prompts_per_step=2, steps=2, repeats=1)
+    lengths = rollout_case.make_lengths(2 * found["rollouts"])
     assert trained.pop("recipe") == {int(lengths[:4].sum())}
     own = set() if found["slots"] in {2, 4} else {"found"}
     assert trained.keys() == {"2", "4"} | own

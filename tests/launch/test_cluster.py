@@ -51,6 +51,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "_LONGEST_PARENT", len(str(tmp_path)))
     return FakeRay(monkeypatch)
 
 
@@ -74,6 +75,18 @@ def test_a_cluster_of_ones_own_is_private_and_goes_away(fake: FakeRay, tmp_path:
         assert fake.stopped == 0
     assert fake.stopped == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_too_long_for_sockets_is_not_used(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    too_long = tmp_path / "1"
+    too_long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(too_long))
+    with cluster.cluster(CPU):
+        (settings,) = fake.started
+        assert Path(settings["_temp_dir"]).parent == Path("/tmp")
+    assert not Path(settings["_temp_dir"]).exists()
 
 
 def test_a_job_joins_the_cluster_it_was_submitted_to(
