@@ -17,8 +17,9 @@ from pipeline.plan.workload import Lengths, packed_positions
 
 LARGER = 1.25
 """A size and the next larger one that is tried."""
-_TILE = 4
-"""Of more than four of these slots there are only multiples: devices compute several at once."""
+_MANY = 16
+"""More slots than these are multiples of an eighth, roughly: devices compute several at once, and
+that holds of the halves, too, into which the last rollouts move."""
 _SEGMENTS = (16, 32, 64)
 _PREFILLS = (2048, 4096, 8192)
 _REMATS = ("none", "dots", "full", "offload")
@@ -123,7 +124,7 @@ def row_options(
     if plan.platform == "cpu":
         remats -= {"offload"} - {plan.remat}
     found = []
-    for rows in ladder(bound, tile=1):
+    for rows in ladder(bound, tiled=False):
         for remat in sorted(remats):
             update = {"micro_batch_tokens": rows * unit, "remat": remat}
             tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
@@ -133,17 +134,20 @@ def row_options(
     return sorted(found, key=lambda option: -option.size)
 
 
-def ladder(most: int, *, tile: int = _TILE) -> list[int]:
+def ladder(most: int, *, tiled: bool = True) -> list[int]:
     """Sizes up to and with `most`, each about `LARGER` times the one before; none below 1."""
     found: list[int] = []
     size = 1
     while size < most:
         found.append(size)
-        size = larger(size, tile=tile)
+        size = larger(size, tiled=tiled)
     return [*found, most] if most >= 1 else []
 
 
-def larger(size: int, *, tile: int = _TILE) -> int:
-    """The next larger size that is tried."""
+def larger(size: int, *, tiled: bool = True) -> int:
+    """The next larger size that is tried; with `tiled` one that suits slots."""
     found = max(size + 1, math.floor(LARGER * size))
-    return found if found <= 4 * tile or tile == 1 else max(round(found / tile) * tile, size + 1)
+    if found <= _MANY or not tiled:
+        return found
+    unit = 1 << (found.bit_length() - 3)
+    return (2 * found + unit - 1) // (2 * unit) * unit

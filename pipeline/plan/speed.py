@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from configs.schema import Config
-from pipeline.plan.workload import Lengths, completion_lengths, decode_turns, packed_positions
+from pipeline.plan.workload import Lengths, expected_turns, packed_positions
 
 Table = Mapping[int, float]
 """Seconds by a size."""
@@ -142,14 +142,13 @@ def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
     plan, rollout = config.plan, config.rollout
     shards, samples = plan.sampler_shards, rollout.group_size
     prompts = math.ceil(rollout.prompts_per_step / plan.num_samplers)
-    turns = decode_turns(
-        completion_lengths(
-            math.ceil(prompts * samples / shards),
-            mean=lengths.completion,
-            cap=rollout.max_new_tokens,
-        ),
+    turns = expected_turns(
+        prompts * samples,
+        mean=lengths.completion,
+        cap=rollout.max_new_tokens,
         sizes=tuple(slots // shards for slots in plan.slots),
         segment_steps=config.segment_steps,
+        shards=shards,
     )
     decode = sum(
         number * seconds_at(speeds.segment_s, slots * shards)

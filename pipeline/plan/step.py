@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from configs.schema import Config
 from pipeline.plan.hardware import Chip
@@ -20,8 +19,7 @@ from pipeline.plan.shapes import ModelShape
 from pipeline.plan.timing import Pace, Seconds, fixed
 from pipeline.plan.workload import (
     Lengths,
-    completion_lengths,
-    decode_segments,
+    expected_turns,
     packed_positions,
 )
 
@@ -139,32 +137,26 @@ def _at_most(seconds: Seconds, further: Seconds) -> Seconds:
 
 def drawing(pace: Pace, lengths: Lengths, *, prompts: int, samples: int) -> Drawing:
     """Drawing `samples` completions to each of so many prompts, on all samplers."""
-    config, plan = pace.config, pace.config.plan
-    shards = plan.num_samplers * plan.sampler_shards
-    count = max(1, math.ceil(prompts * samples / shards))
-    sizes = tuple(size // plan.sampler_shards for size in plan.slots)
-    most, steps = config.rollout.max_new_tokens, config.segment_steps
-    segments, useful = _segments(count, lengths.completion, most, sizes, steps)
-    chip = pace.chip
-    decode = fixed(0.0, chip=chip)
-    for slots, number in segments.items():
-        once = pace.decode_step(slots) * steps + pace.settle(slots)
-        decode += once * number
+    config, plan, chip = pace.config, pace.config.plan, pace.chip
+    count = max(1, math.ceil(prompts * samples / plan.num_samplers))
+    shards, steps = plan.sampler_shards, config.segment_steps
+    turns = expected_turns(
+        count,
+        mean=lengths.completion,
+        cap=config.rollout.max_new_tokens,
+        sizes=tuple(size // shards for size in plan.slots),
+        segment_steps=steps,
+        shards=shards,
+    )
+    decode, computed = fixed(0.0, chip=chip), 0.0
+    for slots, number in turns.segments.items():
+        decode += (pace.decode_step(slots) * steps + pace.settle(slots)) * number
+        computed += slots * shards * steps * number
     bucket = config.prompt_bucket(min(round(lengths.prompt), config.rollout.max_prompt_tokens))
     rows = config.prefill_rows(bucket)
-    reads = math.ceil(math.ceil(prompts / shards) / rows)
+    reads = math.ceil(math.ceil(prompts / (plan.num_samplers * shards)) / rows)
     prefill = pace.prefill(rows * bucket, seq=bucket) * reads
-    return Drawing(prefill, decode, useful)
-
-
-@lru_cache(maxsize=4096)
-def _segments(
-    count: int, mean: float, cap: int, sizes: tuple[int, ...], steps: int
-) -> tuple[Mapping[int, int], float]:
-    lengths = completion_lengths(count, mean=mean, cap=cap)
-    found = decode_segments(lengths, sizes=sizes, segment_steps=steps)
-    computed = sum(slots * number for slots, number in found.items()) * steps
-    return found, sum(lengths) / computed
+    return Drawing(prefill, decode, count * lengths.completion / computed)
 
 
 def learning(pace: Pace, lengths: Lengths) -> dict[str, Seconds]:

@@ -294,7 +294,7 @@ def larger_plans(case: Case, config: Config) -> Iterator[tuple[str, Config | Non
     if rows >= most_rows(config, case.lengths):
         yield f"micro-batches above {rows * unit} tokens: a step has no more", None, ""
     else:
-        more = larger(rows, tile=1)
+        more = larger(rows, tiled=False)
         bigger = with_plan(config, {"micro_batch_tokens": more * unit})
         yield (
             f"micro-batches of {more * unit} tokens",

@@ -7,6 +7,7 @@ The host's loop around the slots is the engine's, played through with numbers in
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ SIGMA, MEAN_SHARE = 0.8, 0.35
 the lengths of `launch.bench rollout`."""
 PROMPT_SHARE = 0.5
 """Mean of the prompts as a share of the longest."""
+_AVERAGED = 256
+"""Completions over which what drawing takes is averaged, at least."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ class Lengths:
 def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
     """So many lengths at the even quantiles of a lognormal that is cut at `cap`.
 
-    Their mean is `mean` to within a token, where the cap allows it. In an order that is fixed and
-    like a shuffled one: neighbours are no longer or shorter than others.
+    Their mean is `mean` to within a token, where the cap allows it. Shuffled, always alike.
     """
     normal = [math.exp(SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
 
@@ -75,59 +77,82 @@ def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if sum(lengths(middle)) < mean * count else (low, middle)
     found = lengths(high)
-    stride = next(n for n in range(max(1, int(0.618 * count)), 2 * count + 2) if _coprime(n, count))
-    return tuple(found[(n * stride) % count] for n in range(count))
-
-
-def _coprime(a: int, b: int) -> bool:
-    return math.gcd(a, b) == 1
+    random.Random(0).shuffle(found)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What drawing takes on one device.
+    """What drawing takes on one sampler's devices.
 
     Attributes:
-        segments: by the slots that they run.
+        segments: by the slots of a device that they run.
         fills: how often slots are given to those who wait.
     """
 
-    segments: dict[int, int]
-    fills: int
+    segments: dict[int, float]
+    fills: float
 
 
-def decode_turns(lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int) -> Turns:
-    """What drawing these lengths takes on one device.
+def decode_turns(
+    lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int, shards: int = 1
+) -> Turns:
+    """What drawing these lengths takes.
 
     As the engine does: a slot that has ended between two segments is given to the next; once nobody
-    waits, the rest moves into fewer slots as soon as it fits.
+    waits, the rest moves into fewer slots as soon as it fits. All devices run the same program, so
+    the one with the most left decides.
 
     Args:
         lengths: in the order in which they are asked for.
-        sizes: slots, falling; the first are those that there are at most.
+        sizes: slots of a device, falling; the first are those that there are at most.
         segment_steps: decode steps of a segment.
+        shards: devices.
     """
     waiting = deque(math.ceil(length / segment_steps) for length in lengths)
-    busy: list[int] = []
+    busy: list[list[int]] = [[] for _ in range(shards)]
     left, found, fills = list(sizes), dict.fromkeys(sizes, 0), 0
-    while waiting or busy:
-        fills += bool(waiting) and len(busy) < left[0]
-        while waiting and len(busy) < left[0]:
-            busy.append(waiting.popleft())
-        while not waiting and len(left) > 1 and len(busy) <= left[1]:
+    while waiting or any(busy):
+        free = left[0] * shards - sum(map(len, busy))
+        fills += bool(waiting) and free > 0
+        for _ in range(min(free, len(waiting))):
+            min(busy, key=len).append(waiting.popleft())
+        while not waiting and len(left) > 1 and max(map(len, busy)) <= left[1]:
             left.pop(0)
         # Nothing changes until the first of them ends.
-        segments = min(busy)
+        segments = min(map(min, filter(None, busy)))
         found[left[0]] += segments
-        busy = [rest - segments for rest in busy if rest > segments]
+        busy = [[rest - segments for rest in own if rest > segments] for own in busy]
     return Turns({size: count for size, count in found.items() if count}, fills)
 
 
-def decode_segments(
-    lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int
-) -> dict[int, int]:
-    """The segments of `decode_turns`."""
-    return decode_turns(lengths, sizes=sizes, segment_steps=segment_steps).segments
+@lru_cache(maxsize=4096)
+def expected_turns(
+    count: int, *, mean: float, cap: int, sizes: tuple[int, ...], segment_steps: int, shards: int
+) -> Turns:
+    """What drawing so many completions takes on average.
+
+    Which of a few is the longest, and when its turn comes, is chance, so steps of few are played
+    through several times, with other lengths each time.
+
+    Args:
+        count: completions.
+        mean: tokens of one.
+        cap: most tokens of one.
+        sizes: slots of a device, falling.
+        segment_steps: decode steps of a segment.
+        shards: devices.
+    """
+    steps = math.ceil(_AVERAGED / count)
+    lengths = completion_lengths(steps * count, mean=mean, cap=cap)
+    segments, fills = dict.fromkeys(sizes, 0.0), 0.0
+    for first in range(0, len(lengths), count):
+        own = lengths[first : first + count]
+        turns = decode_turns(own, sizes=sizes, segment_steps=segment_steps, shards=shards)
+        fills += turns.fills / steps
+        for size, number in turns.segments.items():
+            segments[size] += number / steps
+    return Turns({size: number for size, number in segments.items() if number}, fills)
 
 
 def packed_positions(config: Config, lengths: Lengths, *, sequences: int) -> list[int]:

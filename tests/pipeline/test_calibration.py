@@ -105,7 +105,7 @@ def test_nothing_that_has_no_room_is_measured_by_who_has_said_so_at_the_start(tm
 def test_the_share_of_the_budget_is_kept(tmp_path: Path):
     def device(config: Config) -> Device:
         # The smallest sizes are the best, so all would be measured.
-        return Device(config, segment=float, batch=lambda n: n**2.0, prepare_s=10.0)
+        return Device(config, segment=lambda n: n**2.0, batch=lambda n: n**2.0, prepare_s=10.0)
 
     for share, budget in ((0.02, 3600.0), (0.004, 7200.0)):
         changes = {"budget__steps": "none", "budget__time": "2h"} if budget == 7200.0 else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pipeline.learner.checkpoint import Checkpoints
 from pipeline.learner.learner import Learner
 from pipeline.model.policy import Params
 from tests import tiny
+from tests.pipeline.learner.written_out import Whole
 
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=[1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0])
@@ -51,24 +51,18 @@ def start(learner: Learner) -> Learner:
     return learner
 
 
-def written_out(examples: Sequence[Example]) -> tuple[float, dict[str, np.ndarray]]:
-    """The mean negative log-likelihood of the completions, each example by itself."""
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+def written_out() -> tuple[float, dict[str, np.ndarray]]:
+    """The mean negative log-likelihood of the completions, each example in a row of its own."""
+    policy, base, whole = tiny.policy(layers=2), tiny.base(layers=2), Whole.of(ROLLOUTS)
     forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
-    count = sum(len(example.completion_tokens) for example in examples)
+    positions = jnp.broadcast_to(jnp.arange(whole.tokens.shape[1]), whole.tokens.shape)
 
     def loss(adapter: Params) -> jax.Array:
-        total = jnp.zeros(())
-        for example in examples:
-            line = np.concatenate([example.prompt_tokens, example.completion_tokens])[None]
-            positions = np.arange(line.shape[1])[None]
-            hidden, _ = policy.bind(base, adapter)(jnp.asarray(line), jnp.asarray(positions))
-            scores = hidden @ base["embedder.input_embedding"].T
-            scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
-            first = len(example.prompt_tokens) - 1
-            picked = jnp.take_along_axis(scores[:, :-1], jnp.asarray(line)[:, 1:, None], axis=-1)
-            total -= picked[:, first:].sum()
-        return total / count
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(whole.tokens), positions)
+        scores = hidden @ base["embedder.input_embedding"].T
+        scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
+        picked = jnp.take_along_axis(scores, jnp.asarray(whole.targets)[..., None], -1)[..., 0]
+        return -jnp.where(whole.learned, picked, 0.0).sum() / whole.learned.sum()
 
     value, grads = jax.jit(jax.value_and_grad(loss))(tiny.probe(layers=2))
     return float(value), {name: np.asarray(grad) for name, grad in grads.items()}
@@ -76,7 +70,7 @@ def written_out(examples: Sequence[Example]) -> tuple[float, dict[str, np.ndarra
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_gradient_is_that_of_the_examples_one_by_one(devices: int):
-    value, expected = written_out(EXAMPLES)
+    value, expected = written_out()
     found = start(learner(devices=devices))
     metrics = found.imitate(PACKED)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)

@@ -38,15 +38,24 @@ def small_chip(config: Case, gib: float) -> Case:
     return replace(config, topology=replace(config.topology, chip=chip))
 
 
-@given(most=st.integers(1, 3000), tile=st.sampled_from([1, 4]))
-def test_a_ladder_rises_by_about_a_quarter(most: int, tile: int) -> None:
-    found = ladder(most, tile=tile)
+@given(most=st.integers(1, 3000), tiled=st.booleans())
+def test_a_ladder_rises_by_about_a_quarter(most: int, tiled: bool) -> None:
+    found = ladder(most, tiled=tiled)
     assert found[-1] == most
     assert found == sorted(set(found))
     for small, large in pairwise(found[:-1]):
-        assert large == larger(small, tile=tile)
-        assert large <= 1.25 * small + tile
+        assert large == larger(small, tiled=tiled)
+        assert large <= max(small + 1, 1.34 * small)
     assert ladder(0) == []
+
+
+@given(size=st.integers(1, 5000))
+def test_any_size_has_a_larger_one_that_suits_slots(size: int) -> None:
+    found = larger(size)
+    assert max(size + 1, 1.06 * size) <= found <= max(size + 1, 1.42 * size)
+    while found > 16:
+        assert found % 4 == 0
+        found //= 2
 
 
 def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
@@ -230,8 +239,8 @@ def test_what_fits_nowhere_is_what_comes_closest() -> None:
 
 
 def test_fewer_slots_have_fewer_slot_buckets() -> None:
-    buckets = [("plan.fixed", "false"), ("plan.slot_buckets", "[1000, 512]")]
-    given_ = case(preset("gemma3_270m", *buckets))
+    buckets = [("plan.slot_buckets", "[1000, 512]"), ("plan.hbm_gib", "1.8")]
+    given_ = case(preset("gemma3_270m", ("plan.fixed", "false"), *buckets))
     plan = next(one for one in choose(given_).compared if one.configured)
     assert plan.config.rollout_rows < 1000
     assert plan.config.plan.slot_buckets == (512,)

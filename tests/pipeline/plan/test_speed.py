@@ -16,7 +16,7 @@ from pipeline.plan.search import Case
 from pipeline.plan.shapes import shape_of
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import Speeds, learning_s, sampling_s, seconds_at
-from pipeline.plan.workload import Lengths, Turns, decode_segments, decode_turns
+from pipeline.plan.workload import Lengths, Turns, decode_turns
 
 PRESETS = Path(configs.__file__).parent
 
@@ -31,7 +31,6 @@ def test_turns_of_slots_that_are_given_on_and_moved():
     # first slot; after it nobody waits, and the last one goes on alone.
     turns = decode_turns([8, 16, 4], sizes=(2, 1), segment_steps=4)
     assert turns == Turns({2: 3, 1: 1}, fills=2)
-    assert decode_segments([8, 16, 4], sizes=(2, 1), segment_steps=4) == {2: 3, 1: 1}
     assert decode_turns([4] * 6, sizes=(2, 1), segment_steps=4) == Turns({2: 3}, fills=3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from pipeline.plan.search import with_plan
 from pipeline.plan.workload import (
     Lengths,
+    Turns,
     completion_lengths,
-    decode_segments,
+    decode_turns,
+    expected_turns,
     packed_positions,
 )
 from tests.pipeline.plan.presets import preset
@@ -56,7 +59,7 @@ def test_neighbours_are_not_sorted() -> None:
     ],
 )
 def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments: object) -> None:
-    assert decode_segments(lengths, sizes=sizes, segment_steps=10) == segments
+    assert decode_turns(lengths, sizes=sizes, segment_steps=10).segments == segments
 
 
 @given(
@@ -65,7 +68,7 @@ def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments:
     steps=st.integers(1, 16),
 )
 def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> None:
-    found = decode_segments(lengths, sizes=(slots,), segment_steps=steps)
+    found = decode_turns(lengths, sizes=(slots,), segment_steps=steps).segments
     needed = sum(-(-length // steps) for length in lengths)
     longest = max(-(-length // steps) for length in lengths)
     assert found[slots] * slots >= needed
@@ -74,10 +77,47 @@ def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> N
 
 def test_more_slots_take_fewer_segments_and_waste_more() -> None:
     lengths = completion_lengths(256, mean=250, cap=700)
-    spent = [decode_segments(lengths, sizes=(n,), segment_steps=32)[n] for n in (8, 16, 32, 64)]
+    spent = [
+        decode_turns(lengths, sizes=(n,), segment_steps=32).segments[n] for n in (8, 16, 32, 64)
+    ]
     assert spent == sorted(spent, reverse=True)
     wasted = [n * segments for n, segments in zip((8, 16, 32, 64), spent, strict=True)]
     assert wasted == sorted(wasted)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes", "segments"),
+    [
+        # 10 and 30 begin; 20 follows 10 on the first device, 10 whoever ends next.
+        ([10, 30, 20, 10], (1,), {1: 4}),
+        # Each device has one of 40 left after 10 steps.
+        ([10, 10, 40, 40], (2, 1), {2: 1, 1: 3}),
+        # One device has both: nobody moves before it is done.
+        ([10, 40, 10, 40], (2, 1), {2: 4}),
+    ],
+)
+def test_the_device_with_the_most_left_decides(
+    lengths: list[int], sizes: tuple[int, ...], segments: object
+) -> None:
+    assert decode_turns(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
+
+
+@pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 1), (16, 2), (24, 8), (200, 4)])
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_what_is_expected_is_the_mean_over_many_steps(count: int, shards: int, slots: int) -> None:
+    sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))
+    found = expected_turns(count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
+    rng = np.random.default_rng(count)
+    every = completion_lengths(4096, mean=90, cap=256)
+    drawn = [rng.choice(every, count).tolist() for _ in range(10_000 // count)]
+    steps = [decode_turns(one, sizes=sizes, segment_steps=8, shards=shards) for one in drawn]
+
+    def cost(turns: Turns) -> float:
+        """As if a segment took a second, and another for each eight slots."""
+        return sum(number * (1 + size / 8) for size, number in turns.segments.items())
+
+    assert cost(found) == pytest.approx(np.mean([cost(turns) for turns in steps]), rel=0.03)
+    assert found.fills == pytest.approx(np.mean([turns.fills for turns in steps]), rel=0.06)
 
 
 def test_rows_are_packed_into_whole_micro_batches() -> None:
