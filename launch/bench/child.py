@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from actors.devices import huge_pages
+from actors.devices import kept_memory
 
-CPU_ONLY = {"JAX_PLATFORMS": "cpu", **huge_pages()}
+CPU_ONLY = {"JAX_PLATFORMS": "cpu", **kept_memory()}
 """Environment of what is run here, as a run's processes have it."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,12 @@ def test_half_a_host_gets_its_bounds(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["TPU_HOST_BOUNDS"] == "1,1,1"
 
 
+MALLOC = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:"
+    "glibc.malloc.trim_threshold=1099511627776"
+)
+
+
 def test_environments_name_the_platform_and_the_number(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --other=1")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
@@ -134,9 +141,47 @@ def test_environments_name_the_platform_and_the_number(monkeypatch: pytest.Monke
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --other=1 "
         "--xla_force_host_platform_device_count=2",
-        "GLIBC_TUNABLES": "glibc.malloc.check=0:glibc.malloc.hugetlb=1",
+        "GLIBC_TUNABLES": f"glibc.malloc.check=0:{MALLOC}",
     }
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_max=9:glibc.malloc.hugetlb=0")
+    assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == (
+        "glibc.malloc.mmap_max=9:glibc.malloc.hugetlb=0:"
+        "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=1099511627776"
+    )
     monkeypatch.delenv("GLIBC_TUNABLES")
-    assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert environment(platform="cpu", count=1)["GLIBC_TUNABLES"] == MALLOC
+
+
+AGAIN = """
+import resource
+import jax, jax.numpy as jnp
+
+@jax.jit
+def work(x):
+    return jnp.sin(x) @ jnp.cos(x).T
+
+x = jnp.ones((4096, 1024))
+for _ in range(3):
+    work(x).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    work(x).block_until_ready()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the tunables are glibc's")
+def test_a_process_on_a_cpu_gets_no_new_memory_for_what_it_has_done_before():
+    faults = {}
+    for name, variables in (("kept", environment(platform="cpu", count=1)), ("usual", {})):
+        usual = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
+        done = subprocess.run(
+            [sys.executable, "-c", AGAIN],
+            env=usual | variables,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        faults[name] = int(done.stdout)
+    assert faults["usual"] > 10_000
+    assert faults["kept"] < 1000
