@@ -73,7 +73,7 @@ def kept_memory() -> dict[str, str]:
 
     A program's temporaries are new memory at each call, and what is new the system clears first;
     that took a third of a gradient's time and more. Read by glibc when the process starts; others
-    ignore it. What somebody has set otherwise stays so.
+    ignore it. What GLIBC_TUNABLES says already stays so.
     """
     given = os.environ.get(_TUNABLES, "")
     own = [f"{name}={value}" for name, value in _MALLOC.items() if name not in given]

@@ -9,11 +9,12 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_LOCK = ".lock"
+_LOCK = ".held-by-gemma-grpo"
+"""A name that nobody else gives: what has it may be deleted."""
 
 
 class HeldFolder:
-    """A new folder that is this process's while it lives; those of processes that are gone go.
+    """A new folder that is this process's while it lives; those that killed ones have left go.
 
     The kernel lets go of a process's lock however it ends, so a folder whose lock can be taken is
     nobody's any more.
@@ -35,23 +36,39 @@ class HeldFolder:
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         # Taken under another name first: nobody finds a lock that is not held yet.
         made = self.path / f"{_LOCK}-made"
-        # A plain descriptor: held until the process ends, and by no child of it.
+        # A plain descriptor: held until the process ends, and by no program that it starts.
         self._lock = os.open(made, os.O_WRONLY | os.O_CREAT)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        made.rename(self.path / _LOCK)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            made.rename(self.path / _LOCK)
+        except OSError:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Deletes it before the process ends."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self._lock)
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Deletes it unless a process holds it, is making it, or it is somebody else's."""
+    """Deletes a folder that a process has held and holds no more."""
     with suppress(OSError):
         lock = os.open(folder / _LOCK, os.O_WRONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         finally:
             os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """The lock last: what could not be deleted, or was made meanwhile, the next process finds."""
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _LOCK:
+                entry.unlink(missing_ok=True)
+        if {entry.name for entry in folder.iterdir()} <= {_LOCK}:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -18,8 +18,8 @@ from pipeline.plan.workload import Lengths, packed_positions
 LARGER = 1.25
 """A size and the next larger one that is tried."""
 _MANY = 16
-"""More slots than these are multiples of an eighth, roughly: devices compute several at once, and
-that holds of the halves, too, into which the last rollouts move."""
+"""More slots than these are multiples of a quarter to an eighth of their number: devices compute
+several at once, and so they do with the halves into which the last rollouts move."""
 _SEGMENTS = (16, 32, 64)
 _PREFILLS = (2048, 4096, 8192)
 _REMATS = ("none", "dots", "full", "offload")

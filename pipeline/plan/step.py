@@ -138,7 +138,7 @@ def _at_most(seconds: Seconds, further: Seconds) -> Seconds:
 def drawing(pace: Pace, lengths: Lengths, *, prompts: int, samples: int) -> Drawing:
     """Drawing `samples` completions to each of so many prompts, on all samplers."""
     config, plan, chip = pace.config, pace.config.plan, pace.chip
-    count = max(1, math.ceil(prompts * samples / plan.num_samplers))
+    count = max(1, math.ceil(prompts / plan.num_samplers) * samples)
     shards, steps = plan.sampler_shards, config.segment_steps
     turns = expected_turns(
         count,

@@ -101,7 +101,8 @@ def decode_turns(
 
     As the engine does: a slot that has ended between two segments is given to the next; once nobody
     waits, the rest moves into fewer slots as soon as it fits. All devices run the same program, so
-    the one with the most left decides.
+    the one with the most left decides. Who is free takes the next one: that the engine keeps a
+    group on one device while others have prompts of their own is not counted.
 
     Args:
         lengths: in the order in which they are asked for.

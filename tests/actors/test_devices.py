@@ -183,5 +183,6 @@ def test_a_process_on_a_cpu_gets_no_new_memory_for_what_it_has_done_before():
             check=True,
         )
         faults[name] = int(done.stdout)
-    assert faults["usual"] > 10_000
-    assert faults["kept"] < 1000
+    if not faults["usual"]:
+        pytest.skip("faults are not counted here")
+    assert faults["kept"] < min(1000, faults["usual"] / 4)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from actors.devices import kept_memory
 from actors.placement import Lease, lease, light, needed, shortage
 from configs.schema import Plan
 
@@ -31,7 +32,7 @@ def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
         {"CPU": 1},
         {
             "JAX_PLATFORMS": "cpu",
-            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+            **kept_memory(),
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         },
     )

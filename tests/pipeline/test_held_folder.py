@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,13 +52,42 @@ def test_one_of_a_living_process_stays_one_of_a_killed_process_goes(tmp_path: Pa
         assert another.path != own.path
 
 
-def test_what_is_not_held_yet_or_has_another_name_stays(tmp_path: Path):
-    for name in ("own-being-made", "other"):
+def test_what_was_not_held_or_has_another_name_stays(tmp_path: Path):
+    others = {"own-being-made", "own-run", "other"}
+    for name in others:
         (tmp_path / name).mkdir()
-    (tmp_path / "other" / ".lock").touch()
+    (tmp_path / "own-run" / ".lock").touch()  # as a run folder, or an environment, has it
+    left = HeldFolder(tmp_path / "other", prefix="")
+    os.close(left._lock)  # as the kernel does
     (tmp_path / "own-file").touch()
     HeldFolder(tmp_path, prefix="own-").remove()
-    assert {path.name for path in tmp_path.iterdir()} == {"own-being-made", "other", "own-file"}
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "own-file"}
+    assert left.path.is_dir()
+
+
+def test_what_could_not_be_deleted_is_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    left = HeldFolder(tmp_path, prefix="own-")
+    (left.path / "sockets").mkdir()
+    (left.path / "sockets" / "one").touch()
+    os.close(left._lock)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        HeldFolder(tmp_path, prefix="own-")
+    assert left.path.is_dir()
+    HeldFolder(tmp_path, prefix="own-")
+    assert not left.path.exists()
+
+
+def test_where_nothing_can_be_locked_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"):
+        HeldFolder(tmp_path, prefix="own-")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_gone_when_it_is_removed(tmp_path: Path):
