@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.colocated import ColocatedActor
 from actors.exporter import ExporterActor
@@ -256,7 +256,7 @@ class RayRewardWorker:
         """See `actors.rewards.Worker`."""
         try:
             outcomes: list[Outcome] = await self.actor.score.remote(name, list(inputs))
-        except RayActorError:
+        except RayError:  # its end, or an interrupt that hit the process outside of the function
             raise WorkerDied from None
         return outcomes
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from configs.schema import Rewards
-from rewards.base import Outcome, RewardInput, score
+from rewards.base import Outcome, RewardInput, describe_error, printable, score
 from rewards.resolve import resolve
 
 GIVE_UP_AFTER = 3
 """Inputs of one batch that may fail alone, one after the other, before the rest is given up."""
+
+RESTART_TIMEOUT_S = 300.0
+"""How long a process that replaces another one may take to import the reward functions."""
 
 
 class RewardActor:
@@ -43,14 +46,14 @@ class Worker(Protocol):
         """Returns when the process is ready."""
 
     async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
-        """See `RewardActor.score`. Raises `WorkerDied` if the process is gone."""
+        """See `RewardActor.score`. Raises `WorkerDied` if there is no answer."""
 
     def kill(self) -> None:
         """Ends the process at once."""
 
 
 class WorkerDied(Exception):  # noqa: N818  # says what happened
-    """The process ended while it was scoring."""
+    """The process ended while it was scoring, or did not answer as it should."""
 
 
 class RewardPool:
@@ -64,7 +67,8 @@ class RewardPool:
     def __init__(self, config: Rewards, spawn: Callable[[], Worker]) -> None:
         self._config = config
         self._spawn = spawn
-        self._workers = [spawn() for _ in range(config.workers)]
+        # None: the process was ended; the next call starts another one.
+        self._workers: list[Worker | None] = [spawn() for _ in range(config.workers)]
 
     async def start(self) -> None:
         """Waits until all workers are ready.
@@ -72,7 +76,7 @@ class RewardPool:
         Raises:
             ValueError: if a reward function is not there.
         """
-        await asyncio.gather(*(worker.start() for worker in self._workers))
+        await asyncio.gather(*(worker.start() for worker in self._workers if worker is not None))
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         """For each input the outcome of each function, by its name."""
@@ -88,7 +92,8 @@ class RewardPool:
     def close(self) -> None:
         """Ends the workers."""
         for worker in self._workers:
-            worker.kill()
+            if worker is not None:
+                worker.kill()
 
     async def _score_share(
         self, number: int, inputs: Sequence[RewardInput]
@@ -128,8 +133,11 @@ class RewardPool:
     async def _call(
         self, number: int, name: str, inputs: Sequence[RewardInput]
     ) -> list[Outcome] | str:
-        """The outcomes, or what happened to the process; it is replaced then."""
-        worker = self._workers[number]
+        """The outcomes, or what happened to the process; the next call replaces it then."""
+        try:
+            worker = self._workers[number] or await self._restart(number)
+        except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+            return printable(f"its process did not start: {describe_error(error)}")
         try:
             return await asyncio.wait_for(worker.score(name, inputs), self._config.timeout_s)
         except TimeoutError:
@@ -137,6 +145,20 @@ class RewardPool:
         except WorkerDied:
             problem = "its process died"
         worker.kill()
-        self._workers[number] = self._spawn()
-        await self._workers[number].start()
+        self._workers[number] = None
         return problem
+
+    async def _restart(self, number: int) -> Worker:
+        """A new process in the place of one that was ended.
+
+        Raises:
+            Exception: if it does not start.
+        """
+        worker = self._spawn()
+        try:
+            await asyncio.wait_for(worker.start(), RESTART_TIMEOUT_S)
+        except BaseException:
+            worker.kill()
+            raise
+        self._workers[number] = worker
+        return worker

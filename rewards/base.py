@@ -1,8 +1,9 @@
 """The reward contract: what a reward function is given, what it returns, and what goes wrong.
 
 An error is not a zero: whatever is no finite number is an `Outcome` without a value, which is
-counted and excluded from learning. A call that never returns is not dealt with here; whoever runs
-rewards in a process of their own ends it.
+counted and excluded from learning. Whatever a function raises is such an error, `KeyboardInterrupt`
+included. A call that never returns is not dealt with here; whoever runs rewards in a process of
+their own ends it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ RewardFunction = Callable[[Sequence[RewardInput]], Sequence[float | None]]
 
 
 def score(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[Outcome]:
-    """Score `inputs`, one outcome each; never raises because of `function`.
+    """Score `inputs`, one outcome each; never raises because of `function` or what it returns.
 
     A batch that fails as a whole is scored again input by input, so that only those at fault go
     without a value. Nothing is broadcast: a single number for a batch is an error.
@@ -91,32 +92,64 @@ def score(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[Outco
     return [outcome for one in inputs for outcome in score(function, [one])]
 
 
-def _call(function: RewardFunction, inputs: Sequence[RewardInput]) -> Sequence[object] | str:
+def describe_error(error: BaseException) -> str:
+    """Type and text of an exception, e.g. `KeyError: 'x'`: one printable line of limited length.
+
+    Never raises, whatever the exception's own methods do.
+    """
+    name = type(error).__name__
+    try:
+        text = f"{error}"
+        return printable(f"{name}: {text}" if text else name)
+    except BaseException:  # noqa: BLE001 - a user's `__str__` may raise anything
+        return printable(f"{name}, whose text cannot be shown")
+
+
+def printable(text: str) -> str:
+    """One line of at most 200 characters that any file, terminal or encoding takes.
+
+    White space is collapsed. What cannot be printed, lone surrogates and control characters among
+    them, is escaped as in a Python string.
+    """
+    line = " ".join(text[: 10 * _SHOWN].split())[:_SHOWN]
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return "".join(escaped)[:_SHOWN]
+
+
+def _call(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[object] | str:
     """What the function returned, as many values as inputs, or what went wrong."""
     try:
         returned: Any = function(tuple(inputs))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
-        return " ".join(f"raised {type(error).__name__}: {error}".split())[:_SHOWN]
-    if isinstance(returned, np.ndarray):
-        returned = returned.tolist()
-    if not isinstance(returned, list | tuple):
-        return f"returned a {type(returned).__name__}, not a list of {len(inputs)} numbers"
-    if len(returned) != len(inputs):
-        return f"returned {len(returned)} values for {len(inputs)} completions"
-    return returned
+        # Times are stored as integers, but they are no numbers.
+        if isinstance(returned, np.ndarray) and returned.dtype.kind not in "mM":
+            returned = returned.tolist()
+        if not isinstance(returned, list | tuple):
+            name = type(returned).__name__
+            return printable(f"returned a {name}, not a list of {len(inputs)} numbers")
+        values = list(returned)
+    except BaseException as error:  # noqa: BLE001 - a user's code may raise anything
+        return printable(f"raised {describe_error(error)}")
+    if len(values) != len(inputs):
+        return f"returned {len(values)} values for {len(inputs)} completions"
+    return values
 
 
 def _outcome(value: object) -> Outcome:
-    if isinstance(value, np.generic):
+    try:
+        return _number(value)
+    except BaseException as error:  # noqa: BLE001 - so may the methods of what it returns
+        what = f"returned a number that is no float: {describe_error(error)}"
+        return Outcome(None, printable(what))
+
+
+def _number(value: object) -> Outcome:
+    if isinstance(value, np.generic) and value.dtype.kind not in "mM":
         value = value.item()
     if value is None:
         return Outcome(None, "returned None: cannot score this one")
-    if not isinstance(value, Real):
-        return Outcome(None, f"returned a {type(value).__name__}, not a number")
-    try:
-        number = float(value)
-    except (OverflowError, ValueError) as error:
-        return Outcome(None, f"returned a number that is no float: {error}")
+    if not isinstance(value, Real) or isinstance(value, np.timedelta64):
+        return Outcome(None, printable(f"returned a {type(value).__name__}, not a number"))
+    number = float(value)
     if not math.isfinite(number):
         return Outcome(None, f"returned {number}")
     return Outcome(number, None)

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from types import ModuleType
 
-from rewards.base import RewardFunction
+from rewards.base import RewardFunction, describe_error
 
 
 def resolve(function: str) -> RewardFunction:
@@ -48,9 +48,9 @@ def _import(module_name: str, *, function: str) -> ModuleType:
         missing = error.name or ""
         if not f"{module_name}.".startswith(f"{missing}."):
             raise ValueError(f"{function!r}: {module_name} needs {missing!r}: {error}") from error
-    except Exception as error:
+    except BaseException as error:
         raise ValueError(
-            f"{function!r}: importing {module_name} raises {type(error).__name__}: {error}"
+            f"{function!r}: importing {module_name} raises {describe_error(error)}"
         ) from error
     parent, _, last = missing.rpartition(".")
     paths = getattr(import_module(parent), "__path__", ()) if parent else None

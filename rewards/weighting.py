@@ -7,11 +7,17 @@ from random import Random
 
 
 def combine(parts: Mapping[str, float | None], *, weights: Mapping[str, float]) -> float | None:
-    """Weighted sum of the parts; None if one of them has no value, whatever its weight."""
+    """Weighted sum of the parts; None if one of them has a weight but no value.
+
+    Parts of weight 0 are observed only: they change nothing. The sum may overflow to infinity, or
+    to NaN where infinities of both signs meet.
+    """
     if parts.keys() != weights.keys():
         raise ValueError(f"reward parts {sorted(parts)} but weights for {sorted(weights)}")
     total = 0.0
     for name, value in parts.items():
+        if not weights[name]:
+            continue
         if value is None:
             return None
         total += weights[name] * value

@@ -147,9 +147,9 @@ def test_after_so_many_failures_one_after_the_other_the_rest_is_given_up():
     scored = bench.score("a", *bad, "e", "f")
     assert values(scored) == [1, *[None] * GIVE_UP_AFTER, None, None]
     assert {row["length"].error for row in scored[1:]} == {"its process died"}
-    # One for the batch and one for each that failed.
-    assert len(bench.workers) == 1 + 1 + GIVE_UP_AFTER
-    assert bench.workers[-1].calls == []
+    # One for the batch and one for each that failed; the last one is not replaced before a call.
+    assert len(bench.workers) == 1 + GIVE_UP_AFTER
+    assert bench.workers[-1].calls == [("length", ["die"])]
 
 
 def test_failures_with_a_success_between_them_are_not_given_up():
@@ -174,6 +174,56 @@ def test_a_worker_that_was_replaced_serves_the_next_step():
     assert asyncio.run(run()) == [[None], [2], [3]]
     # A batch of one is not asked a second time.
     assert [worker.killed for worker in bench.workers] == [True, False]
+
+
+class Unstartable(FakeWorker):
+    """One that cannot import the functions."""
+
+    async def start(self) -> None:
+        raise ValueError("'my_rewards:f': importing my_rewards raises SyntaxError: \udc80")
+
+
+def test_invariant_6_a_replacement_that_does_not_start_is_counted_and_tried_again():
+    bench = Bench(rewards("length"))
+    kinds = [FakeWorker, Unstartable, Unstartable, FakeWorker]
+
+    def spawn() -> FakeWorker:
+        bench.workers.append(kinds[len(bench.workers)]())
+        return bench.workers[-1]
+
+    async def run() -> list[list[dict[str, Outcome]]]:
+        pool = RewardPool(bench.config, spawn)
+        await pool.start()
+        return [await pool.score([one(text)]) for text in ("die", "aa", "bb", "ccc")]
+
+    scored = [rows[0]["length"] for rows in asyncio.run(run())]
+    why = (
+        r"its process did not start: ValueError: 'my_rewards:f': importing my_rewards raises "
+        r"SyntaxError: \udc80"
+    )
+    lost = [Outcome(None, "its process died"), Outcome(None, why), Outcome(None, why)]
+    assert scored == [*lost, Outcome(3, None)]
+    assert [worker.killed for worker in bench.workers] == [True, True, True, False]
+
+
+def test_invariant_6_a_replacement_that_never_starts_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Hangs(FakeWorker):
+        async def start(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("actors.rewards.RESTART_TIMEOUT_S", 0.01)
+    bench = Bench(rewards("length"))
+
+    def spawn() -> FakeWorker:
+        bench.workers.append(Hangs() if bench.workers else FakeWorker())
+        return bench.workers[-1]
+
+    bench.spawn = spawn  # type: ignore[method-assign]
+    scored = bench.score("die", "bb")
+    assert values(scored) == [None, None]
+    assert scored[1]["length"].error == "its process did not start: TimeoutError"
 
 
 class TestRewardActor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
-from rewards.base import Outcome, RewardInput, Tags, score
+from rewards.base import Outcome, RewardInput, Tags, printable, score
 
 TAGS = Tags.of(Prompt())
 
@@ -103,16 +102,100 @@ def test_only_the_guilty_is_excluded_when_a_batch_raises():
     assert outcomes[1] == Outcome(None, "raised ZeroDivisionError: division by zero")
 
 
-def test_leaving_python_is_caught_and_an_interrupt_is_not():
-    def leave(_: Sequence[RewardInput]) -> list[float]:
-        sys.exit("bye\n now")
-
-    def interrupt(_: Sequence[RewardInput]) -> list[float]:
+class _Silent(Exception):  # noqa: N818
+    def __str__(self) -> str:
         raise KeyboardInterrupt
 
-    assert score(leave, _inputs("a")) == [Outcome(None, "raised SystemExit: bye now")]
-    with pytest.raises(KeyboardInterrupt):
-        score(interrupt, _inputs("a"))
+
+class _NoFloat(float):
+    def __float__(self) -> float:
+        raise SystemExit(3)
+
+
+class _NoIteration(list[float]):
+    def __iter__(self) -> Any:
+        raise GeneratorExit
+
+
+class _NoLength(list[float]):
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+
+class _NoClass:
+    @property
+    def __class__(self) -> Any:
+        raise LookupError("no class")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit("bye\n now"), "raised SystemExit: bye now"),
+        (KeyboardInterrupt(), "raised KeyboardInterrupt"),
+        (GeneratorExit(), "raised GeneratorExit"),
+        (BaseException("base"), "raised BaseException: base"),
+        (RecursionError("too deep"), "raised RecursionError: too deep"),
+        (_Silent(), "raised _Silent, whose text cannot be shown"),
+        (ValueError("a \udc80 b"), r"raised ValueError: a \udc80 b"),
+        (ValueError("\0 \x1b[31m \u202e"), r"raised ValueError: \x00 \x1b[31m \u202e"),
+        (ValueError("x" * 10**6), "raised ValueError: " + "x" * 181),
+    ],
+)
+def test_invariant_6_whatever_a_function_raises_is_an_error_in_printable_words(
+    error: BaseException, text: str
+):
+    def fails(inputs: Sequence[RewardInput]) -> list[float]:
+        if inputs[0].completion == "bad":
+            raise error
+        return _lengths(inputs)
+
+    assert score(fails, _inputs("bad")) == [Outcome(None, text)]
+    assert score(fails, _inputs("bad", "a", "bad")) == [
+        Outcome(None, text),
+        Outcome(1.0, None),
+        Outcome(None, text),
+    ]
+
+
+def test_invariant_6_endless_recursion_is_an_error():
+    def deeper(inputs: Sequence[RewardInput]) -> list[float]:
+        return deeper(inputs)
+
+    (outcome,) = score(deeper, _inputs("a"))
+    assert (outcome.error or "").startswith("raised RecursionError: maximum recursion depth")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda _: [_NoFloat(1.0)], "returned a number that is no float: SystemExit: 3"),
+        (lambda _: [_NoClass()], "returned a number that is no float: LookupError: no class"),
+        (lambda _: _NoClass(), "raised LookupError: no class"),
+        (lambda _: _NoIteration([1.0]), "raised GeneratorExit"),
+        (lambda _: _NoLength([1.0]), "raised ValueError: no length"),
+        (lambda _: [np.timedelta64(1, "s")], "returned a timedelta64, not a number"),
+        (lambda _: np.array([1], "m8[ns]"), "returned a ndarray, not a list of 1 numbers"),
+        (lambda _: np.array([1], "M8[ns]"), "returned a ndarray, not a list of 1 numbers"),
+        (lambda _: np.array([1j]), "returned a complex, not a number"),
+        (lambda _: np.array([(1, 2)], "i4,i4"), "returned a tuple, not a number"),
+        (lambda _: np.array(["1"]), "returned a str, not a number"),
+    ],
+)
+def test_invariant_6_objects_that_misbehave_are_errors(function: Any, text: str):
+    assert score(function, _inputs("a")) == [Outcome(None, text)]
+
+
+def test_an_array_may_hold_objects():
+    assert score(lambda _: np.array([2, 3], object), _inputs("a", "b"))[1] == Outcome(3.0, None)
+
+
+@given(st.text(st.characters(), max_size=300))
+def test_any_text_is_made_printable_and_short(text: str):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) <= 200
+    assert shown.encode().decode() == shown
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
     (tmp_path / "wrong_rewards.py").write_text("def one(:\n")
     (tmp_path / "needy_rewards.py").write_text("import no_such_package.inner\n")
+    (tmp_path / "leaving_rewards.py").write_text("import sys; sys.exit(0)\n")
     (tmp_path / "my_rewards.py").write_text("LIMIT = 3\ndef length(inputs): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -59,6 +60,10 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 "'broken_rewards:one': importing broken_rewards raises ZeroDivisionError: "
                 "division by zero"
             ),
+        ),
+        (
+            "leaving_rewards:one",
+            "'leaving_rewards:one': importing leaving_rewards raises SystemExit: 0",
         ),
         ("wrong_rewards:one", "'wrong_rewards:one': importing wrong_rewards raises SyntaxError"),
         (

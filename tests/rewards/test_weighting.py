@@ -14,7 +14,14 @@ def test_the_reward_is_the_weighted_sum():
 
 
 def test_a_part_without_a_value_leaves_no_reward():
-    assert combine({"answer": 1.0, "format": None}, weights={"answer": 1.0, "format": 0.0}) is None
+    assert combine({"answer": 1.0, "format": None}, weights={"answer": 1.0, "format": 0.1}) is None
+
+
+def test_a_part_of_weight_0_changes_nothing():
+    weights = {"answer": 2.0, "seen": 0.0}
+    for seen in (None, 0.0, 1e308, -3.0):
+        assert combine({"answer": 0.5, "seen": seen}, weights=weights) == 1.0
+    assert combine({"answer": None, "seen": 1.0}, weights=weights) is None
 
 
 def test_parts_and_weights_belong_together():
