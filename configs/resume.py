@@ -9,14 +9,16 @@ Change = tuple[str, object, object]
 """A dotted key, its old value and its new one; None where the key is not set."""
 
 # Everything else alters what is sampled, learned or measured. These only say when the run ends and
-# how, what is written beside it, how fast rewards are computed, what it costs, and what may be used
-# of a device, whose consequences are decisions that the journal has. `budget.steps` is also the
-# default end of the learning rate's decay: `altering_changes` sees to that.
+# how, what is written beside it, how fast rewards are computed and how many may fail, what it
+# costs, and what may be used of a device, whose consequences are decisions that the journal has.
+# `budget.steps` is also the default end of the learning rate's decay: `altering_changes` sees to
+# that.
 FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
 FREE_KEYS = (
     "run.dir",
     "rewards.workers",
     "rewards.timeout_s",
+    "rewards.max_excluded_share",
     "rollout.min_prompts_per_step",
     "plan.hbm_gib",
     "plan.chip_hour_usd",

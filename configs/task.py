@@ -195,6 +195,12 @@ class Rewards(Table):
     timeout_s: float = Field(
         30.0, gt=0, description="a call that takes longer is killed, counted and excluded"
     )
+    max_excluded_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="the run stops if a larger share of a step's rollouts has no reward; 1: never",
+    )
     shuffle: bool = Field(
         False, description="control experiment: permute the rewards over the step's rollouts"
     )

@@ -28,7 +28,7 @@ from pipeline.records import Console, Records
 from pipeline.reserve import EXIT, EXPORT, Reserve
 from pipeline.revision import Revision
 from pipeline.run_dir import RunFolder
-from pipeline.team import Workers
+from pipeline.team import TrainingStopped, Workers
 from pipeline.tracking import Tracker
 
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
@@ -176,7 +176,7 @@ async def _coordinate(
         return status
     except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-        if isinstance(error, OutOfMemory):
+        if isinstance(error, OutOfMemory | TrainingStopped):
             print(error, file=sys.stderr)
         else:
             traceback.print_exception(error)

@@ -22,15 +22,19 @@ class GroupStats:
 
     Attributes:
         mixed: groups with different rewards, the only ones that are learned from.
-        all_equal: groups of two or more rewards that are all the same.
+        all_equal: groups of two or more rewards that are all the same, or so close that their
+            advantages are 0 in float32.
         short: groups with fewer than two rewards.
         excluded: rollouts without a reward.
+        overflow: groups with rewards so large that computing their advantages overflows; these are
+            0, too.
     """
 
     mixed: int
     all_equal: int
     short: int
     excluded: int
+    overflow: int = 0
 
 
 def group_advantages(
@@ -44,31 +48,44 @@ def group_advantages(
         dr_grpo:   r - m                    arXiv:2503.20783, 3.2
         rloo:     (r - m) n / (n - 1)       r minus the mean of the others; arXiv:2402.14740, 2.2
 
-    They are 0 where the reward is None and in groups that are all equal or have fewer than two.
+    They are 0 where the reward is None and in groups that are not mixed.
 
     Args:
-        rewards: those of each group, None for a rollout without a reward.
+        rewards: those of each group, finite; None for a rollout without a reward.
         kind: which formula.
 
     Returns:
         float32 `group` for each group, and what the groups were like.
     """
     advantages, excluded = [], 0
-    counts = dict.fromkeys(("mixed", "all_equal", "short"), 0)
+    counts = dict.fromkeys(("mixed", "all_equal", "short", "overflow"), 0)
     for group in rewards:
         values = np.array([np.nan if reward is None else reward for reward in group], np.float64)
-        advantage, valid = np.zeros_like(values), ~np.isnan(values)
+        advantage, valid = np.zeros(len(group), np.float32), ~np.isnan(values)
         scores = values[valid]
         if len(scores) < 2:
             counts["short"] += 1
-        elif scores.min() == scores.max():
-            counts["all_equal"] += 1
         else:
-            counts["mixed"] += 1
-            advantage[valid] = _ADVANTAGES[kind](scores)
-        advantages.append(advantage.astype(np.float32))
+            try:
+                advantage[valid] = found = _of_group(scores, kind)
+                counts["mixed" if found.any() else "all_equal"] += 1
+            except FloatingPointError:
+                counts["overflow"] += 1
+        advantages.append(advantage)
         excluded += int((~valid).sum())
     return advantages, GroupStats(**counts, excluded=excluded)
+
+
+def _of_group(scores: np.ndarray, kind: Advantage) -> np.ndarray:
+    """Advantages of two or more rewards, float32 `group`.
+
+    Raises:
+        FloatingPointError: if one of them, or what they are computed from, is not finite.
+    """
+    if scores.min() == scores.max():  # their mean may differ from them in its last bit
+        return np.zeros(len(scores), np.float32)
+    with np.errstate(over="raise", invalid="raise"):
+        return _ADVANTAGES[kind](scores).astype(np.float32)
 
 
 def _grpo(scores: np.ndarray) -> np.ndarray:

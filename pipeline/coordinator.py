@@ -30,17 +30,21 @@ from pipeline.data.packing import sequences_for_step
 from pipeline.data.splits import LoadedData
 from pipeline.deadline import Deadline, Stopwatch
 from pipeline.drawing import Drawer
-from pipeline.drawn import Start
+from pipeline.drawn import Drawn, Start
 from pipeline.dynamic import Estimates
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.examiner import Examiner
 from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.records import Records
-from pipeline.team import Interrupted, OutOfTime, Team, Workers
+from pipeline.records import Records, example_rows
+from pipeline.scoring import too_many_excluded
+from pipeline.team import Interrupted, OutOfTime, Team, TrainingStopped, Workers
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 from pipeline.timed import Timed
 from pipeline.waiting import Waiting
+
+MAX_SKIPPED_IN_A_ROW = 3
+"""So many skipped updates end the run: the next ones would hardly fare better."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Progress:
         tokens_trained: tokens that were learned from.
         tokens_padded: positions that the learner computed and that held nothing.
         reward_errors: reward calls without a value.
+        skipped_updates: updates that were skipped, because loss or gradient were not finite.
+        skipped_in_a_row: those since the last one that was made.
         cut: how often a rollout was cut at a step's cut-off.
         continued: how often one was gone on with.
         dropped: rollouts that were cut and lost.
@@ -70,6 +76,8 @@ class Progress:
     tokens_trained: int = 0
     tokens_padded: int = 0
     reward_errors: int = 0
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
     cut: int = 0
     continued: int = 0
     dropped: int = 0
@@ -91,6 +99,19 @@ class Progress:
         if "estimates" in meta:  # not in checkpoints from before there was dynamic sampling
             found["estimates"] = Estimates.of_json(meta["estimates"])
         return Progress(**found)
+
+    def learned(self, metrics: Mapping[str, float]) -> Progress:
+        """With the counters of an update that has these metrics; the step is not counted."""
+        trained, skipped = int(metrics["tokens_trained"]), int(metrics.get("skipped_updates", 0))
+        # Where tokens were learned from, an update was made before the one that was skipped, if any.
+        in_a_row = (0 if trained else self.skipped_in_a_row) + skipped
+        return replace(
+            self,
+            tokens_trained=self.tokens_trained + trained,
+            tokens_padded=self.tokens_padded + int(metrics["tokens_padded"]),
+            skipped_updates=self.skipped_updates + skipped,
+            skipped_in_a_row=in_a_row,
+        )
 
     @property
     def start(self) -> Start:
@@ -180,6 +201,8 @@ class Coordinator:
         Raises:
             ParityError: if sampler and learner are not the same policy.
             OutOfMemory: if there is nothing smaller to go on with; a checkpoint is written first.
+            TrainingStopped: if too many rewards are missing or too many updates were skipped;
+                likewise.
             BudgetTooSmallError: if not one step fits into a budget of time.
         """
         try:
@@ -199,7 +222,7 @@ class Coordinator:
             await self._save()
             self._summarize(ended="interrupted")
             return "interrupted"
-        except OutOfMemory:
+        except (OutOfMemory, TrainingStopped):
             # A step that was learned and not counted would be learned twice after a resume.
             if not self.uncounted:
                 await self._save()
@@ -235,19 +258,20 @@ class Coordinator:
         await self.team.publish()
         watch.lap("sync")
         self.timed.synced(watch.lap_s("sync"))
-        self.progress = replace(
-            self.progress,
-            step=step + 1,
-            **self._learned_tokens(learned),
-        )
+        self.progress = replace(self.progress.learned(learned), step=step + 1)
         self.uncounted = False
         metrics = {f"sft/{name}": value for name, value in learned.items()}
         self.records.imitation(step + 1, metrics | watch.metrics() | self.timed.metrics)
+        if "skipped_updates" in learned:
+            batch = f"sft_{step + 1:06d}"
+            self.records.folder.write_rollouts(batch, example_rows(sequences))
+            self._skipped(step + 1, learned, batch=batch)
 
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
         config, step, watch = self.config, self.progress.step, self._stopwatch()
         drawn = await self.supply.take(self.progress.start, watch)
+        self._check_rewards(drawn, watch)
         async with self.supply.beside(drawn.following):
             with self.timed.update(drawn.seconds):
                 learned = await self.team.learner.update(drawn.rollouts, rate=self.timed.rate)
@@ -261,11 +285,10 @@ class Coordinator:
         self.timed.synced(watch.lap_s("sync"))
         errors, settled, everybody = drawn.errors, drawn.settled, drawn.everybody
         self.progress = replace(
-            self.progress,
+            self.progress.learned(learned),
             step=step + 1,
             samples=self.progress.samples + len(everybody),
             tokens_generated=self.progress.tokens_generated + drawn.tokens,
-            **self._learned_tokens(learned),
             reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
             cut=self.progress.cut + settled.cut,
             continued=self.progress.continued + settled.continued,
@@ -280,17 +303,49 @@ class Coordinator:
             f"learner/{name}": value for name, value in learned.items()
         }
         self.records.reward_errors(step + 1, errors)
+        skipped = "skipped_updates" in learned
         self.records.step(
             step + 1,
             metrics | watch.metrics() | self.timed.metrics,
             drawn.rollouts,
+            tokens=config.records.tokens or skipped,
+        )
+        if skipped:
+            self._skipped(step + 1, learned, batch=f"step_{step + 1:06d}")
+
+    def _check_rewards(self, drawn: Drawn, watch: Stopwatch) -> None:
+        """Ends the run before too few rewards are learned from; the step is recorded, not counted.
+
+        Raises:
+            TrainingStopped: saying what failed.
+        """
+        config, step = self.config, self.progress.step + 1
+        why = too_many_excluded(drawn.everybody, drawn.errors, config.rewards)
+        if why is None:
+            return
+        self.records.reward_errors(step, drawn.errors)
+        self.records.step(
+            step,
+            drawn.metrics(config) | watch.metrics() | self.timed.metrics,
+            drawn.everybody,
             tokens=config.records.tokens,
         )
+        raise TrainingStopped(f"step {step}: {why}")
 
-    def _learned_tokens(self, learned: Mapping[str, float]) -> dict[str, Any]:
-        """Counters of `Progress` after an update with these metrics."""
-        names = ("tokens_trained", "tokens_padded")
-        return {name: getattr(self.progress, name) + int(learned[name]) for name in names}
+    def _skipped(self, step: int, learned: Mapping[str, float], *, batch: str) -> None:
+        """Says that an update was skipped, and ends the run after several in a row.
+
+        Raises:
+            TrainingStopped: naming the version that the policy still is.
+        """
+        self.records.skipped_update(step, learned, batch=batch)
+        in_a_row = self.progress.skipped_in_a_row
+        if in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TrainingStopped(
+                f"step {step}: {in_a_row} updates in a row were skipped, because loss or gradient "
+                "were not finite; adapter and optimizer are those before them; look at the "
+                f"rewards and log-probs in {self.records.folder.rollouts}"
+            )
 
     async def _validate(self, *, last: bool = False) -> None:
         if self.examiner.is_due(self.progress.step, last=last):
@@ -356,7 +411,10 @@ class Coordinator:
             **more,
             "adapter_sha256": self.team.published.sha256 if self.team.published else None,
             "resumed_from": self.resumed_from,
-            "faults": {"reward_errors": progress.reward_errors},
+            "faults": {
+                "reward_errors": progress.reward_errors,
+                "skipped_updates": progress.skipped_updates,
+            },
         }
         self.records.folder.write_summary(summary)
         self.records.tracker.summarize(summary)

@@ -25,7 +25,7 @@ from pipeline.deadline import Stopwatch
 from pipeline.drawn import Drawn, Round, Start
 from pipeline.dynamic import Estimates
 from pipeline.run_dir import RunFolder
-from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
+from pipeline.scoring import reward_inputs, score_rollouts
 from pipeline.team import Team
 from pipeline.text.prompts import PromptMaker
 from pipeline.waiting import settle
@@ -154,9 +154,11 @@ class Drawer:
         completions = settled.ended
         inputs = reward_inputs(completions, self._prompts, maker=self._maker, tags=self._tags)
         outcomes = await team.unless_stopped(team.scorer.score(inputs))
-        rollouts, stats = score_rollouts(completions, inputs, outcomes, config=config, step=step)
+        rollouts, stats, errors = score_rollouts(
+            completions, inputs, outcomes, config=config, step=step
+        )
         watch.lap("reward")
-        errors, seconds = reward_errors(outcomes), self.now() - began
+        seconds = self.now() - began
         return Round(rollouts, stats, settled, errors, work, len(prompts), seconds)
 
     def _further(

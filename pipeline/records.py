@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from configs.schema import Config
 from pipeline.advantages import GroupStats
+from pipeline.data.packing import Packed
 from pipeline.datatypes import Rollout
 from pipeline.horizon import Plan
 from pipeline.run_dir import RunFolder
@@ -29,6 +31,7 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
         "groups/all_equal": float(stats.all_equal),
         "groups/short": float(stats.short),
         "groups/excluded_rollouts": float(stats.excluded),
+        "groups/overflow": float(stats.overflow),
     }
     if not rollouts:
         return groups
@@ -52,9 +55,15 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
+    """Over rollouts that have a reward; means of the parts over all that the part has scored."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    metrics = {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards or [0.0]))}
+    metrics = {
+        f"{prefix}/mean": _mean(rewards),
+        f"{prefix}/std": float(np.std(rewards or [0.0])),
+        f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts),
+    }
     for name in rollouts[0].rewards:
         values = [rollout.rewards[name] for rollout in rollouts]
         metrics[f"{prefix}/{name}"] = _mean([value for value in values if value is not None])
@@ -91,6 +100,20 @@ def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str,
                 row["kept_logprobs"] = drawn.kept_logprobs.tolist()
         rows.append(row)
     return rows
+
+
+def example_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
+    """Packed examples of the supervised phase as JSON objects."""
+    return [
+        {
+            "id": example.id,
+            "sequence": number,
+            "prompt_tokens": example.prompt_tokens.tolist(),
+            "tokens": example.completion_tokens.tolist(),
+        }
+        for number, packed in enumerate(sequences)
+        for example in packed
+    ]
 
 
 def accuracy_line(summary: Mapping[str, Any]) -> str:
@@ -169,28 +192,33 @@ class Records:
         *,
         tokens: bool,
     ) -> None:
-        """Records a step, counted from 1."""
-        self.folder.write_metrics({"step": step, **metrics})
+        """Records a step, counted from 1. Metrics that are not finite are left out."""
+        self._metrics(step, metrics)
         rows = rollout_rows(rollouts, tokens=tokens)
         self.folder.write_rollouts(f"step_{step:06d}", rows)
-        self.tracker.log(metrics, step=step)
-        found = (
-            f"reward {metrics['reward/mean']:.3f}  tokens {metrics['rollout/tokens_mean']:.1f}  "
-            f"mixed {metrics['groups/mixed']:.0f}"
-            if rollouts
-            else "no group has ended"
-        )
+        found = "no group has ended"
+        if rollouts:
+            share = metrics["reward/excluded_share"]
+            excluded = f" ({share:.1%} excluded)" if share else ""
+            found = (
+                f"reward {metrics['reward/mean']:.3f}{excluded}  "
+                f"tokens {metrics['rollout/tokens_mean']:.1f}  mixed {metrics['groups/mixed']:.0f}"
+            )
         self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
 
     def imitation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records a step of the supervised phase, counted from 1."""
-        self.folder.write_metrics({"step": step, **metrics})
-        self.tracker.log(metrics, step=step)
+        """Records a step of the supervised phase, counted from 1; likewise."""
+        self._metrics(step, metrics)
         self.console.step(
             step,
             f"sft loss {metrics['sft/loss']:.4f}  tokens {metrics['sft/tokens_trained']:.0f}  "
             f"{metrics['time/step_s']:.1f} s",
         )
+
+    def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.folder.write_metrics({"step": step, **finite})
+        self.tracker.log(finite, step=step)
 
     def truncation(self, config: Config) -> None:
         """Journals and says, where unlikely tokens are never drawn, what that means."""
@@ -224,6 +252,19 @@ class Records:
                 count=len(reasons),
                 first=reasons[0],
             )
+
+    def skipped_update(self, step: int, learned: Mapping[str, float], *, batch: str) -> None:
+        """Journals and says that a step's update was skipped, and which file keeps its batch."""
+        loss, norm = f"{learned['loss']:g}", f"{learned['grad_norm']:g}"
+        self.event(
+            "update_skipped",
+            f"step {step}: the update was skipped, its loss is {loss} and the norm of its gradient "
+            f"{norm}; its batch is in {self.folder.rollouts / batch}.jsonl",
+            step=step,
+            loss=loss,
+            grad_norm=norm,
+            batch=f"{self.folder.rollouts.name}/{batch}.jsonl",
+        )
 
     def evaluation(
         self, name: str, step: int, summary: Mapping[str, Any], *, version: int | None = None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
 
-from configs.schema import Config
+from configs.schema import Config, Rewards
 from configs.task import OVERLONG
 from pipeline.advantages import GroupStats, group_advantages
 from pipeline.datatypes import Completion, Prompt, Rollout
 from pipeline.text.prompts import PromptMaker
-from rewards.base import Outcome, RewardInput, Tags
+from rewards.base import Outcome, RewardInput, Tags, printable
 from rewards.overlong import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
 
@@ -40,6 +41,10 @@ def reward_inputs(
     return inputs
 
 
+SUM = "weighted sum"
+"""Where errors of the sum of the parts are counted; no reward function can have this name."""
+
+
 def reward_errors(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, list[str]]:
     """For each reward function that failed what went wrong, rollout by rollout."""
     errors: dict[str, list[str]] = {}
@@ -50,6 +55,31 @@ def reward_errors(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, list[s
     return errors
 
 
+def too_many_excluded(
+    rollouts: Sequence[Rollout], errors: Mapping[str, Sequence[str]], rewards: Rewards
+) -> str | None:
+    """Why nothing is learned from a step that has too few rewards; None: it has enough.
+
+    Args:
+        rollouts: all of the step.
+        errors: theirs, as `score_rollouts` returns them.
+        rewards: says how many are too many, and which parts exclude a rollout.
+    """
+    excluded, most = sum(rollout.reward is None for rollout in rollouts), rewards.max_excluded_share
+    if excluded <= most * len(rollouts):
+        return None
+    unweighted = {part.name for part in rewards.functions if not part.weight}
+    failed = "; ".join(
+        f"{name!r} failed {len(reasons)} times, first: {reasons[0]}"
+        for name, reasons in errors.items()
+        if name not in unweighted
+    )
+    return (
+        f"{excluded} of {len(rollouts)} rollouts ({excluded / len(rollouts):.1%}) have no reward, "
+        f"more than rewards.max_excluded_share = {most:g} allows: {failed}"
+    )
+
+
 def score_rollouts(
     completions: Sequence[Completion],
     inputs: Sequence[RewardInput],
@@ -57,8 +87,10 @@ def score_rollouts(
     *,
     config: Config,
     step: int,
-) -> tuple[list[Rollout], GroupStats]:
-    """Rollouts with rewards and advantages, in the order of the completions.
+) -> tuple[list[Rollout], GroupStats, dict[str, list[str]]]:
+    """Rollouts with rewards and advantages, in the order of the completions; groups; errors.
+
+    A rollout whose weighted sum is not finite has no reward: an error of `SUM`.
 
     Args:
         completions: group by group, as many of each as have ended.
@@ -77,7 +109,12 @@ def score_rollouts(
                 budget=config.rollout.max_new_tokens,
                 tokens=config.rollout.overlong_tokens,
             )
+    errors = reward_errors(outcomes)
     rewards = [combine(row, weights=weights) for row in parts]
+    for index, reward in enumerate(rewards):
+        if reward is not None and not math.isfinite(reward):
+            rewards[index] = None
+            errors.setdefault(SUM, []).append(_overflow(parts[index], weights))
     if config.rewards.shuffle:
         rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
     named = zip((completion.name.group for completion in completions), rewards, strict=True)
@@ -89,4 +126,9 @@ def score_rollouts(
             completions, inputs, parts, rewards, chain(*advantages), strict=True
         )
     ]
-    return rollouts, stats
+    return rollouts, stats, errors
+
+
+def _overflow(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> str:
+    terms = (f"{weights[name]:g} x {parts[name]:g} ({name})" for name in parts if weights[name])
+    return printable(f"is not a finite number: {' + '.join(terms)}")

@@ -25,6 +25,10 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
     """A signal arrived; what was in flight is abandoned."""
 
 
+class TrainingStopped(Exception):  # noqa: N818  # not an error of ours: the message says whose
+    """The run learns nothing as it is and needs its user."""
+
+
 class OutOfTime(Exception):  # noqa: N818  # not an error: something else needs what time is left
     """What was in flight took too long and was abandoned."""
 

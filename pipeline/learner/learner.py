@@ -7,7 +7,7 @@ current ones, so the ratio is 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -161,7 +161,8 @@ class Learner:
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """Learns from one step's rollouts and moves on to the next version.
 
-        If no rollout carries a signal, adapter and optimizer stay as they are.
+        If no rollout carries a signal, adapter and optimizer stay as they are. Likewise if loss or
+        gradient of an update are not finite; the step's other updates are skipped, too.
 
         Args:
             rollouts: what is learned from.
@@ -169,7 +170,8 @@ class Learner:
                 clock (`Config.plans_decay`); None elsewhere, where the schedule gives it.
 
         Returns:
-            Metrics: means over learned tokens, and the parity between sampler and learner.
+            Metrics: means over learned tokens, and the parity between sampler and learner;
+            `skipped_updates` (1) only if one was skipped.
         """
         batches = self._pack(rollouts)
         # Before the first update takes the adapter; the state stays as it is until one has ended,
@@ -196,6 +198,10 @@ class Learner:
                 name: value if name in ABOUT_UPDATE else value / weight
                 for name, value in shares.items()
             }
+            if "skipped_updates" in shares:
+                if number == 0:
+                    metrics["tokens_trained"] = 0.0
+                break
         self.state = replace(self.state, previous=begun_with, version=self.state.version + 1)
         return metrics
 
@@ -205,8 +211,11 @@ class Learner:
         After the last step of the supervised phase the GRPO phase begins: with a new optimizer,
         and with the adapter as it is then for the KL term's reference.
 
+        An update whose loss or gradient are not finite is skipped.
+
         Returns:
-            Metrics: the loss in nats a token, the gradient's norm, the learning rate.
+            Metrics: the loss in nats a token, the gradient's norm, the learning rate;
+            `skipped_updates` (1) only if it was skipped.
         """
         apply = self._compiled.apply_imitation
         assert apply is not None
@@ -220,18 +229,16 @@ class Learner:
             program = self._compiled.imitation[len(batch.tokens)]
             total, share = program(self.base, state.adapter, total, examples)
             shares.append(share)
-        adapter, optimizer, norm = apply(state.adapter, state.optimizer, total)
+        sums = self._apply(apply, total, jax.device_get(shares))
         version = state.version + 1
-        self.state = replace(
-            state, adapter=adapter, optimizer=optimizer, version=version, updates=state.updates + 1
-        )
+        self.state = replace(self.state, version=version)
         if version == self._config.sft_steps:
-            self.state = self._begin_phase(adapter, version=version)
+            self.state = self._begin_phase(self.state.adapter, version=version)
+        trained = 0 if "skipped_updates" in sums else sum(batch.num_tokens for batch in batches)
         return {
-            "loss": float(sum(share["loss"] for share in jax.device_get(shares))),
-            "grad_norm": float(norm),
+            **sums,
             "lr": float(self._rates["sft"](state.updates)),
-            "tokens_trained": float(sum(batch.num_tokens for batch in batches)),
+            "tokens_trained": float(trained),
             **padding_metrics(batches),
         }
 
@@ -334,15 +341,41 @@ class Learner:
             # Added up on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
-        planned = [] if rate is None else [jax.device_put(np.float32(rate), self._whole)]
-        adapter, optimizer, norm = self._compiled.apply(
-            state.adapter, state.optimizer, total, *planned
-        )
-        self.state = replace(state, adapter=adapter, optimizer=optimizer, updates=state.updates + 1)
-        sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
+        planned = () if rate is None else (rate,)
+        sums = self._apply(self._compiled.apply, total, shares, *planned)
         told = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
-        sums |= {"grad_norm": float(norm), "lr": told}
-        return sums, logprobs
+        return sums | {"lr": told}, logprobs
+
+    def _apply(
+        self,
+        program: jax.stages.Compiled,
+        total: Params,
+        shares: Sequence[Mapping[str, Any]],
+        *planned: float,
+    ) -> dict[str, float]:
+        """Applies a gradient, or skips it if loss or norm are not finite; the version stays.
+
+        Args:
+            program: what applies it.
+            total: the gradient.
+            shares: what each micro-batch adds to the metrics.
+            planned: the learning rate, if the program takes it.
+
+        Returns:
+            The sums of the shares, the gradient's norm, and `skipped_updates` if it was skipped.
+        """
+        state = self.state
+        sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
+        with np.errstate(over="ignore"):
+            given = [np.float32(value) for value in (sums["loss"], *planned)]
+        scalars = jax.device_put(given, self._whole)
+        adapter, optimizer, norm = program(state.adapter, state.optimizer, total, *scalars)
+        sums["grad_norm"] = float(norm)
+        made = bool(np.isfinite([given[0], sums["grad_norm"]]).all())  # as the program decides
+        self.state = replace(
+            state, adapter=adapter, optimizer=optimizer, updates=state.updates + made
+        )
+        return sums if made else sums | {"skipped_updates": 1.0}
 
 
 def _open_teacher(path: str | None, policy: Policy) -> Params | None:

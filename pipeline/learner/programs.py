@@ -46,7 +46,7 @@ FutureBySize = dict[int, Future[jax.stages.Compiled]]
 IMITATION_TEMPERATURE = 1.0
 """Worked examples are learned at the model's own temperature, whatever rollouts are drawn at."""
 
-ABOUT_UPDATE = ("loss", "policy_loss", "grad_norm", "lr")
+ABOUT_UPDATE = ("loss", "policy_loss", "grad_norm", "lr", "skipped_updates")
 """Metrics of an update as a whole; all others describe tokens, and their mean is told."""
 
 
@@ -55,8 +55,8 @@ class CompiledPrograms:
     """What `LearnerPrograms.compile` returns.
 
     `keep` is there only where the top of a distribution is kept, `imitation` and `apply_imitation`
-    only in runs with a supervised phase. `apply` takes the learning rate, too, where the clock
-    plans it.
+    only in runs with a supervised phase. `apply` takes adapter, optimizer state, gradient and loss,
+    and the learning rate, too, where the clock plans it.
     """
 
     score: BySize
@@ -180,23 +180,32 @@ class LearnerPrograms:
         return jax.tree.map(jnp.add, total, grads), {"loss": value}
 
     def apply(
-        self, adapter: Params, state: optax.OptState, grads: Params
+        self, adapter: Params, state: optax.OptState, grads: Params, loss: Float[Array, ""]
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """One GRPO update; also returns the gradient's norm before clipping."""
-        return _apply(self.optimizer, adapter, state, grads)
+        """One GRPO update, or none if the loss or the gradient's norm is infinite or NaN.
+
+        Returns:
+            Adapter, optimizer state and the gradient's norm before clipping.
+        """
+        return _apply(self.optimizer, adapter, state, grads, loss)
 
     def apply_planned(
-        self, adapter: Params, state: optax.OptState, grads: Params, rate: Float[Array, ""]
+        self,
+        adapter: Params,
+        state: optax.OptState,
+        grads: Params,
+        loss: Float[Array, ""],
+        rate: Float[Array, ""],
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """The same at a learning rate that is given: the plan may change, the program does not."""
         optimizer = make_optimizer(self.config, lambda _: rate)
-        return _apply(optimizer, adapter, state, grads)
+        return _apply(optimizer, adapter, state, grads, loss)
 
     def apply_imitation(
-        self, adapter: Params, state: optax.OptState, grads: Params
+        self, adapter: Params, state: optax.OptState, grads: Params, loss: Float[Array, ""]
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """One supervised update; likewise."""
-        return _apply(self.imitation_optimizer, adapter, state, grads)
+        return _apply(self.imitation_optimizer, adapter, state, grads, loss)
 
     def _scores(
         self,
@@ -304,8 +313,8 @@ class LearnerPrograms:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
             jax.eval_shape(self.optimizer.init, adapter),
         )
-        rate = [jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)]
-        given = rate if function == self.apply_planned else []
+        scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+        given = [scalar, scalar] if function == self.apply_planned else [scalar]
         program = jax.jit(function, donate_argnums=(0, 1), out_shardings=whole)
         return program.trace(adapter, state, adapter, *given)
 
@@ -368,7 +377,20 @@ class LearnerPrograms:
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, adapter: Params, state: optax.OptState, grads: Params
+    optimizer: optax.GradientTransformation,
+    adapter: Params,
+    state: optax.OptState,
+    grads: Params,
+    loss: Float[Array, ""],
 ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-    updates, state = optimizer.update(grads, state, adapter)
-    return optax.apply_updates(adapter, updates), state, optax.tree.norm(grads)
+    norm = optax.tree.norm(grads)
+    updates, updated = optimizer.update(grads, state, adapter)
+    # A finite norm is the root of a finite sum of squares, which Adam averages. The selection is
+    # made here, because the memory of what is given is taken for what is returned.
+    made = jnp.isfinite(loss) & jnp.isfinite(norm)
+    adapter, state = jax.tree.map(
+        lambda new, old: jnp.where(made, new, old),
+        (optax.apply_updates(adapter, updates), updated),
+        (adapter, state),
+    )
+    return adapter, state, norm

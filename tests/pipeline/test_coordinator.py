@@ -166,7 +166,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "deadline_s": None,
         "adapter_sha256": run.learner.adapter,
         "resumed_from": None,
-        "faults": {"reward_errors": 0},
+        "faults": {"reward_errors": 0, "skipped_updates": 0},
     }
     for name in ("before", "after"):
         answers = run.folder.read_rollouts(f"test_{name}") or []
@@ -329,12 +329,13 @@ def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
     assert advantages == pytest.approx([high, low, 0, high, 0, 0, 0, 0], abs=1e-5)
     (metrics,) = run.folder.metrics
     assert metrics["reward/mean"] == pytest.approx(4 / 5)
+    assert metrics["reward/excluded_share"] == 3 / 8
     assert metrics["reward/correct_errors"] == 3
     assert metrics["reward/format_errors"] == 0
     assert metrics["groups/excluded_rollouts"] == 3
     assert (metrics["groups/mixed"], metrics["groups/all_equal"]) == (1, 1)
     assert run.folder.summary is not None
-    assert run.folder.summary["faults"] == {"reward_errors": 3}
+    assert run.folder.summary["faults"] == {"reward_errors": 3, "skipped_updates": 0}
     assert run.events("reward_errors") == [
         {"step": 1, "name": "correct", "count": 3, "first": "raised 3"}
     ]

@@ -15,7 +15,7 @@ from pipeline.records import Console, Records, accuracy_line, rollout_rows, step
 from pipeline.run_dir import RunFolder
 from tests.fakes import FRESH, FakeTracker, completion, make_config
 
-STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4)
+STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4, overflow=5)
 
 
 def rollout(text: str, correct: float | None, *, ended: bool = True) -> Rollout:
@@ -34,6 +34,7 @@ def test_a_steps_metrics():
     assert metrics == {
         "reward/mean": pytest.approx(1.0),
         "reward/std": pytest.approx((0.5 / 3) ** 0.5),
+        "reward/excluded_share": pytest.approx(2 / 5),
         "reward/correct": pytest.approx(0.5),
         "reward/correct_errors": 2.0,
         "reward/format": 0.5,
@@ -46,6 +47,7 @@ def test_a_steps_metrics():
         "groups/all_equal": 2.0,
         "groups/short": 3.0,
         "groups/excluded_rollouts": 4.0,
+        "groups/overflow": 5.0,
     }
 
 
@@ -68,6 +70,7 @@ def test_in_a_mixture_each_source_has_its_own_metrics():
     assert own == {
         "reward/more/mean": 0.5,
         "reward/more/std": 0.0,
+        "reward/more/excluded_share": 0.5,
         "reward/more/correct": 0.0,
         "reward/more/correct_errors": 1.0,
         "reward/more/format": 0.5,
@@ -76,6 +79,7 @@ def test_in_a_mixture_each_source_has_its_own_metrics():
         "rollout/more/tokens_mean": 1.5,
         "reward/train/mean": 1.25,
         "reward/train/std": 0.25,
+        "reward/train/excluded_share": 0.0,
         "reward/train/correct": 0.75,
         "reward/train/correct_errors": 0.0,
         "reward/train/format": 0.5,
@@ -147,11 +151,13 @@ def test_a_step_without_rollouts_has_no_reward_rather_than_a_wrong_one():
         "groups/all_equal": 0.0,
         "groups/short": 0.0,
         "groups/excluded_rollouts": 0.0,
+        "groups/overflow": 0.0,
     }
 
 
 METRICS = {
     "reward/mean": 0.12345,
+    "reward/excluded_share": 0.0,
     "rollout/tokens_mean": 20.04,
     "groups/mixed": 3.0,
     "time/step_s": 1.26,
@@ -176,6 +182,44 @@ def test_a_step_goes_to_folder_tracker_and_console(
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS)]
     assert capsys.readouterr().out == "step 7/9  reward 0.123  tokens 20.0  mixed 3  1.3 s\n"
+
+
+def test_a_mean_is_never_shown_without_the_excluded_share(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    records.step(7, {**METRICS, "reward/excluded_share": 185 / 192}, ROLLOUTS, tokens=False)
+    shown = capsys.readouterr().out
+    assert shown == "step 7/9  reward 0.123 (96.4% excluded)  tokens 20.0  mixed 3  1.3 s\n"
+
+
+def test_metrics_that_are_not_finite_are_left_out(records: Records):
+    bad = {"learner/loss": float("nan"), "learner/grad_norm": float("inf")}
+    records.step(7, METRICS | bad, ROLLOUTS, tokens=False)
+    sft = {"sft/loss": 1.5, "sft/tokens_trained": 3.0, "time/step_s": 1.0}
+    records.imitation(8, sft | {"sft/grad_norm": float("nan")})
+    assert records.folder.metrics == [{"step": 7, **METRICS}, {"step": 8, **sft}]
+    assert isinstance(records.tracker, FakeTracker)
+    assert records.tracker.logged == [(7, METRICS), (8, sft)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mean_of_huge_rewards_is_no_error():
+    huge = [replace(one, reward=1.7e308) for one in ROLLOUTS]
+    assert step_metrics(huge, STATS)["reward/excluded_share"] == 0.0
+
+
+def test_a_skipped_update_names_the_file_that_keeps_its_batch(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    learned = {"loss": float("nan"), "grad_norm": float("inf")}
+    records.skipped_update(7, learned, batch="step_000007")
+    (entry,) = records.folder.events("update_skipped")
+    facts = {"step": 7, "loss": "nan", "grad_norm": "inf", "batch": "rollouts/step_000007.jsonl"}
+    assert {name: entry[name] for name in facts} == facts
+    assert capsys.readouterr().out == (
+        "step 7: the update was skipped, its loss is nan and the norm of its gradient inf; its "
+        f"batch is in {records.folder.rollouts}/step_000007.jsonl\n"
+    )
 
 
 def test_an_evaluation_is_journaled_said_and_sent(

@@ -12,7 +12,7 @@ import pytest
 from configs.schema import Prompt
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Completion, RolloutName, RolloutRequest
-from pipeline.scoring import reward_errors, reward_inputs, score_rollouts
+from pipeline.scoring import SUM, reward_errors, reward_inputs, score_rollouts
 from pipeline.text.prompts import PromptMaker
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import shuffle_rewards
@@ -59,7 +59,7 @@ def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
 
 def test_rewards_are_weighted_and_groups_are_those_of_the_prompts(tmp_path: Path):
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
-    rollouts, stats = score_rollouts(
+    rollouts, stats, _ = score_rollouts(
         GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
     )
     assert [rollout.completion for rollout in rollouts] == GROUPS
@@ -76,18 +76,18 @@ def test_groups_are_told_by_name_whatever_is_left_of_them(tmp_path: Path):
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
     completions = [later, *left]
-    rollouts, stats = score_rollouts(
+    rollouts, stats, _ = score_rollouts(
         completions, inputs_of(completions), outcomes(9.0, 1.0, 0.0, 0.5), config=config, step=0
     )
     advantages = [rollout.advantage for rollout in rollouts]
     assert advantages == pytest.approx([0, 0.5, -0.5, 0])
     assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
     nobody = score_rollouts([], [], [], config=config, step=0)
-    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
+    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0), {})
 
 
 def test_advantages_are_scaled_as_the_configuration_says(tmp_path: Path):
-    rollouts, _ = score_rollouts(
+    rollouts, *_ = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
         outcomes(1.0, 0.0, 0.5, 0.5),
@@ -100,7 +100,7 @@ def test_advantages_are_scaled_as_the_configuration_says(tmp_path: Path):
 
 
 def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
-    rollouts, stats = score_rollouts(
+    rollouts, stats, _ = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
         outcomes(1.0, None, 0.0, 1.0),
@@ -112,6 +112,54 @@ def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Pat
     assert rollouts[0].reward == pytest.approx(1.1)
     assert [rollouts[0].advantage, rollouts[1].advantage] == [0.0, 0.0]
     assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
+
+
+def test_invariant_6_a_part_of_weight_0_excludes_nobody(tmp_path: Path):
+    parts = [
+        {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
+        {"name": "format", "function": "rewards.format:well_formed", "weight": 0.5},
+    ]
+    rollouts, stats, errors = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(1.0, None, 1e308, None),
+        config=make_config(tmp_path, rewards={"functions": parts}),
+        step=0,
+    )
+    assert [rollout.reward for rollout in rollouts] == [0.5] * 4
+    assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, None, 1e308, None]
+    assert errors == {"correct": ["died", "died"]}
+    assert stats == GroupStats(mixed=0, all_equal=2, short=0, excluded=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "error"),
+    [
+        (1.7e308, (1.0, 1.7e308), "is not a finite number: 1 x 1.7e+308 (correct) + 1.7e+308 x 1"),
+        (-1e308, (9.0, 0.1), "is not a finite number: 9 x -1e+308 (correct) + 0.1 x 1 (format)"),
+    ],
+)
+def test_a_sum_that_overflows_is_an_error_of_the_sum(
+    tmp_path: Path, value: float, weights: tuple[float, float], error: str
+):
+    parts = [
+        {"name": name, "function": "rewards.correctness:exact_answer", "weight": weight}
+        for name, weight in zip(("correct", "format"), weights, strict=True)
+    ]
+    rollouts, stats, errors = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(value, 0.0, 0.5, None),
+        config=make_config(tmp_path, rewards={"functions": parts}),
+        step=0,
+    )
+    assert rollouts[0].rewards == {"correct": value, "format": 1.0}
+    assert [rollout.reward is None for rollout in rollouts] == [True, False, False, True]
+    assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
+    assert list(errors) == ["correct", SUM]
+    (found,) = errors[SUM]
+    assert found.startswith(error)
+    assert stats.excluded == 2
 
 
 def test_overlong_completions_are_punished_in_a_part_of_their_own(tmp_path: Path):
@@ -129,7 +177,7 @@ def test_overlong_completions_are_punished_in_a_part_of_their_own(tmp_path: Path
     )
     long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
     completions = [*GROUPS[:2], long, cut]
-    rollouts, stats = score_rollouts(
+    rollouts, stats, _ = score_rollouts(
         completions, inputs_of(completions), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
     )
     assert [rollout.rewards["overlong"] for rollout in rollouts] == [0.0, 0.0, -0.5, -1.0]
@@ -155,7 +203,7 @@ def test_invariant_6_errors_are_kept_by_function():
 def test_the_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
     config = make_config(tmp_path, rewards={"shuffle": True})
     values = outcomes(0.1, 0.2, 0.3, 0.4)
-    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=5)
+    rollouts, *_ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=5)
     plain = [value["correct"].value or 0.0 for value in values]
     expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
     assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
