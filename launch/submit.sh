@@ -3,14 +3,15 @@
 #
 #   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
 #
-# Uploads the project's source and nothing else: no runs, no weights, no data. Relative paths in the
-# configuration are relative to the folder you are in, which the cluster's host must have. Keys
+# Uploads the project's source, the modules in the folder you are in that the reward functions need,
+# and nothing else: no runs, no weights, no data. Relative paths in the configuration are relative to
+# the folder you are in, which the cluster's host must have. Keys
 # (WANDB_API_KEY, HF_TOKEN) are never put into the job, whose metadata everybody at the cluster can
 # read: set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on
 # this machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
 set -euo pipefail
 
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 
 case "${1:-}" in
     -h | --help) usage; exit 0 ;;
@@ -26,21 +27,34 @@ fi
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${GEMMA_GRPO_PYTHON:-$project/.venv/bin/python}
 [ -x "$python" ] || python=$(command -v python3)
+case "$python" in
+    /*) ;;
+    *) python=$PWD/$python ;;
+esac
 
-# Mistakes are told here rather than in a job's log.
-GEMMA_GRPO_SUBMITTED_S=$(date +%s) PYTHONPATH=$project \
-    "$python" -m launch.train "$@" --dry-run >/dev/null
+home=$PWD
 config=$1
 shift
-if ! [ -f "$config" ]; then
-    echo "$config is not a file; CONFIG.toml comes first" >&2
-    exit 2
-fi
+case "$config" in
+    /*) ;;
+    *) config=$home/$config ;;
+esac
 
 upload=$(mktemp -d)
 trap 'rm -rf "$upload"' EXIT
 (cd "$project" && find configs rewards pipeline actors launch \
     \( -name '*.py' -o -name '*.toml' \) -print0 | tar --null -T - -cf -) | tar -xf - -C "$upload"
+# Without the folder we are in on Python's path: its modules may have names of ours.
+PYTHONSAFEPATH=1 PYTHONPATH=$project "$python" -m launch.upload "$upload" "$config" "$@"
+
+# Mistakes are told here rather than in a job's log. The check runs in what is uploaded: what is not
+# there will not be there in the job.
+(cd "$upload" && unset PYTHONPATH && GEMMA_GRPO_HOME=$home GEMMA_GRPO_SUBMITTED_S=$(date +%s) \
+    PYTHONDONTWRITEBYTECODE=1 "$python" -m launch.train "$config" "$@" --dry-run >/dev/null)
+if ! [ -f "$config" ]; then
+    echo "$config is not a file; CONFIG.toml comes first" >&2
+    exit 2
+fi
 cp -- "$config" "$upload/submitted.toml"
 
 # Token authentication is on in clusters that `ray start` made, and `ray job submit` sends the token
@@ -70,7 +84,7 @@ fi
 
 # Ray stops a job with SIGTERM to all its processes and kills them 3 seconds later, too early for a
 # checkpoint, unless told otherwise.
-runtime_env=$("$python" - "$PWD" <<'EOF'
+runtime_env=$("$python" - "$home" <<'EOF'
 import json
 import sys
 import time

@@ -17,7 +17,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from configs.cli import parse
+from configs.cli import CommandLine, parse
 from configs.load import config_to_json, load_config
 from configs.schema import Config
 from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
@@ -34,12 +34,7 @@ Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ct
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.train",
-            description=DESCRIPTION,
-            flags=_flags(),
-        )
+        command = parse_command(sys.argv[1:] if argv is None else argv)
         config = load_config(command.path, command.overrides)
         _check_flags(command.flags)
         if command.flags.rehearse:
@@ -52,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Before `session` listens, or a second time.
         return EXIT_INTERRUPTED
+
+
+def parse_command(argv: Sequence[str]) -> CommandLine:
+    """The arguments of this command; see `configs.cli.parse`."""
+    return parse(argv, prog="python -m launch.train", description=DESCRIPTION, flags=_flags())
 
 
 def _flags() -> argparse.ArgumentParser:

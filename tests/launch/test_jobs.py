@@ -28,10 +28,12 @@ def head():
         yield found
 
 
-def submit(head: Head, *arguments: object, **more: str) -> subprocess.Popen[str]:
+def submit(
+    head: Head, *arguments: object, folder: Path = PROJECT, **more: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        ["bash", "launch/submit.sh", *map(str, arguments)],
-        cwd=PROJECT,
+        ["bash", f"{PROJECT}/launch/submit.sh", *map(str, arguments)],
+        cwd=folder,
         env=head.environment | {"GEMMA_GRPO_PYTHON": sys.executable} | more,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,6 +63,42 @@ def test_a_submitted_job_leaves_a_complete_run_folder(head, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["samples"]) == ("finished", 2, 32)
     assert "kkkk" not in jobs(head)
+
+
+REWARDS = """
+from parts.scale import STEP
+
+def length(inputs):
+    return [STEP * len(i.completion) for i in inputs]
+
+def interrupts(inputs):
+    raise KeyboardInterrupt("\\udc80")
+"""
+
+
+def test_a_job_has_the_users_reward_modules_and_survives_their_errors(head, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/scale.py").write_text("STEP = 0.5\n")
+    config = write_config(tmp_path, name="own")
+    parts = (
+        '[{ name = "length", function = "my_rewards:length" },'
+        ' { name = "seen", function = "my_rewards:interrupts", weight = 0.0 }]'
+    )
+    text = config.read_text().replace("launch/demo", f"{PROJECT}/launch/demo")
+    before = '[{ name = "exact", function = "rewards.correctness:exact_answer" }]'
+    assert before in text
+    config.write_text(text.replace(before, parts))
+    job = submit(head, config.name, "--wandb.mode", "disabled", folder=tmp_path)
+    output, _ = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 0, output
+    run = tmp_path / "runs" / "own"
+    rows = [json.loads(line) for line in lines(run / "rollouts" / "step_000002.jsonl")]
+    assert len(rows) == 16
+    assert [row["reward"] for row in rows] == [0.5 * len(row["text"]) for row in rows]
+    assert {row["rewards"]["seen"] for row in rows} == {None}
+    assert json.loads((run / "summary.json").read_text())["faults"]["reward_errors"] == 32
+    assert r"raised KeyboardInterrupt: \\udc80" in (run / "journal.jsonl").read_text()
 
 
 def test_ray_job_stop_leaves_a_checkpoint(head, tmp_path):

@@ -1,0 +1,160 @@
+"""What a submitted job has of the user's own modules, and what is refused before that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch import upload
+from launch.upload import user_modules
+from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, private_environment
+
+FILES = {
+    "my_rewards.py": "import helpers\nfrom pkg.parts import near\nfrom rewards.base import score\n",
+    "helpers.py": "import json, os.path\ndef late():\n    import lazy.inner.deep\n",
+    "pkg/__init__.py": "from . import constants\n",
+    "pkg/constants.py": "from __future__ import annotations\n",
+    "pkg/parts.py": "from .deeper.more import one\nfrom .constants import LIMIT\n",
+    "pkg/deeper/more.py": "from ... import nowhere\nfrom .. import sibling\n",
+    "pkg/sibling.py": "import my_rewards\n",
+    "pkg/unused.py": "",
+    "lazy/inner/deep.py": "def broken(:\n",
+    "unused.py": "",
+    "words.txt": "not a module",
+    "runs/run/config.py": "",
+    ".venv/lib/site-packages/numpy/__init__.py": "",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path
+
+
+def found(folder: Path, *functions: str) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in user_modules(functions, folder))
+
+
+def test_modules_and_what_they_import_are_found_and_nothing_else(folder: Path):
+    assert found(folder, "my_rewards:near", "rewards.format:well_formed") == [
+        "helpers.py",
+        "lazy/inner/deep.py",
+        "my_rewards.py",
+        "pkg/__init__.py",
+        "pkg/constants.py",
+        "pkg/deeper/more.py",
+        "pkg/parts.py",
+        "pkg/sibling.py",
+    ]
+    assert found(folder, "pkg.constants:one") == ["pkg/__init__.py", "pkg/constants.py"]
+    assert found(folder, "unused:f") == ["unused.py"]
+    assert found(folder, "rewards.format:well_formed", "numpy:array") == []
+
+
+@pytest.mark.parametrize("clash", ["rewards.py", "rewards/__init__.py"])
+def test_a_module_with_the_name_of_ours_is_refused(folder: Path, clash: str):
+    (folder / clash).parent.mkdir(exist_ok=True)
+    (folder / clash).write_text("def mine(inputs): ...\n")
+    refused = rf"^rewards\.functions: {folder / clash} cannot be imported: a package of this"
+    for function in ("rewards:mine", "my_rewards:near"):
+        with pytest.raises(ValueError, match=refused):
+            user_modules([function], folder)
+    # What is not imported does no harm.
+    assert found(folder, "unused:f") == ["unused.py"]
+
+
+def test_a_folder_of_settings_may_be_called_configs(folder: Path):
+    (folder / "configs").mkdir()
+    (folder / "configs/my.toml").write_text("")
+    (folder / "lazy/inner/deep.py").write_text("from configs.schema import Config\n")
+    assert "lazy/inner/deep.py" in found(folder, "my_rewards:near")
+
+
+def test_in_the_projects_folder_its_packages_are_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(upload, "PROJECT", folder)
+    (folder / "rewards").mkdir()
+    (folder / "rewards/__init__.py").write_text("")
+    (folder / "rewards/brevity.py").write_text("import unused\n")
+    files = ["rewards/__init__.py", "rewards/brevity.py", "unused.py"]
+    assert found(folder, "rewards.brevity:brief") == files
+    (folder / "rewards.py").write_text("")
+    with pytest.raises(ValueError, match=r"rewards\.py cannot be imported: a package of this"):
+        user_modules(["rewards:mine"], folder)
+
+
+def test_all_that_is_missing_is_told_at_once(folder: Path):
+    with pytest.raises(ValueError, match="no module") as refused:
+        user_modules(["gone:f", "my_rewards:near", "lost.inner:f"], folder)
+    assert str(refused.value).splitlines() == [
+        f"rewards.functions: no module '{name}' in {folder} and none installed; submit from the "
+        "folder that it is in, or install it where Ray runs"
+        for name in ("gone", "lost.inner")
+    ]
+
+
+Submit = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def submit(folder: Path) -> Submit:
+    """Submits a configuration in the user's folder where no cluster is."""
+    text = CONFIG.format(name="mine", runs="runs").replace("launch/demo", f"{PROJECT}/launch/demo")
+
+    def run(function: str) -> subprocess.CompletedProcess[str]:
+        (folder / "my.toml").write_text(text.replace("rewards.correctness:exact_answer", function))
+        environment = private_environment() | {"GEMMA_GRPO_PYTHON": sys.executable}
+        environment |= {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1", "WANDB_MODE": "disabled"}
+        return subprocess.run(
+            ["bash", f"{PROJECT}/launch/submit.sh", "my.toml"],
+            cwd=folder,
+            env=environment | {"PYTHONPATH": str(folder / "elsewhere")},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_check_has_what_the_job_will_have(folder: Path, submit: Submit):
+    (folder / "mine.py").write_text("from helpers import late\ndef good(inputs): ...\n")
+    done = submit("mine:good")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("no Ray cluster answers at http://127.0.0.1:1"), done.stderr
+    # Data beside a module is not uploaded; a path that is relative to it leads into the upload.
+    (folder / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "WORDS = (Path(__file__).parent / 'words.txt').read_text()\n"
+        "def good(inputs): ...\n"
+    )
+    done = submit("mine:good")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'mine:good': importing mine raises FileNotFoundError" in done.stderr
+    assert "words.txt" in done.stderr
+    # Python's path of this shell is not that of the job.
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/outside.py").write_text("def good(inputs): ...\n")
+    done = submit("outside:good")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("rewards.functions: no module 'outside' in ")
+
+
+def test_a_name_of_ours_is_refused_when_it_is_submitted(folder: Path, submit: Submit):
+    (folder / "rewards.py").write_text("def mine(inputs): ...\n")
+    done = submit("rewards:mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"rewards.functions: {folder}/rewards.py cannot be imported: a package of this project has "
+        "the same name; rename it\n"
+    )
