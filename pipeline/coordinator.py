@@ -103,7 +103,7 @@ class Progress:
     def learned(self, metrics: Mapping[str, float]) -> Progress:
         """With the counters of an update that has these metrics; the step is not counted."""
         trained, skipped = int(metrics["tokens_trained"]), int(metrics.get("skipped_updates", 0))
-        # Where tokens were learned from, an update was made before the one that was skipped, if any.
+        # Where tokens were learned from, an update was made before the one that was skipped.
         in_a_row = (0 if trained else self.skipped_in_a_row) + skipped
         return replace(
             self,

@@ -143,11 +143,12 @@ def _outcome(value: object) -> Outcome:
 
 
 def _number(value: object) -> Outcome:
-    if isinstance(value, np.generic) and value.dtype.kind not in "mM":
+    is_time = isinstance(value, np.datetime64 | np.timedelta64)
+    if isinstance(value, np.generic) and not is_time:
         value = value.item()
     if value is None:
         return Outcome(None, "returned None: cannot score this one")
-    if not isinstance(value, Real) or isinstance(value, np.timedelta64):
+    if is_time or not isinstance(value, Real):
         return Outcome(None, printable(f"returned a {type(value).__name__}, not a number"))
     number = float(value)
     if not math.isfinite(number):

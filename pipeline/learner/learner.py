@@ -371,7 +371,7 @@ class Learner:
         scalars = jax.device_put(given, self._whole)
         adapter, optimizer, norm = program(state.adapter, state.optimizer, total, *scalars)
         sums["grad_norm"] = float(norm)
-        made = bool(np.isfinite([given[0], sums["grad_norm"]]).all())  # as the program decides
+        made = bool(np.isfinite(given[0]) & np.isfinite(sums["grad_norm"]))  # as in the program
         self.state = replace(
             state, adapter=adapter, optimizer=optimizer, updates=state.updates + made
         )

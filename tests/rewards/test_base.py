@@ -123,7 +123,7 @@ class _NoLength(list[float]):
 
 
 class _NoClass:
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise LookupError("no class")
 
@@ -187,7 +187,8 @@ def test_invariant_6_objects_that_misbehave_are_errors(function: Any, text: str)
 
 
 def test_an_array_may_hold_objects():
-    assert score(lambda _: np.array([2, 3], object), _inputs("a", "b"))[1] == Outcome(3.0, None)
+    values: Any = np.array([2, 3], object)
+    assert score(lambda _: values, _inputs("a", "b"))[1] == Outcome(3.0, None)
 
 
 @given(st.text(st.characters(), max_size=300))

@@ -145,3 +145,22 @@ def test_invariant_4_nothing_is_compiled_in_either_phase():
         found.imitate(PACKED[:1])
         found.update(ROLLOUTS)
     assert seen == []
+
+
+def test_an_update_that_is_not_finite_is_skipped():
+    found = start(learner(steps=4))
+    found.imitate(PACKED)
+    base, before = found.base, found.host_state()
+    found.base = {name: value * np.float32(np.nan) for name, value in base.items()}
+    metrics = found.imitate(PACKED)
+    found.base = base
+    assert np.isnan([metrics["loss"], metrics["grad_norm"]]).all()
+    assert (metrics["skipped_updates"], metrics["tokens_trained"]) == (1, 0)
+    assert (found.state.version, found.state.updates) == (2, 1)
+    for left, right in zip(
+        jax.tree.leaves((before.adapter, before.optimizer)),
+        jax.tree.leaves((found.state.adapter, found.state.optimizer)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right)
+    assert "skipped_updates" not in found.imitate(PACKED)

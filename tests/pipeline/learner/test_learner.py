@@ -515,3 +515,64 @@ def test_without_rollouts_drawn_ahead_no_adapter_is_kept_of_the_version_before()
     learner = start(usual())
     learner.update(ROLLOUTS)
     assert learner.state.previous is None
+
+
+BAD = [float("nan"), float("inf"), 3e38]
+"""Advantages with which loss or gradient overflow in float32."""
+
+
+def leaves(learner: Learner) -> list[np.ndarray]:
+    """All that an update changes, on the host."""
+    return [np.array(leaf) for leaf in jax.tree.leaves(learner.host_state()._donated)]
+
+
+def poisoned(advantage: float) -> list[Rollout]:
+    return [dataclasses.replace(ROLLOUTS[0], advantage=advantage), *ROLLOUTS[1:]]
+
+
+@pytest.mark.parametrize("budget", [{"steps": 4}, {"steps": None, "time": "1h"}])
+def test_an_update_that_is_not_finite_is_skipped(budget: dict[str, Any]):
+    decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3, "token_weights": "token"}
+    rate = None if budget["steps"] else 1e-3
+    learner = start(tiny.learner(learner=decay, budget=budget))
+    clean = [learner.update(ROLLOUTS, rate=rate) for _ in range(2)], leaves(learner)
+    learner = start(tiny.learner(learner=decay, budget=budget))
+    first = learner.update(ROLLOUTS, rate=rate)
+    before = leaves(learner)
+    with compilations() as compiled:
+        for version, advantage in enumerate(BAD, start=2):
+            metrics = learner.update(poisoned(advantage), rate=rate)
+            assert metrics["skipped_updates"] == 1
+            assert not np.isfinite([metrics["loss"], metrics["grad_norm"]]).all()
+            assert metrics["tokens_trained"] == 0
+            assert (learner.state.version, learner.state.updates) == (version, 1)
+            for found, expected in zip(leaves(learner), before, strict=True):
+                np.testing.assert_array_equal(found, expected)
+    assert compiled == []
+    # As if they had never been asked for, the schedule of the learning rate included.
+    assert [first, learner.update(ROLLOUTS, rate=rate)] == clean[0]
+    for found, expected in zip(leaves(learner), clean[1], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_batch_whose_update_is_skipped_is_not_used_again():
+    learner = start(usual(updates_per_batch=3))
+    before = leaves(learner)
+    metrics = learner.update(poisoned(float("nan")))
+    assert (metrics["skipped_updates"], metrics["tokens_trained"]) == (1, 0)
+    assert (learner.state.version, learner.state.updates) == (1, 0)
+    for found, expected in zip(leaves(learner), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert "skipped_updates" not in learner.update(ROLLOUTS)
+
+
+@pytest.mark.parametrize(("loss", "size"), [(np.inf, 1.0), (np.nan, 1.0), (0.0, 1e30)])
+def test_loss_and_norm_must_be_finite_both(loss: float, size: float):
+    learner = start(usual())
+    grads = jax.tree.map(lambda x: jnp.full_like(x, size), learner.state.adapter)
+    before, share = leaves(learner), {"loss": np.float32(loss)}
+    sums = learner._apply(learner._compiled.apply, grads, [share])
+    # Squares of 1e30 overflow: what Adam keeps of them would, too.
+    assert sums["skipped_updates"] == 1
+    for found, expected in zip(leaves(learner), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
