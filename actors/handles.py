@@ -194,6 +194,11 @@ class RayLearner:
         """See `pipeline.interfaces.Learner`."""
         await _call(self.actor.keep_best.remote())
 
+    async def recover_best(self, version: int, sha256: str) -> bool:
+        """See `pipeline.interfaces.Learner`."""
+        there: bool = await _call(self.actor.recover_best.remote(version, sha256))
+        return there
+
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which
     ) -> ExportReport:

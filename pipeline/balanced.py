@@ -104,6 +104,10 @@ class BalancedLearner:
         """See `pipeline.interfaces.Learner`."""
         await self.inner.keep_best()
 
+    async def recover_best(self, version: int, sha256: str) -> bool:
+        """See `pipeline.interfaces.Learner`."""
+        return await self.inner.recover_best(version, sha256)
+
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which
     ) -> ExportReport:
