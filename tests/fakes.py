@@ -334,7 +334,7 @@ class FakeLearner(Prepares):
         self.rates: list[float | None] = []
 
     async def restore(self) -> Restored:
-        return Restored(self.disk[self.version][1] if self.disk else None)
+        return Restored(self.disk[self.version][1] if self.disk else None, where="nowhere")
 
     async def publish(self, which: Which = "current") -> Published:
         version, adapter = self.named(which)
