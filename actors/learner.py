@@ -15,7 +15,7 @@ from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.data.packing import Packed
-from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
+from pipeline.datatypes import BestFile, Completion, ExportReport, Restored, Rollout, Which
 from pipeline.model_files.model_source import find_model
 from pipeline.plan.building import Building, BuildLog, Ready
 from pipeline.plan.memory_use import MemoryUse
@@ -246,7 +246,7 @@ class LearnerActor:
         state = self.learner.state
         write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
-    def recover_best(self, version: int, sha256: str) -> bool:
+    def recover_best(self, version: int, sha256: str) -> BestFile:
         """See `pipeline.interfaces.Learner`; looks at checkpoints and export, too."""
         import jax
 
@@ -258,7 +258,7 @@ class LearnerActor:
         with suppress(FileNotFoundError, ValueError):
             adapter, found = read_adapter_file(self._best)
             if (found, lora.sha256(adapter)) == (version, sha256):
-                return True
+                return "whole"
         set_aside(folder.path, [self._best])
         for source in (folder.checkpoints / str(version), folder.export):
             with suppress(FileNotFoundError, ValueError):
@@ -266,8 +266,8 @@ class LearnerActor:
                 adapter = jax.device_get(loaded.adapter)
                 if lora.sha256(adapter) == sha256:
                     write_adapter_file(self._best, adapter, version=version)
-                    return True
-        return False
+                    return "recovered"
+        return "lost"
 
     def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
         """See `pipeline.learner.export.Exporter.export`.

@@ -27,6 +27,10 @@ Which = Literal["current", "previous", "initial", "probe", "best"]
 the one at the start of the run, a random one, or the best by validation so far."""
 
 
+BestFile = Literal["whole", "recovered", "lost"]
+"""The file of the best adapter: as it was written, written again from another place, or nowhere."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A dataset row as the model sees it.

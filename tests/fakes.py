@@ -23,6 +23,7 @@ from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
 from pipeline.data.splits import LoadedData, LoadedSplit
 from pipeline.datatypes import (
+    BestFile,
     Completion,
     Example,
     ExportReport,
@@ -370,13 +371,13 @@ class FakeLearner(Prepares):
         self.script.note(f"learner.keep_best {self.version}")
         self.disk.best = (self.version, self.adapter)
 
-    async def recover_best(self, version: int, sha256: str) -> bool:
+    async def recover_best(self, version: int, sha256: str) -> BestFile:
         if self.disk.best == (version, sha256):
-            return True
+            return "whole"
         self.disk.best = None
         if version in self.disk and self.disk[version][0] == sha256:
             self.disk.best = (version, sha256)
-        return self.disk.best is not None
+        return "recovered" if self.disk.best else "lost"
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None

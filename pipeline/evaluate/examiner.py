@@ -201,7 +201,11 @@ class Examiner:
         best = self.best
         if best is None:
             return
-        if not await self._team.learner.recover_best(best["step"], best["adapter_sha256"]):
+        file = await self._team.learner.recover_best(best["step"], best["adapter_sha256"])
+        if file == "recovered":
+            told = f"the file of the best adapter, of step {best['step']}, was missing or damaged"
+            self._records.event("best_recovered", f"{told}; it is written again", step=best["step"])
+        elif file == "lost":
             await self._replace_best(best["step"], step, save=save)
         needed = {step} if self.best is None else {step, self.best["step"]}
         for at in sorted(needed & self._validated.keys()):

@@ -170,6 +170,7 @@ def test_after_newer_checkpoints_are_lost_the_best_of_the_remaining_versions_is_
     assert run.folder.summary["best"]["step"] == best
     lost = [] if checkpoint == "kept" else [{"step": 3, "lost": 2, "gone": [0, 2]}]
     assert run.events("best_lost") == lost
+    assert run.events("best_recovered") == ([] if lost else [{"step": 2}])
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
