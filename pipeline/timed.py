@@ -107,7 +107,7 @@ class Timed:
                 time_s = self._deadline.time_s or 0.0
                 self._refuse(max(2 * self._deadline.clock.elapsed_s, time_s + more_s))
             self.abandoned("the validation", step)
-            before = await self._examiner.before(step)
+            before = self._examiner.recorded_before()
         answers = self._config.eval.samples * max(1, self._examiner.test_prompts)
         each_s = self._deadline.reserve.part_s(evaluation("test")) / answers
         self._deadline.pace.estimate_s = _AS_MUCH_AGAIN * each_s * self._config.rollout.size

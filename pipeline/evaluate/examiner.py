@@ -43,7 +43,8 @@ class Result:
     Attributes:
         compared: for `summary.json`: the test split before and after, and each further set. Where
             the deadline left no time for one, what it said when the run had ended before, with the
-            `step` that it said that of, or else only what was before.
+            `step` that it said that of, or else only what was before. Without what was before,
+            where that was damaged and there was no time to measure it again.
         best: for `summary.json`: the exported version and the last one, by validation; None
             without a validation split.
         which: the adapter that was tested and is to be exported.
@@ -108,22 +109,26 @@ class Examiner:
         Args:
             step: steps done so far.
         """
-        found, again = {}, []
+        found = self.recorded_before()
+        missing = [name for name in self._tests if name not in found]
+        if missing:
+            async with self._in_force("initial" if step else "current"):
+                for name in missing:
+                    found[name] = await self._timed(name, self._tests[name])
+                    adapter = self._adapter
+                    self._records.evaluation(f"{name}_before", 0, found[name], adapter=adapter)
+        return found
+
+    def recorded_before(self) -> dict[str, Evaluation]:
+        """What the run folder has of `before`, by test set; damaged answers are journaled."""
+        found = {}
         for name in self._tests:
             entry = self._last(f"{name}_before")
             try:
                 if entry is not None:
                     found[name] = Evaluation.of(self._folder.read_answers(entry))
-                    continue
             except DamagedFileError as error:
                 self._tell_damaged(error)
-            again.append(name)
-        if again:
-            async with self._in_force("initial" if step else "current"):
-                for name in again:
-                    found[name] = await self._timed(name, self._tests[name])
-                    adapter = self._adapter
-                    self._records.evaluation(f"{name}_before", 0, found[name], adapter=adapter)
         return found
 
     def _last(self, name: str) -> dict[str, Any] | None:
@@ -294,7 +299,9 @@ class Examiner:
         compared: dict[str, Any] = {}
         version = step if best is None else best["step"]
         for name in self._tests:
-            result = await self._test(name, before[name], version=version, step=step, share=share)
+            result = await self._test(
+                name, before.get(name), version=version, step=step, share=share
+            )
             if name == "test":
                 compared = result
             else:
@@ -302,7 +309,7 @@ class Examiner:
         return Result(compared, best, which)
 
     async def _test(
-        self, name: str, before: Evaluation, *, version: int, step: int, share: float
+        self, name: str, before: Evaluation | None, *, version: int, step: int, share: float
     ) -> dict[str, Any]:
         """The result of one set: what is read now, unless there is an earlier one that says more.
 
@@ -325,12 +332,14 @@ class Examiner:
                 of=len(prompts),
             )
         if count <= known:
-            return earlier or {"before": before.summary()}
+            return earlier or ({} if before is None else {"before": before.summary()})
         self._records.evaluation(f"{name}_after", step, found, adapter=adapter, version=version)
-        result = evaluation.compare(before.first(count), found)
-        self._records.comparison(name, result)
         if name == "test":
             self._drawn = drawn
+        if before is None:
+            return {"after": found.summary()}
+        result = evaluation.compare(before.first(count), found)
+        self._records.comparison(name, result)
         return result
 
     async def recall(self, step: int) -> tuple[Which, dict[str, Any] | None]:
