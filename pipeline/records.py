@@ -13,7 +13,6 @@ from tqdm import tqdm
 from configs.schema import Config
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Rollout
-from pipeline.evaluate.evaluation import Evaluation
 from pipeline.horizon import Plan
 from pipeline.run_dir import RunFolder
 from pipeline.tracking import Tracker
@@ -230,8 +229,9 @@ class Records:
         self,
         name: str,
         step: int,
-        found: Evaluation,
+        summary: Mapping[str, Any],
         *,
+        answers: Sequence[Mapping[str, Any]],
         adapter: str,
         file: str | None = None,
         version: int | None = None,
@@ -241,7 +241,8 @@ class Records:
         Args:
             name: of the evaluation.
             step: steps done so far.
-            found: the answers.
+            summary: its result.
+            answers: one JSON object for each.
             adapter: hash of the adapter that was evaluated.
             file: name for `RunFolder.write_rollouts`; None: `name`.
             version: the policy version that was evaluated; None: the one of this step.
@@ -249,14 +250,14 @@ class Records:
         Returns:
             The journal entry.
         """
-        summary, file = found.summary(), file or name
+        file = file or name
         entry = {
             "name": name,
             "step": step if version is None else version,
             "adapter_sha256": adapter,
             **summary,
             "file": file,
-            **asdict(self.folder.write_rollouts(file, found.rows)),
+            **asdict(self.folder.write_rollouts(file, answers)),
         }
         self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {accuracy_line(summary)}")

@@ -115,8 +115,7 @@ class Examiner:
             async with self._in_force("initial" if step else "current"):
                 for name in missing:
                     found[name] = await self._timed(name, self._tests[name])
-                    adapter = self._adapter
-                    self._records.evaluation(f"{name}_before", 0, found[name], adapter=adapter)
+                    self._record(f"{name}_before", 0, found[name])
         return found
 
     def recorded_before(self) -> dict[str, Evaluation]:
@@ -136,11 +135,12 @@ class Examiner:
         entries = [e for e in self._folder.standing("evaluated") if e["name"] == name]
         return entries[-1] if entries else None
 
-    @property
-    def _adapter(self) -> str:
-        """Hash of the adapter in force."""
+    def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
+        """Records answers that the adapter in force gave; see `Records.evaluation`."""
         assert self._team.published is not None
-        return self._team.published.sha256
+        adapter = self._team.published.sha256
+        summary, rows = found.summary(), found.rows
+        return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
 
     @property
     def test_prompts(self) -> int:
@@ -188,9 +188,8 @@ class Examiner:
         self._validated_at_s = self._deadline.clock.elapsed_s
 
     def _record_validation(self, step: int, found: Evaluation) -> None:
-        self._validated[step] = self._records.evaluation(
-            "validation", step, found, adapter=self._adapter, file=f"validation_{step:06d}"
-        )
+        file = f"validation_{step:06d}"
+        self._validated[step] = self._record("validation", step, found, file=file)
         self._read[step] = found
 
     async def repair(self, step: int, *, save: Callable[[], Awaitable[None]]) -> None:
@@ -333,7 +332,7 @@ class Examiner:
             )
         if count <= known:
             return earlier or ({} if before is None else {"before": before.summary()})
-        self._records.evaluation(f"{name}_after", step, found, adapter=adapter, version=version)
+        self._record(f"{name}_after", step, found, version=version)
         if name == "test":
             self._drawn = drawn
         if before is None:

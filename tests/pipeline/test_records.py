@@ -186,7 +186,10 @@ def test_an_evaluation_is_journaled_said_and_sent(
         Answer(id_, 0, "text", "1", "1", id_ < 2, id_ != 3, "eos", num_tokens=5) for id_ in range(4)
     ]
     found = Evaluation(tuple(answers))
-    returned = records.evaluation("validation", 20, found, adapter="abc", file="validation_000020")
+    file = "validation_000020"
+    returned = records.evaluation(
+        "validation", 20, found.summary(), answers=found.rows, adapter="abc", file=file
+    )
     (entry,) = records.folder.events("evaluated")
     low, high = found.accuracy.ci95
     told = {"name": "validation", "step": 20, "adapter_sha256": "abc", "accuracy": 0.5, "n": 4}
