@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from actors.learner import PROBE_VERSION, LearnerActor
+from actors.learner import LearnerActor
 from actors.memory import guarded
 from actors.opening import begin_model
 from actors.program_cache import share_programs
@@ -35,21 +32,25 @@ class ColocatedActor(LearnerActor, SamplerActor):
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
-        """Version and hash; the adapter itself does not move."""
+    def publish(self, *, which: Which) -> tuple[tuple[int, str], Any]:
+        """Version and hash of an adapter, and its name: the adapter itself does not move."""
         label, _ = LearnerActor.publish(self, which=which)
-        return label, {}
+        return label, which
 
-    def load(self, version: int, sha256: str, payload: Mapping[str, Any]) -> str:
-        """Points the engine to the learner's adapter; returns its hash."""
+    def load(self, version: int, sha256: str, payload: Any) -> str:
+        """Points the engine to the learner's adapter; returns its hash.
+
+        Args:
+            version: of the adapter.
+            sha256: the sender's claim; the returned hash is what is found here.
+            payload: what `publish` returned: which adapter.
+        """
         from pipeline.model import lora
 
-        del sha256, payload
-        current = self.learner.state.version
-        named: dict[int, Which] = {PROBE_VERSION: "probe", current: "current"}
+        del sha256
 
         def take() -> None:
-            adapter, _ = self._adapter(named.get(version, "best"))
+            adapter, _ = self._adapter(payload)
             self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
 
         guarded("sync", take)

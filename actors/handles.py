@@ -20,6 +20,7 @@ from actors.sampler import SamplerActor
 from configs.schema import Config
 from pipeline.data.packing import Packed
 from pipeline.datatypes import (
+    BestFile,
     Completion,
     ExportReport,
     OpenedAdapter,
@@ -193,6 +194,11 @@ class RayLearner:
     async def keep_best(self) -> None:
         """See `pipeline.interfaces.Learner`."""
         await _call(self.actor.keep_best.remote())
+
+    async def recover_best(self, version: int, sha256: str) -> BestFile:
+        """See `pipeline.interfaces.Learner`."""
+        found: BestFile = await _call(self.actor.recover_best.remote(version, sha256))
+        return found
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,13 +15,14 @@ from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.data.packing import Packed
-from pipeline.datatypes import Completion, ExportReport, Restored, Rollout, Which
+from pipeline.datatypes import BestFile, Completion, ExportReport, Restored, Rollout, Which
 from pipeline.model_files.model_source import find_model
 from pipeline.plan.building import Building, BuildLog, Ready
 from pipeline.plan.memory_use import MemoryUse
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.speed import LearnerSpeed
+from pipeline.record_files import set_aside
 from pipeline.run_dir import RunFolder
 from pipeline.text.tokenizer import open_tokenizer
 
@@ -116,9 +119,10 @@ class LearnerActor:
             OSError: if one cannot be read now.
             OutOfMemory: if there is no room for one.
         """
+        where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
         found = guarded("load", lambda: self.checkpoints.restore(self.learner.state))
         if found is None:
-            return Restored(None)
+            return Restored(None, where=where)
         self.learner.state, meta, damaged = found
         now = self.learner.teacher_sha256
         before = meta.pop("teacher_sha256", now)
@@ -128,7 +132,7 @@ class LearnerActor:
                 f"this run learned from: its hash is {now}, it was {before}; put the former one "
                 "back, or start a run of another name"
             )
-        return Restored(meta, tuple(damaged))
+        return Restored(meta, tuple(damaged), where)
 
     def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Version and hash of an adapter, and the adapter.
@@ -242,6 +246,29 @@ class LearnerActor:
         state = self.learner.state
         write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
+    def recover_best(self, version: int, sha256: str) -> BestFile:
+        """See `pipeline.interfaces.Learner`; looks at checkpoints and export, too."""
+        import jax
+
+        from pipeline.model import lora
+        from pipeline.model.adapter_file import read_adapter_file, write_adapter_file
+        from pipeline.model.adapter_source import load_adapter
+
+        folder = RunFolder.of(self.config)
+        with suppress(FileNotFoundError, ValueError):
+            adapter, found = read_adapter_file(self._best)
+            if (found, lora.sha256(adapter)) == (version, sha256):
+                return "whole"
+        set_aside(folder.path, [self._best])
+        for source in (folder.checkpoints / str(version), folder.export):
+            with suppress(FileNotFoundError, ValueError):
+                loaded = load_adapter(str(source), self.learner.policy)
+                adapter = jax.device_get(loaded.adapter)
+                if lora.sha256(adapter) == sha256:
+                    write_adapter_file(self._best, adapter, version=version)
+                    return "recovered"
+        return "lost"
+
     def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
         """See `pipeline.learner.export.Exporter.export`.
 
@@ -267,6 +294,8 @@ class LearnerActor:
             return learner.policy.probe_adapter(self.config.run.seed), PROBE_VERSION
         if which == "current":
             return learner.state.adapter, learner.state.version
+        if which == "initial":
+            return learner.initial_adapter(), 0
         if which == "previous":
             assert learner.state.previous is not None
             return learner.state.previous, learner.state.version - 1

@@ -31,7 +31,8 @@ from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.plan.out_of_memory import OutOfMemory
 from pipeline.plan.start import with_first_sizes
-from pipeline.run_dir import RunFolder, write_atomically
+from pipeline.record_files import write_atomically
+from pipeline.run_dir import RunFolder
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 
@@ -183,9 +184,9 @@ def _tell(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
     answers = prepared.result.with_suffix(".answers.jsonl")
     prepared.result.parent.mkdir(exist_ok=True)
     rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in answer_rows(base, tuned))
-    write_atomically(answers, "".join(rows))
+    write_atomically(answers, "".join(rows).encode())
     text = json.dumps({**found, "answers": answers.name}, indent=2, ensure_ascii=False)
-    write_atomically(prepared.result, text + "\n")
+    write_atomically(prepared.result, f"{text}\n".encode())
     print(f"\n{prepared.result}\n{answers}")
 
 

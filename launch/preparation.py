@@ -71,6 +71,8 @@ def finished(config: Config, *, extend: str | None) -> str | None:
                 "decayed to zero; --run.name starts another run"
             )
         return None
+    if folder.restore_summary():
+        print("summary.json was missing or damaged; it is written again from the journal")
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
         "summary.json. --run.name starts another run, --extend goes on with this one"

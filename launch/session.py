@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 import time
@@ -145,6 +146,7 @@ async def _coordinate(
     config, folder = prepared.config, prepared.folder
     load_s, calibrated = started
     restored = await crew.learner.restore()
+    _check_restored(restored, folder)
     _enter(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
     progress, resumed_from = _resume(restored, folder, balanced.balance)
     tracker = _track(prepared, clock)
@@ -224,20 +226,51 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
     return deadline
 
 
+def _check_restored(restored: Restored, folder: RunFolder) -> None:
+    """Refuses to begin a run again that has checkpoints, wherever they are.
+
+    Raises:
+        ValueError: if the journal lists checkpoints and the learner finds none, or the other way.
+    """
+    listed, found = _last_checkpoint(folder), restored.meta
+    if found is None and listed is not None:
+        raise ValueError(
+            f"the journal in {folder.path} on host {socket.gethostname()} lists checkpoints up to "
+            f"step {listed}, and the learner finds none in {restored.where}; nothing was changed. "
+            "Put the checkpoints back, or run the learner where they are; --run.name starts "
+            "another run"
+        )
+    if found is not None and not any(True for _ in folder.events("started")):
+        raise ValueError(
+            f"the learner finds a checkpoint of step {found['step']} in {restored.where}, and "
+            f"{folder.path} on host {socket.gethostname()} has no journal of this run; nothing was "
+            "changed. Put the run folder back, or start another run with --run.name"
+        )
+
+
+def _last_checkpoint(folder: RunFolder) -> int | None:
+    """The step of the newest checkpoint that the journal lists."""
+    return max((entry["step"] for entry in folder.standing("checkpoint")), default=None)
+
+
 def _resume(restored: Restored, folder: RunFolder, balance: Balance) -> tuple[Progress, int | None]:
-    """Goes on from the newest usable checkpoint; what came after it is done again."""
+    """Resumes from the newest usable checkpoint; later steps are done again."""
     for line in restored.damaged:
         folder.journal("checkpoint_damaged", what=line)
         print(line, flush=True)
-    if restored.meta is None:
-        folder.rewind(0)
-        return Progress(), None
-    progress = Progress.of_meta(balance.resume(restored.meta))
-    balance.step = progress.step
-    folder.rewind(progress.step)
-    folder.journal("resumed", step=progress.step)
-    print(f"resuming after step {progress.step}", flush=True)
-    return progress, progress.step
+    progress, resumed_from = Progress(), None
+    if restored.meta is not None:
+        progress = Progress.of_meta(balance.resume(restored.meta))
+        balance.step = resumed_from = progress.step
+        print(f"resuming after step {progress.step}", flush=True)
+    listed = _last_checkpoint(folder)
+    if listed is not None and listed > progress.step and not restored.damaged:
+        folder.journal("checkpoint_lost", step=progress.step, lost=listed, where=restored.where)
+        print(f"the checkpoint of step {listed} is gone from {restored.where}", flush=True)
+    superseded = folder.resume_at(progress.step)
+    if superseded is not None:
+        print(f"records of later steps are in {superseded}", flush=True)
+    return progress, resumed_from
 
 
 def _track(prepared: Prepared, clock: Clock) -> Tracker:

@@ -12,6 +12,7 @@ from configs.schema import Config
 from pipeline.balance import Balance, ResizableLearner, ResizableSampler, Worker
 from pipeline.data.packing import Packed
 from pipeline.datatypes import (
+    BestFile,
     Completion,
     ExportReport,
     Published,
@@ -103,6 +104,10 @@ class BalancedLearner:
     async def keep_best(self) -> None:
         """See `pipeline.interfaces.Learner`."""
         await self.inner.keep_best()
+
+    async def recover_best(self, version: int, sha256: str) -> BestFile:
+        """See `pipeline.interfaces.Learner`."""
+        return await self.inner.recover_best(version, sha256)
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which

@@ -1,12 +1,13 @@
-"""Where what can be made again is kept between runs."""
+"""The cache between runs: files that can be made again."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pipeline.record_files import DamagedFileError, read_json, write_json
 
 CACHE_VARIABLE = "GEMMA_GRPO_CACHE"
 """Environment variable that names the folder."""
@@ -25,11 +26,19 @@ def cache_folder(kind: str) -> Path:
 
 
 def keep_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a file of such a folder, atomically; one that cannot be written to keeps nothing."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    """Replaces a file of the cache, atomically; does nothing where the folder is not writable."""
+    own = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_json(own, content)
+        own.replace(path)
     except OSError:
         return
+
+
+def kept_json(path: Path) -> dict[str, Any] | None:
+    """What `keep_json` wrote; None if the file is missing or damaged."""
+    try:
+        return read_json(path)
+    except (OSError, DamagedFileError):
+        return None

@@ -209,7 +209,7 @@ class Coordinator:
             self.records.truncation(self.config)
             await self._check_parity()
             # Validated, too: a signal may have come between a step and its validation.
-            before = await self.timed.rehearse(self.progress.step, self._validate)
+            before = await self.timed.rehearse(self.progress.step, self._validate, self._save)
             try:
                 while self.timed.allows(self.progress.step):
                     await self._turn()

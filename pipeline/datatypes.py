@@ -22,9 +22,13 @@ not ended, the step's sampling has (`rollout.partial`)."""
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
-Which = Literal["current", "previous", "probe", "best"]
-"""An adapter of the learner: as it is now, as it was a version before (with `rollout.ahead`), a
-random one, or the best by validation so far."""
+Which = Literal["current", "previous", "initial", "probe", "best"]
+"""An adapter of the learner: the current one, the one of the version before (with `rollout.ahead`),
+the one at the start of the run, a random one, or the best by validation so far."""
+
+
+BestFile = Literal["whole", "recovered", "lost"]
+"""The file of the best adapter: as it was written, written again from another place, or nowhere."""
 
 
 @dataclass(frozen=True)
@@ -288,10 +292,12 @@ class Restored:
     Attributes:
         meta: what the coordinator saved with the checkpoint; None: there was no checkpoint.
         damaged: a line for each newer checkpoint that could not be used.
+        where: the checkpoint folder and the host that it was looked for on.
     """
 
     meta: Mapping[str, Any] | None
     damaged: tuple[str, ...] = ()
+    where: str = ""
 
 
 @dataclass(frozen=True)

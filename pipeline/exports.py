@@ -42,7 +42,6 @@ class Exports:
         self._records = records
         self._deadline = deadline
         self._used_s = 0.0
-        self._lost: set[int] = set()
         self._journaled = list(records.folder.events("exported"))
 
     @property
@@ -56,7 +55,7 @@ class Exports:
     def pending(self) -> bool:
         """Whether a better version than the exported one is known."""
         best = self._examiner.best
-        return best is not None and best[0] != self.version and best[0] not in self._lost
+        return best is not None and best["step"] != self.version
 
     @property
     def measured(self) -> bool:
@@ -83,14 +82,11 @@ class Exports:
         if near or cheap or self.version is None:
             best = self._examiner.best
             assert best is not None
-            which: Which = "current" if best[0] == step else "best"
-            exported = await self.export(which, reason="better")
-            if exported != best[0]:
-                # Its file is of a step that was done again after a damaged checkpoint.
-                self._lost.add(best[0])
+            which: Which = "current" if best["step"] == step else "best"
+            await self.export(which, reason="better")
 
-    async def export(self, which: Which, *, reason: str) -> int:
-        """Replaces what is exported, measures how long that takes; returns the version."""
+    async def export(self, which: Which, *, reason: str) -> None:
+        """Replaces what is exported and measures how long that takes."""
         watch = Stopwatch(self._deadline.clock.now)
         examples = await self._examiner.examples(COMPARED)
         report = await self._team.learner.export(
@@ -108,4 +104,3 @@ class Exports:
                 elapsed_s=self._deadline.clock.elapsed_s,
             )
         self._records.exported(facts)
-        return report.version

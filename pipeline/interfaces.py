@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.data.packing import Packed
 from pipeline.datatypes import (
+    BestFile,
     Completion,
     ExportReport,
     OpenedAdapter,
@@ -87,6 +88,17 @@ class Learner(Protocol):
 
     async def keep_best(self) -> None:
         """Keeps the current adapter as the best so far; the one kept before is gone."""
+
+    async def recover_best(self, version: int, sha256: str) -> BestFile:
+        """Makes sure that the best adapter is this one, from wherever the run folder has it.
+
+        Args:
+            version: of the policy.
+            sha256: hash of the adapter.
+
+        Returns:
+            What became of its file; after "lost" there is none.
+        """
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which

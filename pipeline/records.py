@@ -267,25 +267,48 @@ class Records:
         )
 
     def evaluation(
-        self, name: str, step: int, summary: Mapping[str, Any], *, version: int | None = None
-    ) -> None:
-        """Records an evaluation's result.
+        self,
+        name: str,
+        step: int,
+        summary: Mapping[str, Any],
+        *,
+        answers: Sequence[Mapping[str, Any]],
+        adapter: str,
+        file: str | None = None,
+        version: int | None = None,
+    ) -> dict[str, Any]:
+        """Records an evaluation: its answers in a file, then its result in the journal.
 
         Args:
             name: of the evaluation.
-            step: steps done by now.
-            summary: what came out.
-            version: the policy version that was measured; None: the one of this step.
+            step: steps done so far.
+            summary: its result.
+            answers: one JSON object for each.
+            adapter: hash of the adapter that was evaluated.
+            file: name for `RunFolder.write_rollouts`; None: `name`.
+            version: the policy version that was evaluated; None: the one of this step.
+
+        Returns:
+            The journal entry.
         """
+        file = file or name
+        entry = {
+            "name": name,
+            "step": step if version is None else version,
+            "adapter_sha256": adapter,
+            **summary,
+            "file": file,
+            **asdict(self.folder.write_rollouts(file, answers)),
+        }
+        self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {accuracy_line(summary)}")
         numbers = {
             f"eval/{name}/{key}": value
             for key, value in summary.items()
             if isinstance(value, float)
         }
-        measured = step if version is None else version
-        self.folder.journal("evaluated", name=name, step=measured, **summary)
         self.tracker.log(numbers, step=step)
+        return entry
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Says what `evaluation.compare` found."""

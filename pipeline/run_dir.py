@@ -18,7 +18,23 @@ from configs.load import config_to_json
 from configs.resume import altering_changes
 from configs.schema import Config
 from configs.toml_text import show_value
+from pipeline.record_files import (
+    Contents,
+    DamagedFileError,
+    append_row,
+    new_superseded,
+    parse_rows,
+    read_json,
+    read_rows,
+    replace_rows,
+    set_aside,
+    write_atomically,
+    write_json,
+    write_rows,
+)
 
+ENDED, RESUMED = "ended", "resumed"
+"""Journal events: a clean end, with its summary; a start that goes on after a step."""
 _LOCK = ".lock"
 
 
@@ -52,6 +68,7 @@ class RunFolder:
         Raises:
             ValueError: naming each changed key with its old and its new value; or if a file is in
                 the folder's place or above it.
+            DamagedFileError: if a file from which decisions are read is damaged or missing.
         """
         self._refuse_file()
         if self._is_busy():
@@ -60,6 +77,7 @@ class RunFolder:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
+        self._check_records()
         changes = altering_changes(self.settings, json.loads(config_to_json(config)))
         if changes:
             lines = [
@@ -70,6 +88,16 @@ class RunFolder:
                 f"{self.path} holds a run with other settings; --run.name starts another run, "
                 "the old values resume this one:\n" + "\n".join(lines)
             )
+
+    def _check_records(self) -> None:
+        rows, _ = self.metrics, self.plan
+        if rows and not self._journal.is_file():
+            raise DamagedFileError(
+                f"{self._journal} is missing, and {self._metrics.name} has {len(rows)} steps; "
+                "restore it from a copy, or start another run with --run.name"
+            )
+        for _ in self.entries():
+            pass
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -100,7 +128,7 @@ class RunFolder:
         if self._lock is None or self._lock.closed:
             self._take_lock()
         self.rollouts.mkdir(exist_ok=True)
-        write_atomically(self._config, config_to_json(config))
+        write_atomically(self._config, config_to_json(config).encode())
 
     def _refuse_file(self) -> None:
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
@@ -160,8 +188,15 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: if there is no run.
+            DamagedFileError: if it is not JSON.
         """
-        found: dict[str, Any] = json.loads(self._config.read_text(encoding="utf-8"))
+        try:
+            found: dict[str, Any] = json.loads(self._config.read_bytes())
+        except ValueError as error:
+            raise DamagedFileError(
+                f"{self._config} is damaged: {error}; restore it from a copy, or start another run "
+                "with --run.name"
+            ) from None
         return found
 
     def _is_busy(self) -> bool:
@@ -178,114 +213,145 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What the last clean end wrote."""
-        if not self._summary.is_file():
-            return None
-        found: dict[str, Any] = json.loads(self._summary.read_text(encoding="utf-8"))
+        """What the last clean end wrote, from the journal; None if the run has gone on since.
+
+        Raises:
+            DamagedFileError: if the journal is damaged.
+        """
+        found = None
+        for entry in self.entries():
+            if entry["event"] in {ENDED, RESUMED}:
+                found = entry.get("summary")
         return found
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replaces `summary.json`."""
-        write_atomically(self._summary, json.dumps(summary, indent=2) + "\n")
+        """Journals the summary and replaces `summary.json`, which is a copy for readers."""
+        self.journal(ENDED, summary=dict(summary))
+        write_json(self._summary, summary)
+
+    def restore_summary(self) -> bool:
+        """Writes `summary.json` again if it is missing or damaged; returns whether it was."""
+        summary = self.summary
+        if summary is None:
+            return False
+        try:
+            if read_json(self._summary) == summary:
+                return False
+        except DamagedFileError:
+            pass
+        write_json(self._summary, summary)
+        return True
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """What `write_plan` wrote last."""
-        if not self._plan.is_file():
-            return None
-        found: dict[str, Any] = json.loads(self._plan.read_text(encoding="utf-8"))
-        return found
+        """What `write_plan` wrote last.
+
+        Raises:
+            DamagedFileError: if `plan.json` is damaged; with the remedy.
+        """
+        try:
+            return read_json(self._plan)
+        except DamagedFileError as error:
+            raise DamagedFileError(
+                f"{error}; restore the file from a copy, or delete it to plan the sizes again"
+            ) from None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
-        write_atomically(self._plan, json.dumps(plan, indent=2) + "\n")
+        write_json(self._plan, plan)
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends a decision or an event."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        _append(self._journal, [{"time": stamp, "event": event, **facts}])
-
-    def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """The journal's entries of one kind, oldest first."""
-        return (entry for entry in self.entries() if entry["event"] == event)
+        append_row(self._journal, {"time": stamp, "event": event, **facts})
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """All entries of the journal, oldest first."""
-        return _read_jsonl(self._journal)
+        """All entries of the journal, oldest first.
+
+        Raises:
+            DamagedFileError: if a line is damaged; with the remedy.
+        """
+        return read_rows(self._journal)
+
+    def events(self, event: str) -> Iterator[dict[str, Any]]:
+        """The journal's entries of one kind, oldest first; raises as `entries`."""
+        return (entry for entry in self.entries() if entry["event"] == event)
+
+    def standing(self, *events: str) -> list[dict[str, Any]]:
+        """Entries of these kinds, oldest first, whose `step` no later resume has gone back behind.
+
+        Raises as `entries`.
+        """
+        found: list[dict[str, Any]] = []
+        for entry in self.entries():
+            if entry["event"] == RESUMED:
+                found = [earlier for earlier in found if earlier["step"] <= entry["step"]]
+            elif entry["event"] in events:
+                found.append(entry)
+        return found
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """What `write_metrics` has written, oldest first."""
-        return list(_read_jsonl(self._metrics))
+        """What `write_metrics` has written, oldest first.
+
+        Raises:
+            DamagedFileError: if a line is damaged; with the remedy.
+        """
+        return list(read_rows(self._metrics))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""
-        _append(self._metrics, [metrics])
+        append_row(self._metrics, metrics)
 
-    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes `rollouts/NAME.jsonl`."""
-        write_atomically(self.rollouts / f"{name}.jsonl", _jsonl(rows))
+    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Contents:
+        """Writes `rollouts/NAME.jsonl`; returns what a reader has to find in it."""
+        return write_rows(self._rollouts_file(name), rows)
 
-    def read_rollouts(self, name: str) -> list[dict[str, Any]] | None:
-        """Reads `rollouts/NAME.jsonl`; None if it is not there."""
-        path = self.rollouts / f"{name}.jsonl"
-        return list(_read_jsonl(path)) if path.is_file() else None
+    def read_rollouts(self, name: str) -> list[dict[str, Any]]:
+        """Reads `rollouts/NAME.jsonl`, for what neither decides nor reports anything.
 
-    @property
-    def validated(self) -> list[int]:
-        """Steps whose validation is on record, ascending."""
-        found = self.rollouts.glob("validation_*.jsonl")
-        return sorted(int(path.stem.removeprefix("validation_")) for path in found)
-
-    def rewind(self, step: int) -> None:
-        """Forgets metrics and rollouts of steps after the first `step`, which are done again.
-
-        There is no summary of a run that goes on; that of a finished one is kept in the journal.
+        Raises:
+            DamagedFileError: if it is missing, or no JSONL.
         """
-        kept = [row for row in self.metrics if row["step"] <= step]
-        write_atomically(self._metrics, _jsonl(kept))
-        for kind in ("step", "validation"):
-            for path in self.rollouts.glob(f"{kind}_*.jsonl"):
-                if int(path.stem.removeprefix(f"{kind}_")) > step:
-                    path.unlink()
-        summary = self.summary
-        if summary is not None and summary["ended"] == "finished":
-            self.journal("reopened", summary=summary)
-        self._summary.unlink(missing_ok=True)
+        return parse_rows(self._rollouts_file(name))
 
+    def read_answers(self, evaluated: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The answers of an evaluation.
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file so that a reader sees the old or the new text, never a part."""
-    partial = path.with_name(path.name + ".tmp")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+        Args:
+            evaluated: its entry in the journal.
 
+        Raises:
+            DamagedFileError: if the file is missing, or holds anything but what was written.
+        """
+        contents = Contents(evaluated["rows"], evaluated["sha256"])
+        return contents.read(self._rollouts_file(evaluated["file"]))
 
-def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    text = _jsonl(rows).encode()
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                # A killed process left half a line; ours must not become its end.
-                text = b"\n" + text
-        file.write(text)
+    def _rollouts_file(self, name: str) -> Path:
+        return self.rollouts / f"{name}.jsonl"
 
+    def resume_at(self, step: int) -> Path | None:
+        """Goes on after the first `step` steps: records of later ones move to `superseded/`.
 
-def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        So does the summary. The journal stays whole: what it has decided is decided alike.
 
-
-def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's objects; a line that a killed process left unfinished is passed over."""
-    if not path.is_file():
-        return
-    # Not `splitlines`: a completion may hold U+2028 and other characters that end lines for it.
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+        Returns:
+            The folder that they are in; None: there was nothing to move.
+        """
+        if not self._journal.is_file():
+            return None
+        rows = self.metrics
+        later = [row for row in rows if row["step"] > step]
+        files = [
+            path
+            for kind in ("step", "validation")
+            for path in sorted(self.rollouts.glob(f"{kind}_*.jsonl"))
+            if int(path.stem.removeprefix(f"{kind}_")) > step
+        ]
+        aside = set_aside(self.path, [*files, self._summary])
+        if later:
+            aside = aside or new_superseded(self.path)
+            replace_rows(aside / self._metrics.name, later)
+            replace_rows(self._metrics, rows[: len(rows) - len(later)])
+        self.journal(RESUMED, step=step)
+        return aside

@@ -8,7 +8,7 @@ exported, as long as there is time for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -75,8 +75,12 @@ class Timed:
 
     # --- before the first step
 
-    async def rehearse(self, step: int, validate: Validate) -> dict[str, Evaluation]:
+    async def rehearse(
+        self, step: int, validate: Validate, save: Callable[[], Awaitable[None]]
+    ) -> dict[str, Evaluation]:
         """Does before the first step what comes after the last one, so that its time is known.
+
+        What the end needs and the run folder has lost is measured again.
 
         Returns:
             The evaluation before.
@@ -87,6 +91,7 @@ class Timed:
         if not self._on:
             before = await self._examiner.before(step)
             await validate()
+            await self._examiner.repair(step, save=save)
             return before
         try:
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
@@ -94,6 +99,7 @@ class Timed:
             await self.exports.rehearse()
             with self._deadline.keeping(self._deadline.keep_for_export_s(tests=False)):
                 await validate()
+                await self._examiner.repair(step, save=save)
         except OutOfTime:
             if self._may_refuse(step):
                 # How long it would have taken is not known.
@@ -101,7 +107,7 @@ class Timed:
                 time_s = self._deadline.time_s or 0.0
                 self._refuse(max(2 * self._deadline.clock.elapsed_s, time_s + more_s))
             self.abandoned("the validation", step)
-            before = await self._examiner.before(step)
+            before = self._examiner.recorded_before()
         answers = self._config.eval.samples * max(1, self._examiner.test_prompts)
         each_s = self._deadline.reserve.part_s(evaluation("test")) / answers
         self._deadline.pace.estimate_s = _AS_MUCH_AGAIN * each_s * self._config.rollout.size

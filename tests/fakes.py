@@ -23,6 +23,7 @@ from pipeline.data.examples import LoadedExamples
 from pipeline.data.packing import Packed
 from pipeline.data.splits import LoadedData, LoadedSplit
 from pipeline.datatypes import (
+    BestFile,
     Completion,
     Example,
     ExportReport,
@@ -334,7 +335,7 @@ class FakeLearner(Prepares):
         self.rates: list[float | None] = []
 
     async def restore(self) -> Restored:
-        return Restored(self.disk[self.version][1] if self.disk else None)
+        return Restored(self.disk[self.version][1] if self.disk else None, where="nowhere")
 
     async def publish(self, which: Which = "current") -> Published:
         version, adapter = self.named(which)
@@ -348,6 +349,8 @@ class FakeLearner(Prepares):
             return self.disk.best
         if which == "previous":
             return self.version - 1, self.previous
+        if which == "initial":
+            return 0, FRESH
         return (-1, PROBE) if which == "probe" else (self.version, self.adapter)
 
     async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
@@ -367,6 +370,14 @@ class FakeLearner(Prepares):
     async def keep_best(self) -> None:
         self.script.note(f"learner.keep_best {self.version}")
         self.disk.best = (self.version, self.adapter)
+
+    async def recover_best(self, version: int, sha256: str) -> BestFile:
+        if self.disk.best == (version, sha256):
+            return "whole"
+        self.disk.best = None
+        if version in self.disk and self.disk[version][0] == sha256:
+            self.disk.best = (version, sha256)
+        return "recovered" if self.disk.best else "lost"
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
@@ -497,7 +508,7 @@ class Process:
             prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
             validates=config.eval.validates,
         )
-        self.folder.rewind(progress.step)
+        self.folder.resume_at(progress.step)
         balance.record(records)
         deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.coordinator = Coordinator(
@@ -525,6 +536,12 @@ class Process:
             {key: value for key, value in entry.items() if key not in {"time", "event"}}
             for entry in self.folder.events(kind)
         ]
+
+
+def validated(folder: RunFolder) -> list[int]:
+    """Steps whose validation counts, ascending."""
+    entries = folder.standing("evaluated")
+    return sorted({entry["step"] for entry in entries if entry["name"] == "validation"})
 
 
 def left_behind(folder: RunFolder) -> dict[str, Any]:

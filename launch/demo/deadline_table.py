@@ -115,9 +115,10 @@ def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
         raise RuntimeError(f"{name}: exit status {status}")
     run_folder = RunFolder(folder / name)
     assert run_folder.summary is not None
-    rows = run_folder.read_rollouts("test_after") or []
-    if not rows:
+    tests = [entry for entry in run_folder.events("evaluated") if entry["name"] == "test_after"]
+    if not tests:
         raise RuntimeError(f"{name}: there was no time to evaluate what was exported")
+    rows = run_folder.read_answers(tests[-1])
     answers = {row["prompt_id"]: bool(row["correct"]) for row in rows}
     return Row(budget_s, seed, run_folder.summary, answers, process_s)
 

@@ -1,14 +1,11 @@
-"""What the tests said when the run had ended before: no later end may leave less than that.
-
-A run that goes on after it was finished journals its summary as `reopened`.
-"""
+"""Test results of an earlier end of the run; no later end may report less than that."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.run_dir import RunFolder
+from pipeline.run_dir import ENDED, RunFolder
 
 
 def earlier_result(folder: RunFolder, name: str, *, adapter: str) -> dict[str, Any] | None:
@@ -20,8 +17,10 @@ def earlier_result(folder: RunFolder, name: str, *, adapter: str) -> dict[str, A
         adapter: hash of the one that is to be tested. The result of another one names the `step`
             whose it is.
     """
-    for entry in reversed(list(folder.events("reopened"))):
+    for entry in reversed(list(folder.events(ENDED))):
         summary = entry["summary"]
+        if summary["ended"] != "finished":
+            continue
         found = _of_set(summary.get("eval", {}), name)
         if "after" in found:
             if "step" in found or summary["adapter_sha256"] == adapter:

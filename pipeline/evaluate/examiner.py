@@ -6,7 +6,8 @@ only the validation split is; the version that did best on it is kept and is wha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -19,9 +20,11 @@ from pipeline.deadline import Deadline, Stopwatch
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.earlier import earlier_result
 from pipeline.evaluate.evaluation import Answer, Evaluation
+from pipeline.record_files import DamagedFileError
 from pipeline.records import Records
 from pipeline.reserve import VALIDATION
 from pipeline.reserve import evaluation as part_of
+from pipeline.run_dir import RunFolder
 from pipeline.team import OutOfTime, Team
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
@@ -40,7 +43,8 @@ class Result:
     Attributes:
         compared: for `summary.json`: the test split before and after, and each further set. Where
             the deadline left no time for one, what it said when the run had ended before, with the
-            `step` that it said that of, or else only what was before.
+            `step` that it said that of, or else only what was before. Without what was before,
+            where that was damaged and there was no time to measure it again.
         best: for `summary.json`: the exported version and the last one, by validation; None
             without a validation split.
         which: the adapter that was tested and is to be exported.
@@ -90,6 +94,7 @@ class Examiner:
         self._folder = records.folder
         self._deadline = deadline
         self._drawn: list[Completion] = []
+        self._validated = _validations(self._folder)
         self._read: dict[int, Evaluation] = {}
         measured = list(self._folder.events("reserved"))
         deadline.reserve.read(measured)
@@ -99,28 +104,43 @@ class Examiner:
         self._was_due = {entry["step"] for entry in self._folder.events(_DUE)}
 
     async def before(self, step: int) -> dict[str, Evaluation]:
-        """The policy that the run began with, on each test set; read from the run folder if there.
+        """The policy that the run began with, on each test set: from the run folder, or measured.
 
-        Raises:
-            RuntimeError: if it is not there and the policy has learned since.
+        Args:
+            step: steps done so far.
         """
-        found = {}
-        for name, prompts in self._tests.items():
-            file = f"{name}_before"
-            rows = self._folder.read_rollouts(file)
-            if rows is None and step:
-                raise RuntimeError(
-                    f"{self._folder.rollouts / file}.jsonl is gone, and what the policy answered "
-                    f"before its {step} steps cannot be measured any more"
-                )
-            if rows is None:
-                found[name] = await self._timed(name, prompts)
-                self._records.evaluation(file, 0, found[name].summary())
-                # Last: it says that all is recorded.
-                self._folder.write_rollouts(file, found[name].rows)
-            else:
-                found[name] = Evaluation.of(rows)
+        found = self.recorded_before()
+        missing = [name for name in self._tests if name not in found]
+        if missing:
+            async with self._in_force("initial" if step else "current"):
+                for name in missing:
+                    found[name] = await self._timed(name, self._tests[name])
+                    self._record(f"{name}_before", 0, found[name])
         return found
+
+    def recorded_before(self) -> dict[str, Evaluation]:
+        """What the run folder has of `before`, by test set; damaged answers are journaled."""
+        found = {}
+        for name in self._tests:
+            entry = self._last(f"{name}_before")
+            try:
+                if entry is not None:
+                    found[name] = Evaluation.of(self._folder.read_answers(entry))
+            except DamagedFileError as error:
+                self._tell_damaged(error)
+        return found
+
+    def _last(self, name: str) -> dict[str, Any] | None:
+        """The last entry of an evaluation of this name."""
+        entries = [e for e in self._folder.standing("evaluated") if e["name"] == name]
+        return entries[-1] if entries else None
+
+    def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
+        """Records answers that the adapter in force gave; see `Records.evaluation`."""
+        assert self._team.published is not None
+        adapter = self._team.published.sha256
+        summary, rows = found.summary(), found.rows
+        return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
 
     @property
     def test_prompts(self) -> int:
@@ -140,7 +160,7 @@ class Examiner:
         By the clock what was decided at a step holds for whoever comes to that step once more.
         """
         config = self._config
-        if not config.validates or step in self._folder.validated:
+        if not config.validates or step in self._validated:
             return False
         if last or step == 0:
             return True
@@ -161,12 +181,81 @@ class Examiner:
         self._decide(step)
         found = await self._timed("validation", self._validation)
         best = self.best
-        if best is None or found.accuracy.accuracy > best[1].accuracy.accuracy:
+        if best is None or found.accuracy.accuracy > best["accuracy"]:
             await save()
             await self._team.learner.keep_best()
-        self._records.evaluation("validation", step, found.summary())
-        self._folder.write_rollouts(_validation_file(step), found.rows)  # last, as above
+        self._record_validation(step, found)
         self._validated_at_s = self._deadline.clock.elapsed_s
+
+    def _record_validation(self, step: int, found: Evaluation) -> None:
+        file = f"validation_{step:06d}"
+        self._validated[step] = self._record("validation", step, found, file=file)
+        self._read[step] = found
+
+    async def repair(self, step: int, *, save: Callable[[], Awaitable[None]]) -> None:
+        """Makes sure that the end finds the best adapter and the answers that it compares.
+
+        What is missing or damaged is taken from another place in the run folder, or else measured
+        again. Where the best adapter is nowhere, only the current one can be exported.
+
+        Args:
+            step: the version in force.
+            save: as for `validate`.
+        """
+        best = self.best
+        if best is None:
+            return
+        file = await self._team.learner.recover_best(best["step"], best["adapter_sha256"])
+        if file == "recovered":
+            told = f"the file of the best adapter, of step {best['step']}, was missing or damaged"
+            self._records.event("best_recovered", f"{told}; it is written again", step=best["step"])
+        elif file == "lost":
+            await self._replace_best(best["step"], step, save=save)
+        needed = {step} if self.best is None else {step, self.best["step"]}
+        for at in sorted(needed & self._validated.keys()):
+            try:
+                self._answers(at)
+            except DamagedFileError as error:
+                self._tell_damaged(error)
+                async with self._in_force("current" if at == step else "best"):
+                    found = await self._timed("validation", self._validation)
+                    self._record_validation(at, found)
+
+    @asynccontextmanager
+    async def _in_force(self, which: Which) -> AsyncIterator[None]:
+        """Puts an adapter in force, and the current one again afterwards."""
+        if which == "current":
+            yield
+            return
+        await self._team.publish(which)
+        try:
+            yield
+        finally:
+            await self._team.publish()
+
+    def _tell_damaged(self, error: DamagedFileError) -> None:
+        self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))
+
+    async def _replace_best(
+        self, lost: int, step: int, *, save: Callable[[], Awaitable[None]]
+    ) -> None:
+        """The current adapter becomes the best one: the others that were validated are gone."""
+        gone = sorted(self._validated.keys() - {step})
+        self._records.event(
+            "best_lost",
+            f"the best adapter, of step {lost}, is missing or damaged, and neither checkpoints nor "
+            f"export have it; from now on the best is looked for from step {step} on",
+            step=step,
+            lost=lost,
+            gone=gone,
+        )
+        for at in gone:
+            del self._validated[at]
+        if step in self._validated:
+            await save()
+            await self._team.learner.keep_best()
+        else:
+            await self.validate(step, save=save)
 
     def _decide(self, step: int) -> None:
         """Journals, before anything can interrupt it, that this step is one to validate at.
@@ -179,10 +268,10 @@ class Examiner:
             self._folder.journal(_DUE, step=step, elapsed_s=elapsed_s)
 
     @property
-    def best(self) -> tuple[int, Evaluation] | None:
-        """The best validation so far and its step, the earliest of equals."""
-        validated = [(step, self._validated(step)) for step in self._folder.validated]
-        return max(validated, key=lambda pair: pair[1].accuracy.accuracy, default=None)
+    def best(self) -> dict[str, Any] | None:
+        """The journal's entry of the best validation so far, the earliest of equals."""
+        validated = [self._validated[step] for step in sorted(self._validated)]
+        return max(validated, key=lambda entry: entry["accuracy"], default=None)
 
     async def after(self, step: int, *, before: dict[str, Evaluation]) -> Result:
         """The best version by validation, or without one the last, on each test set."""
@@ -209,7 +298,9 @@ class Examiner:
         compared: dict[str, Any] = {}
         version = step if best is None else best["step"]
         for name in self._tests:
-            result = await self._test(name, before[name], version=version, step=step, share=share)
+            result = await self._test(
+                name, before.get(name), version=version, step=step, share=share
+            )
             if name == "test":
                 compared = result
             else:
@@ -217,7 +308,7 @@ class Examiner:
         return Result(compared, best, which)
 
     async def _test(
-        self, name: str, before: Evaluation, *, version: int, step: int, share: float
+        self, name: str, before: Evaluation | None, *, version: int, step: int, share: float
     ) -> dict[str, Any]:
         """The result of one set: what is read now, unless there is an earlier one that says more.
 
@@ -240,13 +331,14 @@ class Examiner:
                 of=len(prompts),
             )
         if count <= known:
-            return earlier or {"before": before.summary()}
-        self._folder.write_rollouts(f"{name}_after", found.rows)
-        self._records.evaluation(f"{name}_after", step, found.summary(), version=version)
-        result = evaluation.compare(before.first(count), found)
-        self._records.comparison(name, result)
+            return earlier or ({} if before is None else {"before": before.summary()})
+        self._record(f"{name}_after", step, found, version=version)
         if name == "test":
             self._drawn = drawn
+        if before is None:
+            return {"after": found.summary()}
+        result = evaluation.compare(before.first(count), found)
+        self._records.comparison(name, result)
         return result
 
     async def recall(self, step: int) -> tuple[Which, dict[str, Any] | None]:
@@ -258,27 +350,18 @@ class Examiner:
         best = self.best
         if best is None:
             return "current", None
-        at, found = best
-        # Where the deadline left no time for it the last version is not validated.
-        last = self._validated(step if step in self._folder.validated else at)
+        at, last = best["step"], self._validated[max(self._validated)]
         which: Which = "current"
         if at != step:
             published = await self._team.publish("best")
+            assert published.version == at, (published.version, at)
             which = "best"
-            if published.version != at:
-                # The file is of a step that was done again after a damaged checkpoint.
-                self._records.event("best_lost", f"the adapter of step {at} is gone", step=at)
-                await self._team.publish()
-                if step not in self._folder.validated:
-                    return "current", None
-                at, found, which = step, last, "current"
-        compared = evaluation.compare(last, found)
         facts = {
             "step": at,
-            "accuracy": found.accuracy.accuracy,
-            "last_step": max(self._folder.validated),
-            "last_accuracy": last.accuracy.accuracy,
-            **{key: compared[key] for key in ("paired_difference", "paired_ci95", "paired_p")},
+            "accuracy": best["accuracy"],
+            "last_step": last["step"],
+            "last_accuracy": last["accuracy"],
+            **self._paired(last["step"], at),
         }
         self._records.event(
             "best",
@@ -287,6 +370,14 @@ class Examiner:
             **facts,
         )
         return which, facts
+
+    def _paired(self, last: int, best: int) -> dict[str, Any]:
+        """The difference between two validations; nothing where there was no time to repair one."""
+        try:
+            compared = evaluation.compare(self._answers(last), self._answers(best))
+        except DamagedFileError:
+            return {}
+        return {key: compared[key] for key in ("paired_difference", "paired_ci95", "paired_p")}
 
     async def _timed(self, name: str, prompts: Sequence[Prompt]) -> Evaluation:
         """An evaluation that will be done again at the end, and how long it takes."""
@@ -335,13 +426,20 @@ class Examiner:
             pass
         return Evaluation(tuple(answers)), drawn
 
-    def _validated(self, step: int) -> Evaluation:
+    def _answers(self, step: int) -> Evaluation:
+        """What was answered at a validation; raises `DamagedFileError` as `read_answers`."""
         if step not in self._read:
-            rows = self._folder.read_rollouts(_validation_file(step))
-            assert rows is not None, step
+            rows = self._folder.read_answers(self._validated[step])
             self._read[step] = Evaluation.of(rows)
         return self._read[step]
 
 
-def _validation_file(step: int) -> str:
-    return f"validation_{step:06d}"
+def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    """Journal entries of the validations that count, by step."""
+    found: dict[int, dict[str, Any]] = {}
+    for entry in folder.standing("evaluated", "best_lost"):
+        if entry["event"] == "best_lost":
+            found = {step: one for step, one in found.items() if step not in entry["gone"]}
+        elif entry["name"] == "validation":
+            found[entry["step"]] = entry
+    return found

@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 
 from pipeline.learner.state import LearnerState
 from pipeline.model import lora
+from pipeline.record_files import set_aside
 
 Meta = dict[str, Any]
 """What the coordinator wants back: cursor and counters, as JSON."""
@@ -50,11 +51,14 @@ class Checkpoints:
     def save(self, state: LearnerState, meta: Meta) -> None:
         """Writes a checkpoint of this version; does nothing if there is one already.
 
-        What `restore` passed over as damaged is deleted first.
+        What `restore` skipped as damaged moves to `superseded/` first.
         """
-        # Orbax would skip every version up to the newest in the folder without a word.
-        while self._damaged:
-            self._manager().delete(self._damaged.pop())
+        if self._damaged:
+            # Orbax ignores every version up to the newest in the folder.
+            folders = [self._folder / str(step) for step in self._damaged]
+            set_aside(self._folder.parent, folders)
+            self._damaged.clear()
+            self._manager().reload()
         if state.version in self._manager().all_steps():
             return
         meta = json.loads(json.dumps(meta))
@@ -103,7 +107,10 @@ class Checkpoints:
                 return state, meta, list(damaged.values())
         if damaged:
             lines = "; ".join(damaged.values())
-            raise ValueError(f"no usable checkpoint in {self._folder}: {lines}")
+            raise ValueError(
+                f"no usable checkpoint in {self._folder}: {lines}; nothing was changed. Restore "
+                "one from a copy, or start another run with --run.name"
+            )
         return None
 
     def _restore(self, step: int, like: LearnerState) -> tuple[LearnerState, Meta]:

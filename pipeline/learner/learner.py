@@ -108,15 +108,22 @@ class Learner:
         """Goes on from what `host_state` returned, bit for bit."""
         self.state = state.on_device(self._whole)
 
-    def _fresh(self) -> LearnerState:
+    def initial_adapter(self) -> Params:
+        """The adapter that the run begins with, on the devices.
+
+        Raises:
+            FileNotFoundError: if `lora.start` is not there.
+            ValueError: if it cannot be used.
+        """
         start = self._config.lora.start
         if start is None:
-            adapter = self.policy.fresh_adapter(self._config.run.seed)
-        else:
-            from pipeline.model.adapter_source import load_adapter
+            return self.policy.fresh_adapter(self._config.run.seed)
+        from pipeline.model.adapter_source import load_adapter
 
-            adapter = load_adapter(start, self.policy).adapter
-        return self._begin_phase(adapter, version=0)
+        return load_adapter(start, self.policy).adapter
+
+    def _fresh(self) -> LearnerState:
+        return self._begin_phase(self.initial_adapter(), version=0)
 
     def _begin_phase(self, adapter: Params, *, version: int) -> LearnerState:
         """The state in which a phase begins: a new optimizer, and this adapter as reference."""

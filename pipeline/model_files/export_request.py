@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from pipeline.datatypes import Completion, RolloutName
+from pipeline.record_files import DamagedFileError
 from pipeline.run_dir import RunFolder
 from pipeline.text.tokenizer import Tokenizer
 
@@ -58,7 +60,9 @@ def find_examples(
     """
     steps = sorted(path.stem for path in folder.rollouts.glob("step_*.jsonl"))
     for name in ("test_after", "test_before", *reversed(steps)):
-        rows = folder.read_rollouts(name) or []
+        rows: list[dict[str, Any]] = []
+        with suppress(DamagedFileError):  # another file serves as well
+            rows = folder.read_rollouts(name)
         texts = [row["text"] for row in rows if row["text"]][:_EXAMPLES]
         if texts:
             return tuple(

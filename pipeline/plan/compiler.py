@@ -23,7 +23,7 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.cache_folder import cache_folder, keep_json
+from pipeline.cache_folder import cache_folder, keep_json, kept_json
 from pipeline.plan.programs import SAMPLER, depends_on, devices_of, split_name
 from pipeline.plan.shapes import ModelShape
 from pipeline.plan.topology import GIB, HOST, TPU_COMPILER, chips
@@ -192,10 +192,9 @@ def _in_words(figures: Figures) -> str:
 def _kept(about: Mapping[str, Any]) -> Figures | None:
     """The figures that are kept under a key, if there are any."""
     try:
-        content = json.loads(_file(about).read_text(encoding="utf-8"))
-        return replace(Figures(**content["figures"]), cached=True)
-    except (OSError, ValueError, KeyError, TypeError):
-        # Absent, or not what this version writes: it is made again.
+        content = kept_json(_file(about))
+        return None if content is None else replace(Figures(**content["figures"]), cached=True)
+    except (KeyError, TypeError):  # written by another version
         return None
 
 

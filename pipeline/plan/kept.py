@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from pipeline.cache_folder import cache_folder, keep_json
+from pipeline.cache_folder import cache_folder, keep_json, kept_json
 from pipeline.cores import cores
 from pipeline.plan.compiler import sources, versions
 from pipeline.plan.programs import depends_on, devices_of
@@ -30,9 +30,9 @@ _OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_toke
 def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
     """What was measured under this key; None: nothing."""
     try:
-        return Speeds.of_json(json.loads(_file(about).read_text(encoding="utf-8"))["speeds"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Absent, or not what this version writes: it is measured again.
+        content = kept_json(_file(about))
+        return None if content is None else Speeds.of_json(content["speeds"])
+    except (ValueError, KeyError, TypeError, AttributeError):  # written by another version
         return None
 
 

@@ -1,11 +1,17 @@
-"""The learner's process: which adapter it sends."""
+"""The learner's process: which adapter it sends, and where it finds the best one."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from actors.colocated import ColocatedActor
 from actors.learner import LearnerActor
+from pipeline.learner.checkpoint import Checkpoints
 from pipeline.model import lora
+from pipeline.run_dir import RunFolder
 from tests import tiny
 
 
@@ -26,3 +32,73 @@ def test_with_rollouts_drawn_ahead_it_also_sends_the_version_before():
     assert label == (1, sent[1])
     assert lora.sha256(payload) == sent[1] != sent[0]
     assert all(isinstance(value, np.ndarray) for value in payload.values())
+
+
+def trained(folder: Path) -> LearnerActor:
+    """A learner that has learned from a step, in an empty run folder."""
+    config = tiny.make_config(run={"dir": str(folder), "name": "run"})
+    RunFolder.of(config).path.mkdir()
+    actor = LearnerActor(config)
+    actor.learner = tiny.learner()
+    actor.checkpoints = Checkpoints(RunFolder.of(config).checkpoints, keep=2)
+    learn(actor)
+    return actor
+
+
+def learn(actor: LearnerActor) -> None:
+    actor.update(tiny.make_rollouts([(3, 9), (14, 28)], advantages=[1.0, -1.0]))
+
+
+def test_the_adapter_at_the_start_of_the_run_is_still_there_after_a_step(tmp_path: Path):
+    actor = trained(tmp_path)
+    (version, sha256), adapter = actor.publish(which="initial")
+    assert (version, sha256) == (0, lora.sha256(tiny.learner().host_adapter()))
+    # A fresh LoRA changes nothing: one of the two factors is zero.
+    assert all(not value.any() for name, value in adapter.items() if name.endswith("_lora_b"))
+
+
+@pytest.mark.parametrize("damage", ["none", "cut", "missing", "other version"])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_best_adapter_is_found_in_its_file_or_in_a_checkpoint(
+    tmp_path: Path, damage: str, checkpoint: bool
+):
+    actor = trained(tmp_path)
+    if checkpoint:
+        actor.save({})
+    actor.keep_best()
+    (version, sha256), _ = actor.publish(which="best")
+    learn(actor)
+    folder = RunFolder.of(actor.config)
+    file = folder.checkpoints / "best" / "adapter.safetensors"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "missing":
+        file.unlink()
+    elif damage == "other version":
+        actor.keep_best()
+    found = actor.recover_best(version, sha256)
+    rescued = "recovered" if checkpoint else "lost"
+    assert found == ("whole" if damage == "none" else rescued)
+    if found != "lost":
+        assert actor.publish(which="best")[0] == (version, sha256)
+    else:
+        assert not file.exists()
+    if damage in {"cut", "other version"}:
+        assert (folder.path / "superseded/0001/checkpoints/best/adapter.safetensors").is_file()
+
+
+def test_one_process_samples_under_the_adapter_that_it_published(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    actor = ColocatedActor(tiny.make_config())
+    actor.learner = tiny.learner()
+    taken: list[str] = []
+    monkeypatch.setattr(actor, "take_over", lambda _, **label: taken.append(label["sha256"]))
+    learn(actor)
+    sent = []
+    for which in ("initial", "current", "probe"):
+        (version, sha256), payload = actor.publish(which=which)
+        actor.load(version, sha256, payload)
+        sent.append(sha256)
+    assert taken == sent
+    assert len(set(sent)) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,7 +108,7 @@ class Head:
 
 
 @contextlib.contextmanager
-def running_head() -> Iterator[Head]:
+def running_head(*, cpus: int = 4) -> Iterator[Head]:
     """Starts a cluster with four pretended TPU chips, on ports of its own, and stops it."""
     folder = Path(tempfile.mkdtemp(prefix="gg-"))
     token = folder / "token"
@@ -123,24 +124,60 @@ def running_head() -> Iterator[Head]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
     command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
-    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", "4"]
+    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", str(cpus)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--resources", '{"TPU": 4}', "--object-store-memory", str(256 * 2**20)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
     head = Head(f"127.0.0.1:{gcs}", environment["RAY_API_SERVER_ADDRESS"], environment)
     try:
-        _wait_until_up(head, process, folder / "log")
-        yield head
+        with _running(command, environment, folder / "log") as process:
+            _wait_until_up(head, process, folder / "log")
+            yield head
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running_node(head: Head, log: Path, *, without: Path | None = None) -> Iterator[None]:
+    """Adds a node with four CPUs to a cluster, on this machine, and removes it.
+
+    Args:
+        head: of the cluster.
+        log: file for what the node prints.
+        without: a folder that the node finds empty, as one that another host does not share.
+    """
+    agent, grpc, metrics = _free_ports(3)
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", head.gcs]
+    command += ["--block", "--num-cpus", "4", "--object-store-memory", str(128 * 2**20)]
+    command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
+    command += [str(grpc), "--metrics-export-port", str(metrics)]
+    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
+    if without is not None:
+        mounted = f"mount -t tmpfs none {shlex.quote(str(without))} && exec {shlex.join(command)}"
+        command = ["unshare", "--mount", "sh", "-c", mounted]
+    with _running(command, head.environment, log) as process:
+        deadline = time.monotonic() + PATIENCE_S
+        while head.ray("status").stdout.count("/4.0 CPU") != 1:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+        yield
+
+
+@contextlib.contextmanager
+def _running(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait_until_up(head: Head, process: subprocess.Popen[bytes], log: Path) -> None:

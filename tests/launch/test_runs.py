@@ -60,7 +60,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def metrics(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = RunFolder(run).metrics
     return [{k: v for k, v in row.items() if not k.startswith(TIMINGS)} for row in rows]
 
 
@@ -69,7 +69,7 @@ def summary(run):
 
 
 def journal(run):
-    return [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    return list(RunFolder(run).entries())
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -159,6 +159,82 @@ def test_a_run_that_failed_goes_on_from_its_last_checkpoint(tmp_path: Path):
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
+def interrupted(folder: Path, disk: Disk, *, steps: int) -> Session:
+    """A process that was killed after so many steps of four; a checkpoint every second step."""
+    session = Session(make_config(folder, budget={"steps": 4}), disk)
+
+    def killed() -> None:
+        raise RuntimeError("killed")
+
+    session.script.on[f"learner.update {steps}"] = killed
+    assert session.run() == 1
+    return session
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing(
+    tmp_path: Path,
+):
+    disk = Disk()
+    first = interrupted(tmp_path, disk, steps=3)
+    before = contents(first.folder.path)
+    assert sorted(disk) == [2]
+    elsewhere = Session(first.prepared.config, Disk())
+    told = (
+        rf"the journal in {first.folder.path} on host .* lists checkpoints up to step 2, and the "
+        r"learner finds none in nowhere; nothing was changed\. Put the checkpoints back, or run"
+    )
+    with pytest.raises(ValueError, match=told):
+        elsewhere.run()
+    assert contents(first.folder.path) == before
+    # With the checkpoints back it goes on as if nothing had happened.
+    whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
+    whole.run()
+    again = Session(first.prepared.config, disk)
+    assert again.run() == 0
+    assert left_behind(again.folder) == left_behind(whole.folder)
+
+
+def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
+    disk = Disk()
+    first = interrupted(tmp_path / "one", disk, steps=3)
+    other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
+    with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* has no journal"):
+        other.run()
+    assert not other.folder.is_begun
+    assert first.folder.is_begun
+
+
+def test_invariant_12_where_the_newest_checkpoint_is_lost_an_older_one_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
+    whole.run()
+    disk = Disk()
+    first = Session(make_config(tmp_path / "lost", budget={"steps": 4}), disk)
+    first.run()
+    rollouts = (first.folder.rollouts / "step_000004.jsonl").read_bytes()
+    del disk[4]
+    second = Session(first.prepared.config, disk)
+    assert second.run() == 0
+    (entry,) = second.events("checkpoint_lost")
+    assert (entry["step"], entry["lost"], entry["where"]) == (2, 4, "nowhere")
+    aside = second.folder.path / "superseded" / "0001"
+    assert (aside / "rollouts" / "step_000004.jsonl").read_bytes() == rollouts
+    assert {"metrics.jsonl", "summary.json", "rollouts"} == {one.name for one in aside.iterdir()}
+    said = capsys.readouterr().out
+    assert "the checkpoint of step 4 is gone from nowhere" in said
+    assert f"records of later steps are in {aside}" in said
+    assert left_behind(second.folder) == left_behind(whole.folder)
+
+
 def test_a_damaged_checkpoint_is_journaled_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,8 +138,7 @@ class Start:
         self.folder.create(self.config)
         self.balance.record(Records(self.folder, FakeTracker(), Console(total=None, done=0)))
         self.folder.close()
-        lines = (self.folder.path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return list(self.folder.entries())
 
 
 def start(folder: Path, device: Callable[[Config], Device] = Device, **changes: object) -> Start:

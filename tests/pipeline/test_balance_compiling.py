@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from tests.pipeline.balancing import (
 
 
 def journal(folder: RunFolder) -> list[dict[str, Any]]:
-    lines = (folder.path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines]
+    return [{k: v for k, v in entry.items() if k != "time"} for entry in folder.entries()]
 
 
 def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_path: Path):

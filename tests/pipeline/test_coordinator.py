@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline import run_dir, team
+from pipeline import record_files, run_dir, team
 from pipeline.data.order import prompts_for_step
 from pipeline.datatypes import Completion, Published, RolloutRequest
 from pipeline.parity import ParityError
@@ -475,8 +475,8 @@ def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(
 
         return before
 
-    for name in ("write_atomically", "_append"):
-        monkeypatch.setattr(run_dir, name, counted(getattr(run_dir, name)))
+    monkeypatch.setattr(run_dir, "append_row", counted(record_files.append_row))
+    monkeypatch.setattr(record_files, "write_atomically", counted(record_files.write_atomically))
     _, expected = undisturbed(tmp_path / "whole")
     for number in range(1000):
         config, disk = watched(tmp_path / str(number)), Disk()
@@ -539,13 +539,36 @@ def test_a_validation_is_done_once_also_where_a_signal_came_before_it(
     assert evaluated == [0, 0, 2, 4, 4]
 
 
-def test_an_evaluation_before_that_is_gone_is_not_drawn_from_a_trained_policy(tmp_path: Path):
-    config, disk = watched(tmp_path), Disk()
-    interrupted(config, disk, "learner.update 0").run()
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_damaged_evaluation_before_is_measured_again_with_the_initial_policy(
+    tmp_path: Path, damage: str
+):
+    whole = process(watched(tmp_path / "whole"), Disk())
+    whole.run()
+    config, disk = watched(tmp_path / "damaged"), Disk()
+    first = interrupted(config, disk, "learner.update 0")
+    first.run()
+    file = first.folder.rollouts / "test_before.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]), encoding="utf-8")
+    if damage == "missing":
+        file.unlink()
+    elif damage == "changed":
+        lines[0] = lines[0].replace('"correct": ', '"correct":')
+        file.write_text("".join(lines), encoding="utf-8")
     second = process(config, disk)
-    (second.folder.rollouts / "test_before.jsonl").unlink()
-    with pytest.raises(RuntimeError, match=r"test_before\.jsonl is gone, .* before its 1 steps"):
-        second.run()
+    second.run()
+    calls = second.script.calls
+    again = calls.index("learner.publish 0")
+    assert calls[again : again + 3] == [
+        "learner.publish 0",
+        "sampler0.load 0",
+        "sampler0.generate:test 0",
+    ]
+    assert again < calls.index("sampler0.generate:train 1")
+    (entry,) = second.events("answers_damaged")
+    assert entry["what"].startswith(f"{file} is ")
+    assert left_behind(second.folder) == left_behind(whole.folder)
 
 
 # --- budgets

@@ -18,7 +18,7 @@ from configs.schema import Config
 from pipeline import records
 from pipeline.deadline import BudgetTooSmallError
 from pipeline.reserve import SAFETY
-from tests.fakes import PROMPTS, Disk, make_config, make_data
+from tests.fakes import PROMPTS, Disk, make_config, make_data, validated
 from tests.simulation import TimedProcess, World
 
 SCENARIOS, FILES = 500, 10
@@ -145,11 +145,9 @@ def check_export(ended: Ended, *, budget_s: float) -> None:
     placed = [entry for entry in events(ended, "reserved") if entry["reason"] == "export"]
     assert placed
     assert placed[-1]["elapsed_s"] <= budget_s
-    validated = {step: folder.read_rollouts(f"validation_{step:06d}") for step in folder.validated}
-    if validated:
-        right = {
-            step: sum(row["correct"] for row in rows or []) for step, rows in validated.items()
-        }
+    answers = {step: folder.read_rollouts(f"validation_{step:06d}") for step in validated(folder)}
+    if answers:
+        right = {step: sum(row["correct"] for row in rows) for step, rows in answers.items()}
         assert right[int(version)] == max(right.values())
     else:
         assert int(version) in {0, ended.process.learner.version}

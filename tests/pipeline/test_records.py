@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.advantages import GroupStats
 from pipeline.datatypes import Rollout, RolloutName, RolloutRequest, Stretch
+from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.records import Console, Records, accuracy_line, rollout_rows, step_metrics
 from pipeline.run_dir import RunFolder
 from tests.fakes import FRESH, FakeTracker, completion, make_config
@@ -225,29 +226,30 @@ def test_a_skipped_update_names_the_file_that_keeps_its_batch(
 def test_an_evaluation_is_journaled_said_and_sent(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
-    summary = {
-        "accuracy": 0.5,
-        "n": 4,
-        "samples": 1,
-        "ci95": (0.15, 0.85),
-        "well_formed": 0.75,
-        "accuracy_among_well_formed": None,
-    }
-    records.evaluation("validation", 20, summary)
+    answers = [
+        Answer(id_, 0, "text", "1", "1", id_ < 2, id_ != 3, "eos", num_tokens=5) for id_ in range(4)
+    ]
+    found = Evaluation(tuple(answers))
+    file = "validation_000020"
+    returned = records.evaluation(
+        "validation", 20, found.summary(), answers=found.rows, adapter="abc", file=file
+    )
     (entry,) = records.folder.events("evaluated")
-    assert entry == {
-        "time": entry["time"],
-        "event": "evaluated",
-        "name": "validation",
-        "step": 20,
-        **summary,
-        "ci95": [0.15, 0.85],
-    }
-    said = "validation: accuracy 0.500 [0.150, 0.850] on 4 prompts, 75.0% well formed\n"
+    low, high = found.accuracy.ci95
+    told = {"name": "validation", "step": 20, "adapter_sha256": "abc", "accuracy": 0.5, "n": 4}
+    told |= {"ci95": [low, high], "file": "validation_000020", "rows": 4}
+    assert entry | told == entry
+    assert entry | {**returned, "ci95": [low, high]} == entry
+    assert records.folder.read_answers(entry) == found.rows
+    said = f"validation: accuracy 0.500 [{low:.3f}, {high:.3f}] on 4 prompts, 75.0% well formed\n"
     assert capsys.readouterr().out == said
     assert isinstance(records.tracker, FakeTracker)
-    sent = {"eval/validation/accuracy": 0.5, "eval/validation/well_formed": 0.75}
-    assert records.tracker.logged == [(20, sent)]
+    ((step, sent),) = records.tracker.logged
+    assert (step, sent["eval/validation/accuracy"], sent["eval/validation/well_formed"]) == (
+        20,
+        0.5,
+        0.75,
+    )
 
 
 def test_an_event_is_journaled_and_said(records: Records, capsys: pytest.CaptureFixture[str]):

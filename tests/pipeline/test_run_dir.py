@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import pytest
 
 from configs.load import config_to_json
 from configs.schema import Config
-from pipeline.run_dir import RunFolder, write_atomically
+from pipeline.record_files import DamagedFileError, parse_rows, read_rows, write_atomically
+from pipeline.run_dir import RunFolder
 from tests.fakes import make_config
 
 
@@ -30,6 +31,16 @@ def folder(config: Config) -> Iterator[RunFolder]:
     opened.close()
 
 
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:-size])
+
+
+def flip(path: Path) -> None:
+    """Changes one digit."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub("[0-9]", lambda digit: str(9 - int(digit[0])), text, count=1))
+
+
 def test_the_folder_is_dir_and_name(tmp_path: Path, config: Config):
     assert RunFolder.of(config).path == tmp_path / "run"
 
@@ -40,7 +51,6 @@ def test_looking_leaves_no_trace(tmp_path: Path, config: Config):
     assert looked.summary is None
     assert looked.metrics == []
     assert list(looked.events("started")) == []
-    assert looked.read_rollouts("test_before") is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,8 +182,13 @@ def test_any_text_survives(folder: RunFolder):
     rows = [{"text": STRANGE}, {"text": ""}, {"text": STRANGE * 2}]
     folder.write_rollouts("test_before", rows)
     assert folder.read_rollouts("test_before") == rows
+    surrogate = {"text": f"{STRANGE} \ud800"}
+    folder.journal("said", **surrogate)
+    folder.write_rollouts("step_000001", [surrogate])
+    assert folder.read_rollouts("step_000001") == [surrogate]
     folder.journal("said", text=STRANGE)
-    assert [entry["text"] for entry in folder.events("said")] == [STRANGE]
+    said = [surrogate["text"], STRANGE]
+    assert [entry["text"] for entry in folder.events("said")] == said
 
 
 def test_metrics_are_appended_and_rollouts_and_summary_replaced(folder: RunFolder):
@@ -184,18 +199,24 @@ def test_metrics_are_appended_and_rollouts_and_summary_replaced(folder: RunFolde
     assert folder.metrics == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
     assert folder.read_rollouts("step_000001") == [{"sample": 2}]
     assert folder.summary == {"steps": 2}
-    assert json.loads((folder.path / "summary.json").read_text(encoding="utf-8")) == {"steps": 2}
+    written = json.loads((folder.path / "summary.json").read_text(encoding="utf-8"))
+    assert {**written, "sha256": None} == {"steps": 2, "sha256": None}
 
 
-def test_a_rewind_forgets_what_will_be_done_again_and_nothing_else(folder: RunFolder):
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_invariant_12_a_resume_moves_later_records_aside_and_deletes_nothing(folder: RunFolder):
     for step in range(1, 5):
         folder.write_metrics({"step": step})
-        folder.write_rollouts(f"step_{step:06d}", [])
+        folder.write_rollouts(f"step_{step:06d}", [{"step": step}])
     for name in ("validation_000002", "validation_000004", "test_before"):
         folder.write_rollouts(name, [])
     folder.write_summary({"ended": "interrupted", "steps": 4})
     folder.journal("checkpoint", step=2)
-    folder.rewind(2)
+    aside = folder.resume_at(2)
+    assert aside == folder.path / "superseded" / "0001"
     assert folder.metrics == [{"step": 1}, {"step": 2}]
     assert sorted(path.stem for path in folder.rollouts.iterdir()) == [
         "step_000001",
@@ -204,33 +225,121 @@ def test_a_rewind_forgets_what_will_be_done_again_and_nothing_else(folder: RunFo
         "validation_000002",
     ]
     assert folder.summary is None
-    assert len(list(folder.events("checkpoint"))) == 1
+    assert [entry["step"] for entry in folder.events("resumed")] == [2]
+    later = ["step_000003", "step_000004", "validation_000004"]
+    assert files(aside) == [
+        "metrics.jsonl",
+        *(f"rollouts/{name}.jsonl" for name in later),
+        "summary.json",
+    ]
+    assert [row["step"] for row in read_rows(aside / "metrics.jsonl")] == [3, 4]
+    assert parse_rows(aside / "rollouts" / "step_000003.jsonl") == [{"step": 3}]
+    assert folder.resume_at(2) is None
+    folder.write_metrics({"step": 3})
+    assert folder.resume_at(2) == folder.path / "superseded" / "0002"
+
+
+def test_what_a_later_resume_has_gone_back_behind_does_not_stand(folder: RunFolder):
+    for step in (0, 4, 8):
+        folder.journal("checkpoint", step=step)
+    folder.journal("resumed", step=4)
+    assert [entry["step"] for entry in folder.standing("checkpoint")] == [0, 4]
+    folder.journal("checkpoint", step=8)
+    folder.journal("resumed", step=8)
+    assert [entry["step"] for entry in folder.standing("checkpoint")] == [0, 4, 8]
 
 
 def test_a_finished_run_that_goes_on_has_its_summary_in_the_journal(folder: RunFolder):
     for ended in ("interrupted", "finished"):
         folder.write_summary({"ended": ended, "steps": 4})
-        folder.rewind(4)
+        assert folder.summary == {"ended": ended, "steps": 4}
+        folder.resume_at(4)
         assert folder.summary is None
-    (entry,) = folder.events("reopened")
-    assert entry["summary"] == {"ended": "finished", "steps": 4}
+    assert [entry["summary"]["ended"] for entry in folder.events("ended")] == [
+        "interrupted",
+        "finished",
+    ]
 
 
-def test_a_rewind_of_an_empty_run(folder: RunFolder):
-    folder.rewind(0)
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: cut(path, 30), flip])
+def test_a_damaged_summary_is_written_again_from_the_journal(
+    folder: RunFolder, damage: Callable[[Path], None]
+):
+    path = folder.path / "summary.json"
+    folder.write_summary({"ended": "finished", "eval": {"after": {"accuracy": 0.84375}}})
+    whole = path.read_bytes()
+    assert not folder.restore_summary()
+    damage(path)
+    assert folder.summary is not None
+    assert folder.restore_summary()
+    assert path.read_bytes() == whole
+
+
+def test_a_new_run_has_nothing_to_move(folder: RunFolder):
+    assert folder.resume_at(0) is None
     assert folder.metrics == []
+    assert list(folder.entries()) == []
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("line", [1, 2])
+def test_a_damaged_line_is_refused_and_an_unfinished_last_one_ignored(
+    folder: RunFolder, config: Config, name: str, line: int
+):
+    for step in (1, 2, 3):
+        folder.journal("checkpoint", step=step)
+        folder.write_metrics({"step": step, "loss": 0.25})
+    folder.close()
+    path = folder.path / name
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:20])
+    RunFolder.of(config).check(config)
+    assert [row["step"] for row in folder.metrics][:2] == [1, 2]
+    lines[line - 1] = lines[line - 1].replace(b'"step": ', b'"step": 1')
+    path.write_bytes(b"".join(lines))
+    told = rf"{name}, line {line}: damaged, .* restore the file from a copy, or start another run"
+    with pytest.raises(DamagedFileError, match=told):
+        RunFolder.of(config).check(config)
+
+
+@pytest.mark.parametrize("damage", [lambda path: cut(path, 30), flip])
+def test_a_damaged_plan_is_refused_with_the_remedy(
+    folder: RunFolder, config: Config, damage: Callable[[Path], None]
+):
+    folder.write_plan({"in_force": {"rollout_rows": 16}})
+    folder.close()
+    damage(folder.path / "plan.json")
+    with pytest.raises(DamagedFileError, match=r"plan.json is damaged: .* or delete it to plan"):
+        RunFolder.of(config).check(config)
+
+
+def test_a_damaged_configuration_and_a_missing_journal_are_refused(
+    folder: RunFolder, config: Config
+):
+    folder.journal("started")
+    folder.write_metrics({"step": 1})
+    folder.close()
+    journal = folder.path / "journal.jsonl"
+    journal.rename(folder.path / "elsewhere")
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl is missing, and metrics"):
+        RunFolder.of(config).check(config)
+    (folder.path / "elsewhere").rename(journal)
+    cut(folder.path / "config.json", 30)
+    with pytest.raises(DamagedFileError, match=r"config.json is damaged: .* from a copy, or start"):
+        RunFolder.of(config).check(config)
 
 
 def test_a_write_that_fails_leaves_the_old_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "summary.json"
-    write_atomically(path, "old")
+    write_atomically(path, b"old")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(path, "new")
+        write_atomically(path, b"new")
     assert path.read_text(encoding="utf-8") == "old"
 
 

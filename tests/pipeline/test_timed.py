@@ -208,6 +208,24 @@ def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
     assert exports(fourth)[-1] == (summary(fourth)["steps"], "last")
 
 
+@pytest.mark.parametrize("stalls", [{}, {("test", 1): 1e6}])
+def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_time(
+    tmp_path: Path, stalls: dict[tuple[str, int], float]
+):
+    disk, config = Disk(), config_of(tmp_path, 450)
+    first = process_of(config, disk=disk, kills=[300.0])
+    assert first.run_in_time() == "killed"
+    (first.folder.rollouts / "test_before.jsonl").unlink()
+    second = process_of(config, disk=disk, stalls=stalls)
+    assert second.run_in_time() == "finished"
+    assert summary(second)["wall_s"] <= 450
+    assert second.events("answers_damaged")
+    assert second.folder.export.is_dir()
+    measured = [e["name"] for e in second.events("evaluated")].count("test_before")
+    assert measured == (1 if stalls else 2)
+    assert ("before" in summary(second)["eval"]) == (not stalls)
+
+
 def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
     first = process_of(config, disk=disk)

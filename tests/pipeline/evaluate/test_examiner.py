@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from tests.fakes import PROMPTS, Disk, Killed, Process, Script, left_behind, make_config, make_data
+from tests.fakes import (
+    PROMPTS,
+    Disk,
+    Killed,
+    Process,
+    Script,
+    left_behind,
+    make_config,
+    make_data,
+    validated,
+)
 
 STEPS = 10
 COLLAPSE = 6
@@ -94,7 +104,7 @@ def test_of_equals_the_earliest_is_the_best(tmp_path: Path):
 def test_the_last_version_is_validated_whatever_the_rhythm(tmp_path: Path):
     run = collapsing(tmp_path, every_steps=4)
     run.run()
-    assert run.folder.validated == [0, 4, 8, 10]
+    assert validated(run.folder) == [0, 4, 8, 10]
 
 
 def test_without_a_validation_split_the_last_version_is_exported(tmp_path: Path):
@@ -122,28 +132,74 @@ def test_invariant_7_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_pa
         assert left_behind(again.folder) == expected, call
 
 
-def test_a_best_version_that_was_done_again_is_not_mistaken_for_the_recorded_one(tmp_path: Path):
-    skills = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
+SKILLS = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
+
+
+def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = None) -> Process:
+    """A run that validates every other step; version 4 is its best, version 2 the second."""
+    run = collapsing(
+        folder,
+        disk=disk,
+        script=script,
+        every_steps=2,
+        budget={"steps": steps},
+        checkpoint={"every_steps": 1},
+    )
+    for sampler in run.samplers:
+        sampler.skill = lambda version: SKILLS[version]
+    return run
+
+
+@pytest.mark.parametrize("checkpoint", ["kept", "gone"])
+def test_after_newer_checkpoints_are_lost_the_best_of_the_remaining_versions_is_exported(
+    tmp_path: Path, checkpoint: str
+):
     disk = Disk()
-
-    def process(steps: int) -> Process:
-        run = collapsing(tmp_path, disk=disk, every_steps=2, budget={"steps": steps})
-        for sampler in run.samplers:
-            sampler.skill = lambda version: skills[version]
-        return run
-
-    process(5).run()
+    peaking(tmp_path, disk, steps=5).run()
     assert disk.best is not None
     assert disk.best[0] == 4
-    # The newer checkpoints are damaged, and the run ends where it goes on.
     for version in [version for version in disk if version > 3]:
         del disk[version]
-    run = process(3)
+    if checkpoint == "gone":
+        del disk[2]
+    run = peaking(tmp_path, disk, steps=3)
     run.run()
-    assert run.events("best_lost") == [{"step": 2}]
-    assert run.script.calls[-1] == "learner.export 3"
+    best = 2 if checkpoint == "kept" else 3
+    assert run.script.calls[-1] == f"learner.export {best}"
     assert run.folder.summary is not None
-    assert run.folder.summary["best"]["step"] == 3
+    assert run.folder.summary["best"]["step"] == best
+    lost = [] if checkpoint == "kept" else [{"step": 3, "lost": 2, "gone": [0, 2]}]
+    assert run.events("best_lost") == lost
+    assert run.events("best_recovered") == ([] if lost else [{"step": 2}])
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+@pytest.mark.parametrize("step", [2, 3])
+def test_damaged_answers_of_a_validation_are_measured_again_at_the_start(
+    tmp_path: Path, damage: str, step: int
+):
+    """Version 2 is the best of the first three, and 3 the one that the process begins with."""
+    whole_disk, disk = Disk(), Disk()
+    whole = peaking(tmp_path / "whole", whole_disk, steps=3)
+    whole.run()
+
+    def kill() -> None:
+        raise Killed
+
+    script = Script(on={"learner.export 2": kill})
+    first = peaking(tmp_path / "damaged", disk, steps=3, script=script)
+    with pytest.raises(Killed):
+        first.run()
+    file = first.folder.rollouts / f"validation_{step:06d}.jsonl"
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-200])
+    second = peaking(tmp_path / "damaged", disk, steps=3)
+    second.run()
+    (entry,) = second.events("answers_damaged")
+    assert entry["what"].startswith(f"{file} is ")
+    assert left_behind(second.folder) == left_behind(whole.folder)
 
 
 def by_the_clock(
@@ -166,7 +222,7 @@ def test_validations_by_the_clock(tmp_path: Path):
     run = by_the_clock(tmp_path)
     run.run()
     # 150 s are three steps of 50 s; the clock counts from the end of a validation.
-    assert run.folder.validated == [0, 3, 6, 9, 10]
+    assert validated(run.folder) == [0, 3, 6, 9, 10]
     assert [entry["step"] for entry in run.events("validation_due")] == [0, 3, 6, 9, 10]
 
 
@@ -182,7 +238,7 @@ def test_processes_that_end_before_the_minutes_are_over_validate_as_often(tmp_pa
             break
         assert process.learner.version <= step + 2  # each one ends after two steps
     assert ended == "finished"
-    assert process.folder.validated == [0, 3, 6, 9, 10]
+    assert validated(process.folder) == [0, 3, 6, 9, 10]
 
 
 @pytest.mark.parametrize("signal", ["learner.update 2", "sampler0.generate:validation 0"])
@@ -195,12 +251,12 @@ def test_a_validation_by_the_clock_that_was_interrupted_comes_after_a_resume(
     # The first validation is the one before the first step.
     script.on[signal] = stop if "update" in signal else lambda: script.on.update({signal: stop})
     assert run.run() == "interrupted"
-    assert (run.learner.version, run.folder.validated) == (3, [0])
+    assert (run.learner.version, validated(run.folder)) == (3, [0])
     again = by_the_clock(tmp_path, disk=disk)
     again.run()
     drawn = [call for call in again.script.calls if "generate:" in call]
     assert next(c for c in drawn if "probe" not in c) == "sampler0.generate:validation 0"
-    assert again.folder.validated == [0, 3, 6, 9, 10]
+    assert validated(again.folder) == [0, 3, 6, 9, 10]
 
 
 def test_a_step_that_is_done_again_is_validated_where_it_was_by_the_clock(tmp_path: Path):
@@ -215,7 +271,7 @@ def test_a_step_that_is_done_again_is_validated_where_it_was_by_the_clock(tmp_pa
     assert again.learner.version == 2
     again.run()
     # Of what both have done nothing is decided anew.
-    assert again.folder.validated[:2] == [0, 3]
+    assert validated(again.folder)[:2] == [0, 3]
 
 
 def test_a_best_version_by_the_clock_that_was_kept_and_not_recorded_is_validated_again(
@@ -233,7 +289,7 @@ def test_a_best_version_by_the_clock_that_was_kept_and_not_recorded_is_validated
     with pytest.raises(Killed):
         run.run()
     assert disk.best is not None
-    assert (disk.best[0], run.folder.validated) == (3, [0])
+    assert (disk.best[0], validated(run.folder)) == (3, [0])
     again = by_the_clock(tmp_path, disk=disk)
     again.samplers[0].skill = run.samplers[0].skill
     again.run()

@@ -161,8 +161,9 @@ def test_a_damaged_one_is_passed_over_reported_and_replaced(tmp_path: Path):
     assert found[1] == {"cursor": 1}
     (line,) = found[2]
     assert line.startswith("checkpoint 2 is damaged: ")
-    # The run goes on from 1 and reaches 2 once more.
+    # The run goes on from 1 and reaches 2 once more; the damaged one is moved, not deleted.
     checkpoints.save(trained(2), {"cursor": 22})
+    assert (tmp_path / "superseded" / "0001" / "checkpoints" / "2" / "state").is_dir()
     again = Checkpoints(folder, keep=2).restore(fresh())
     assert again is not None
     same_bits(again[0], trained(2))

@@ -22,6 +22,7 @@ from pipeline.learner.model_card import base_name, model_card
 from pipeline.model import weights
 from pipeline.model.adapter_source import load_adapter
 from pipeline.model.policy import Policy
+from pipeline.run_dir import RunFolder
 from tests import tiny
 
 
@@ -188,13 +189,11 @@ def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner
     writer = exporter(learner, like)
     run = tmp_path / "tiny"
     run.mkdir()
-    entries = [
-        {"event": "evaluated", "name": "test_before", "step": 0, "accuracy": 0.25, "n": 8},
-        {"event": "evaluated", "name": "validation", "step": 3, "accuracy": 0.5, "n": 8},
-        {"event": "evaluated", "name": "test_after", "step": 7, "accuracy": 0.75, "n": 8},
-    ]
-    lines = [json.dumps(entry | {"ci95": [0.125, 0.875]}) for entry in entries]
-    (run / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    # The first one was damaged later, and measured again.
+    measured = [("test_before", 0, 0.125), ("test_before", 0, 0.25), ("validation", 3, 0.5)]
+    for name, step, accuracy in [*measured, ("test_after", 7, 0.75)]:
+        ci95 = [0.125, 0.875]
+        RunFolder(run).journal("evaluated", name=name, step=step, accuracy=accuracy, n=8, ci95=ci95)
     adapter = learner.state.adapter
     writer.export(tmp_path / "export", Tuned(adapter, 7), examples=examples())
     card = (tmp_path / "export" / "README.md").read_text()

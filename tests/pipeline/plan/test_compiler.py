@@ -211,10 +211,12 @@ def test_what_was_answered_is_not_asked_again(asked):
     assert again["apply"].hbm_bytes == 3 * GIB
 
 
-def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
+@pytest.mark.parametrize("damage", [lambda _: "{", lambda text: text.replace("3221", "3222", 1)])
+def test_a_damaged_answer_is_asked_for_again(asked, tmp_path, damage):
     compiled(preset(), SHAPE, ["apply"])
     (kept,) = (tmp_path / "cache/plans").iterdir()
-    kept.write_text("{")
+    assert damage(kept.read_text()) != kept.read_text()
+    kept.write_text(damage(kept.read_text()))
     assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
     assert asked == ["apply", "apply"]
 

@@ -1,0 +1,213 @@
+"""Files that record a run. Checksums in them show damage, so that nobody decides from half a file.
+
+    write_json, read_json   one object, replaced whole; its last key, `sha256`, is its hash
+    append_row, read_rows   one object a line, appended; the last key of each, `crc32`, checks it
+    write_rows, Contents    one object a line, replaced whole; row count and hash stand elsewhere
+
+Records that a resume goes back behind are moved, not deleted: `set_aside`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+_CHECKED_LINE = re.compile(rb'(?P<row>\{.*), "crc32": "(?P<crc32>[0-9a-f]{8})"\}', re.DOTALL)
+
+
+class DamagedFileError(ValueError):
+    """The content of a file is not what was written."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a JSONL file has to hold.
+
+    Attributes:
+        rows: number of lines.
+        sha256: hash of all bytes.
+    """
+
+    rows: int
+    sha256: str
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """The objects in the file.
+
+        Raises:
+            DamagedFileError: if it is missing or holds anything else.
+        """
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            raise DamagedFileError(f"{path} is missing") from None
+        if hashlib.sha256(text).hexdigest() != self.sha256:
+            found = text.count(b"\n")
+            raise DamagedFileError(
+                f"{path} is damaged: it has {found} lines, {self.rows} were written"
+                if found != self.rows
+                else f"{path} is damaged: its content has changed since it was written"
+            )
+        return _parse_lines(text.split(b"\n")[:-1])
+
+
+def write_atomically(path: Path, text: bytes) -> None:
+    """Replaces a file; a reader sees the old or the new content, never a part of it."""
+    partial = path.with_name(path.name + ".tmp")
+    with partial.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, value: Row) -> None:
+    """Replaces a file by an object, and its hash as the last key."""
+    plain = json.loads(json.dumps(value))  # as a reader finds it: keys are strings
+    text = json.dumps({**plain, "sha256": _sha256(plain)}, indent=2) + "\n"
+    write_atomically(path, text.encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object that `write_json` wrote; None if there is no file.
+
+    Raises:
+        DamagedFileError: if the file holds anything else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+        if value.pop("sha256") == _sha256(value):
+            return value
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    raise DamagedFileError(f"{path} is damaged: its content does not have the hash it names")
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Appends an object as one line, in place of the unfinished line of a killed process."""
+    line = _checked_line(row)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line)
+
+
+def replace_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Replaces a file by what `append_row` would have written for these objects."""
+    write_atomically(path, b"".join(map(_checked_line, rows)))
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects that `append_row` wrote. An unfinished last line is ignored.
+
+    Raises:
+        DamagedFileError: if a line holds anything else.
+    """
+    if not path.is_file():
+        return
+    # Not `splitlines`: strings may hold U+2028 and other characters that end lines for it.
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        match = _CHECKED_LINE.fullmatch(line)
+        row = None if match is None else match["row"] + b"}"
+        if match is None or row is None or zlib.crc32(row) != int(match["crc32"], 16):
+            raise DamagedFileError(
+                f"{path}, line {number}: damaged, or written by an earlier version: the line does "
+                "not have the checksum it names; restore the file from a copy, or start another "
+                "run with --run.name"
+            )
+        yield json.loads(row)
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> Contents:
+    """Replaces a file by one line for each object; returns what a reader has to find."""
+    lines = [_encode(row) + b"\n" for row in rows]
+    text = b"".join(lines)
+    write_atomically(path, text)
+    return Contents(len(lines), hashlib.sha256(text).hexdigest())
+
+
+def parse_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects in a JSONL file of which no `Contents` are recorded.
+
+    Raises:
+        DamagedFileError: if there is no file, or a line is not JSON.
+    """
+    try:
+        return _parse_lines(path.read_bytes().split(b"\n")[:-1])
+    except FileNotFoundError:
+        raise DamagedFileError(f"{path} is missing") from None
+    except ValueError:
+        raise DamagedFileError(f"{path} is damaged: a line is not JSON") from None
+
+
+def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
+    """Moves files and folders of a run into a new folder of its `superseded/`.
+
+    They keep their place: `rollouts/step_000004.jsonl` becomes
+    `superseded/0001/rollouts/step_000004.jsonl`.
+
+    Args:
+        run: the run folder.
+        paths: what to move; those that do not exist are ignored.
+
+    Returns:
+        The new folder; None: there was nothing to move.
+    """
+    found = [path for path in paths if path.exists()]
+    if not found:
+        return None
+    folder = new_superseded(run)
+    for path in found:
+        target = folder / path.relative_to(run)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    return folder
+
+
+def new_superseded(run: Path) -> Path:
+    """Makes the next of the numbered folders in a run's `superseded/`."""
+    parent = run / "superseded"
+    parent.mkdir(exist_ok=True)
+    for number in count(1 + sum(1 for _ in parent.iterdir())):
+        folder = parent / f"{number:04d}"
+        with suppress(FileExistsError):  # the learner's process makes them, too
+            folder.mkdir()
+            return folder
+    raise AssertionError
+
+
+def _checked_line(row: Row) -> bytes:
+    text = _encode(row)
+    return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
+
+
+def _parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines]
+
+
+def _encode(row: Row) -> bytes:
+    """The object as JSON in UTF-8; lone surrogates, which UTF-8 cannot hold, as escapes."""
+    try:
+        return json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(row).encode()
+
+
+def _sha256(value: Row) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
