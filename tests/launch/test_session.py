@@ -141,6 +141,26 @@ def test_a_run_that_fails_says_why_and_ends_with_1(
     session.folder.close()
 
 
+def test_rewards_that_fail_end_a_run_with_1_and_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, disk = make_config(tmp_path), Disk()
+    session = Session(config, disk)
+    session.scorer.functions["correct"] = lambda inputs: [float("nan")] * len(inputs)
+    assert session.run() == 1
+    told = (
+        "step 1: 4 of 4 rollouts (100.0%) have no reward, more than rewards.max_excluded_share = "
+        "0.5 allows: 'correct' failed 4 times, first: returned nan"
+    )
+    shown = capsys.readouterr()
+    assert shown.err == told + "\n"
+    assert "the same command goes on from its last checkpoint" in shown.out
+    (entry,) = session.events("failed")
+    assert entry["error"] == f"TrainingStopped: {told}"
+    assert (list(disk), session.folder.summary) == ([0], None)
+    assert Session(config, disk).run() == 0
+
+
 def test_a_run_that_failed_goes_on_from_its_last_checkpoint(tmp_path: Path):
     steps: dict[str, Any] = {"budget": {"steps": 4}}
     whole = Session(make_config(tmp_path / "whole", **steps), Disk())
