@@ -344,7 +344,7 @@ class RunFolder:
         later = [row for row in rows if row["step"] > step]
         files = [
             path
-            for kind in ("step", "validation")
+            for kind in ("step", "sft", "validation")
             for path in sorted(self.rollouts.glob(f"{kind}_*.jsonl"))
             if int(path.stem.removeprefix(f"{kind}_")) > step
         ]
