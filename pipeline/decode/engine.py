@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from configs.schema import Config
-from pipeline.datatypes import Completion, RolloutRequest, StopReason, Work
+from pipeline.datatypes import Completion, RolloutName, RolloutRequest, StopReason, Work
 from pipeline.decode.cache import Caches
 from pipeline.decode.compiled import Compiled
 from pipeline.decode.programs import DecodePrograms
@@ -139,16 +139,12 @@ class Engine:
 
         Raises:
             Aborted: if `abort` was called, also before; noticed between two segments.
-            ValueError: if one asks for more tokens than `rollout.max_new_tokens`, or for none
-                beyond those that it has.
+            ValueError: if two requests have one name; if a prompt is empty or longer than
+                `rollout.max_prompt_tokens`; if one asks for more tokens than
+                `rollout.max_new_tokens`, or for none beyond those that it has. Nothing has been
+                computed then.
         """
-        most = self._config.rollout.max_new_tokens
-        for request in requests:
-            if not request.num_begun < self._limit(request) <= most:
-                raise ValueError(
-                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
-                    f"{request.num_begun + 1} to rollout.max_new_tokens = {most}"
-                )
+        self._check(requests)
         base = self._base if base is None else base
         assert base is not None, "an engine without a base was given none"
         drawn = self._draw(requests, (base, adapter), Heat.of(temperature), enough=enough)
@@ -171,6 +167,32 @@ class Engine:
     def resume(self) -> None:
         """Lets `generate` work again; not while one is still to notice that it was aborted."""
         self._abort.clear()
+
+    def _check(self, requests: Sequence[RolloutRequest]) -> None:
+        """Refuses requests that cannot be drawn; see `generate`."""
+        rollout, longest = self._config.rollout, max(self._config.prompt_buckets)
+        names: set[RolloutName] = set()
+        for request in requests:
+            if request.name in names:
+                raise ValueError(f"{request.name}: two requests have this name, so the same noise")
+            names.add(request.name)
+            prompt, read = len(request.prompt_tokens), len(request.read_tokens)
+            if not 1 <= prompt <= rollout.max_prompt_tokens:
+                raise ValueError(
+                    f"{request.name}: its prompt has {prompt} tokens: must be from 1 to "
+                    f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
+                )
+            if not request.num_begun < self._limit(request) <= rollout.max_new_tokens:
+                raise ValueError(
+                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
+                    f"{request.num_begun + 1} to rollout.max_new_tokens = {rollout.max_new_tokens}"
+                )
+            if read > longest:
+                raise ValueError(
+                    f"{request.name}: its prompt has {prompt} tokens and its begun completion "
+                    f"{request.num_begun}: at most {longest} are read; "
+                    f'rollout.partial = "{rollout.partial}"'
+                )
 
     def _draw(
         self,

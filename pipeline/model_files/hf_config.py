@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from reprlib import repr as show
 from typing import Any
 
 MULTIMODAL = "gemma3"
@@ -18,24 +19,31 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
-    "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_MOST_LAYERS = 1024
+_MOST_SIZE = 2**24
+_LEAST, _MOST = 1e-30, 1e30
+"""Numbers beyond these overflow or vanish in float32."""
+_MOST_MISTAKES = 8
 # Published files leave out what is the default of transformers' Gemma3TextConfig or Gemma2Config.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         **_SIZES,
+        "query_pre_attn_scalar": 256,
         "vocab_size": 262_208,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     },
     "gemma2": {
         **_SIZES,
+        "query_pre_attn_scalar": 256,
         "vocab_size": 256_000,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
 }
+_COUNTS_LAYERS = ("num_hidden_layers", "sliding_window_pattern", "_sliding_window_pattern")
 _NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -63,25 +71,26 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     """
     text = _text_part(hf)
     kind = text.get("model_type")
-    if kind not in _DEFAULTS:
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ValueError(
-            f"config.json: model_type is {hf.get('model_type')!r}; read are 'gemma3_text', "
+            f"config.json: model_type is {show(kind)}; read are 'gemma3_text', "
             f"'{MULTIMODAL}' (its text part) and 'gemma2'"
         )
     given = {key: value for key, value in text.items() if value is not None or key in _NULLABLE}
     whole = {**_DEFAULTS[kind], **given, "architectures": [_ARCHITECTURES[kind]]}
-    wrong = _wrong_sizes(whole)
+    full, sliding, wrong = _ropes(whole)
+    wrong = _wrong_sizes(whole) + wrong
     if not wrong:
         whole["layer_types"] = _layer_types(whole)
-        full, sliding = _ropes(whole)
-        wrong += _wrong_layers(whole) + _wrong_rope(full, ("default", "linear"))
-        if kind != "gemma2":
-            wrong += _wrong_rope(sliding, ("default",))
+        wrong = _wrong_layers(whole)
     for key, values in _ONLY.items():
         if whole.get(key, values[0]) not in values:
-            wrong.append(f"{key} is {whole[key]!r}, only {values[0]!r} is computed")
+            wrong.append(f"{key} is {show(whole[key])}, only {values[0]!r} is computed")
     if wrong:
-        raise ValueError("config.json: " + "; ".join(dict.fromkeys(wrong)))
+        wrong = list(dict.fromkeys(wrong))
+        more = len(wrong) - _MOST_MISTAKES
+        wrong[_MOST_MISTAKES:] = [f"and {more} more"] if more > 0 else []
+        raise ValueError("config.json: " + "; ".join(wrong))
     whole |= {"rope_theta": full["rope_theta"], "rope_scaling": None}
     if full["rope_type"] == "linear":
         whole["rope_scaling"] = {"rope_type": "linear", "factor": full["factor"]}
@@ -108,22 +117,45 @@ def _text_part(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
-    wrong = [
-        f"{key} is {text[key]!r}, not a positive number"
-        for key in (*_SIZES, "vocab_size")
-        if isinstance(text[key], bool) or not isinstance(text[key], int | float) or text[key] <= 0
-    ]
+    wrong = []
+    for key in (*_SIZES, "vocab_size", "sliding_window_pattern", "_sliding_window_pattern"):
+        most = _MOST_LAYERS if key in _COUNTS_LAYERS else _MOST_SIZE
+        value = text.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            wrong.append(f"{key} is {show(value)}, not a whole number from 1 to {most}")
+    if not _is_number(text["query_pre_attn_scalar"]):
+        value = show(text["query_pre_attn_scalar"])
+        wrong.append(f"query_pre_attn_scalar is {value}, not a positive number")
     wrong += [
-        f"{key} is {text[key]!r}, neither null nor a positive number"
+        f"{key} is {show(text[key])}, neither null nor a positive number"
         for key in _NULLABLE
-        if text[key] is not None and not (isinstance(text[key], int | float) and text[key] > 0)
+        if text[key] is not None and not _is_number(text[key])
     ]
-    if not wrong and text["num_attention_heads"] % text["num_key_value_heads"]:
-        wrong.append("num_attention_heads is not a multiple of num_key_value_heads")
+    if text["model_type"] != "gemma2" and text["attn_logit_softcapping"] is not None:
+        value = show(text["attn_logit_softcapping"])
+        wrong.append(
+            f"attn_logit_softcapping is {value}, which transformers ignores in a Gemma 3; "
+            "set it to null"
+        )
+    if wrong:
+        return wrong
+    heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+    if heads % kv_heads:
+        wrong.append(
+            f"num_attention_heads is not a multiple of num_key_value_heads: {heads}, {kv_heads}"
+        )
+    if text["head_dim"] % 2:
+        wrong.append(f"head_dim is {text['head_dim']}, but RoPE turns pairs: it must be even")
     return wrong
 
 
-def _layer_types(text: Mapping[str, Any]) -> list[str]:
+def _is_number(value: Any) -> bool:
+    """Whether it is a positive number that float32 holds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and _LEAST <= value <= _MOST
+
+
+def _layer_types(text: Mapping[str, Any]) -> Any:
     """As given; by default five local layers to a global one, in Gemma 2 one to one."""
     if "layer_types" in text:
         return text["layer_types"]
@@ -133,39 +165,98 @@ def _layer_types(text: Mapping[str, Any]) -> list[str]:
 
 def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
     kinds, count = text["layer_types"], text["num_hidden_layers"]
+    if not isinstance(kinds, list):
+        return [f"layer_types is {show(kinds)}, not a list of names"]
     if len(kinds) != count:
         return [f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}"]
-    odd = sorted({str(kind) for kind in kinds} - {SLIDING, FULL})
-    return [f"layer_types has {', '.join(odd)}; computed are {SLIDING} and {FULL}"] if odd else []
+    odd = [kind for kind in kinds if kind not in (SLIDING, FULL)]
+    return [f"layer_types has {show(odd[0])}; computed are {SLIDING} and {FULL}"] if odd else []
 
 
-def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """RoPE of global and of local layers; transformers 5 and 4 write it differently."""
-    given = text.get("rope_parameters") or {}
-    scaling = _one_spelling(text.get("rope_scaling"))
+def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """RoPE of global and of local layers, and what is wrong with it.
+
+    transformers 4 and 5 write it differently. A file may have both spellings where they agree.
+    """
+    scaling, scaling_wrong = _settings(text, "rope_scaling")
+    given, given_wrong = _settings(text, "rope_parameters")
+    wrong = scaling_wrong + given_wrong
+    older = {"the top level": _theta(text, "rope_theta"), "rope_scaling": scaling}
     if text["model_type"] == "gemma2":
-        both = {"rope_type": "default", "rope_theta": text.get("rope_theta", 10_000.0)}
-        both |= scaling | _one_spelling(given)
-        return both, both
-    full = {"rope_type": "default", "rope_theta": text.get("rope_theta", 1_000_000.0)}
-    local = {"rope_type": "default", "rope_theta": text.get("rope_local_base_freq", 10_000.0)}
-    return full | scaling | _one_spelling(given.get(FULL)), local | _one_spelling(
-        given.get(SLIDING)
-    )
+        both, more = _rope({**older, "rope_parameters": given}, theta=10_000.0, linear=True)
+        return both, both, wrong + more
+    newer = {}
+    for kind in (FULL, SLIDING):
+        newer[kind], more = _settings(given, kind, within="rope_parameters.")
+        wrong += more
+    wrong += [
+        f"rope_parameters has {show(key)}, a Gemma 3 has {FULL} and {SLIDING} there"
+        for key in given.keys() - {FULL, SLIDING}
+    ]
+    full_sources = {**older, f"rope_parameters.{FULL}": newer[FULL]}
+    full, more = _rope(full_sources, theta=1_000_000.0, linear=True)
+    wrong += more
+    local_sources = {
+        "rope_local_base_freq": _theta(text, "rope_local_base_freq"),
+        f"rope_parameters.{SLIDING}": newer[SLIDING],
+    }
+    local, more = _rope(local_sources, theta=10_000.0, linear=False)
+    return full, local, wrong + more
 
 
-def _one_spelling(rope: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {"rope_type" if key == "type" else key: value for key, value in (rope or {}).items()}
+def _settings(
+    text: Mapping[str, Any], key: str, *, within: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """The object under a key, without its nulls; and what is wrong with it."""
+    found = text.get(key)
+    if found is None:
+        return {}, []
+    if not isinstance(found, dict):
+        return {}, [f"{within}{key} is {show(found)}, not an object"]
+    return {name: value for name, value in found.items() if value is not None}, []
+
+
+def _theta(text: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {"rope_theta": text[key]} if key in text else {}
+
+
+def _rope(
+    sources: Mapping[str, Mapping[str, Any]], *, theta: float, linear: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """RoPE's settings from all places that have some, and what is wrong with them.
+
+    Args:
+        sources: settings by the name of their place.
+        theta: default of `rope_theta`.
+        linear: whether linear scaling is computed here.
+    """
+    rope: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    wrong = []
+    for place, settings in sources.items():
+        for name, value in settings.items():
+            key = "rope_type" if name == "type" else name
+            if key in rope and rope[key] != value:
+                values = show(rope[key]), show(value)
+                what = f"{key} is {values[0]} in {places[key]} and {values[1]} in {place}"
+                wrong.append(f"{what}, which contradict each other; leave one out")
+            rope[key], places[key] = value, place
+    rope = {"rope_type": "default", "rope_theta": theta} | rope
+    return rope, wrong + _wrong_rope(rope, ("default", "linear") if linear else ("default",))
 
 
 def _wrong_rope(rope: Mapping[str, Any], kinds: Collection[str]) -> list[str]:
     kind = rope["rope_type"]
     if kind not in kinds:
         computed = " and ".join(map(repr, kinds))
-        return [f"rope_type is {kind!r}, only {computed} computed here"]
+        return [f"rope_type is {show(kind)}, only {computed} computed here"]
     if kind == "linear" and "factor" not in rope:
         return ["rope_type 'linear' without a factor"]
     return [
-        f"rope setting {key} is not computed"
+        f"{key} of RoPE is {show(rope[key])}, not a positive number"
+        for key in ("rope_theta", "factor")
+        if key in rope and not _is_number(rope[key])
+    ] + [
+        f"rope setting {show(key)} is not computed"
         for key in sorted(rope.keys() - {"rope_theta", "rope_type", "factor"})
     ]

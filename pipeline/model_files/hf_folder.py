@@ -30,6 +30,8 @@ _OTHER_PARTS = {
     "model.multi_modal_projector.": "the projector",
 }
 _FLAX_VISION = re.compile(r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder)/|/mm_")
+_MOST_TEXT_BYTES = 16 * 2**20
+_WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -62,11 +64,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if the folder or the file is absent.
-        ValueError: if it is no JSON object.
+        ValueError: if it is no file with a JSON object.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}")
     path = folder / "config.json"
+    if path.exists() and not path.is_file():
+        raise ValueError(f"model.path: {path} is not a file")
     if not path.is_file():
         raise FileNotFoundError(
             f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
@@ -116,7 +120,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for path in weight_files(folder):
         try:
             tensors = _read_header(path)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             problems.append(f"{path} is damaged: {error}")
             continue
         problems += [
@@ -183,7 +187,7 @@ def check_folder(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}")
     checkpoint = flax_folder(folder)
-    if checkpoint is None or (folder / "config.json").is_file():
+    if checkpoint is None or (folder / "config.json").exists():
         read_text_config(folder)
     skipped = text_tensors(folder)[1] if checkpoint is None else _flax_parts(checkpoint)
     if not skipped:
@@ -204,8 +208,12 @@ def flax_part(name: str) -> str | None:
 def _flax_parts(place: Path) -> dict[str, int]:
     """What else is in a flax checkpoint, if orbax wrote down in words what there is."""
     path = place / "_METADATA"
-    entries = read_object(path).get("tree_metadata", {}).values() if path.is_file() else ()
-    names = ["/".join(str(key["key"]) for key in entry["key_metadata"]) for entry in entries]
+    tree = read_object(path).get("tree_metadata", {}) if path.is_file() else {}
+    try:
+        entries = [entry["key_metadata"] for entry in tree.values()]
+        names = ["/".join(str(key["key"]) for key in entry) for entry in entries]
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError(f"model.path: {path} is damaged: no tree_metadata of tensors") from None
     parts = [part for name in names if (part := flax_part(name)) is not None]
     return {part: parts.count(part) for part in parts}
 
@@ -223,7 +231,7 @@ def _read_index(folder: Path) -> Mapping[str, str] | None:
         return None
     weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) and file == Path(file).name for file in weight_map.values()
+        isinstance(file, str) and _WEIGHT_FILE.fullmatch(file) for file in weight_map.values()
     ):
         raise ValueError(f"model.path: {path} is damaged: no weight_map of names to files")
     return weight_map
@@ -233,15 +241,36 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is none, or cannot be read.
     """
+    text = read_text(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(text)
     except ValueError as error:
         raise ValueError(f"model.path: {path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"model.path: {path} is not read: it is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"model.path: {path} is not a JSON object")
     return found
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        ValueError: if it cannot be read, is no UTF-8, or is larger than 16 MiB.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MOST_TEXT_BYTES:
+            most = f"{_MOST_TEXT_BYTES:,}"
+            raise ValueError(f"model.path: {path} has {size:,} bytes; at most {most} are read")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"model.path: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"model.path: {path} is not UTF-8 text: {error}") from None
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

@@ -7,14 +7,15 @@ the system text or in the data stand for themselves.
 from __future__ import annotations
 
 import difflib
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as show
 from string import Formatter
-from typing import Any
 
 from configs.schema import Prompt
-from pipeline.model_files.hf_folder import read_object
+from pipeline.model_files.hf_folder import read_object, read_text
+from pipeline.text.jinja_sandbox import compile_template, describe, try_template
 
 START_OF_TURN = "<start_of_turn>"
 END_OF_TURN = "<end_of_turn>"
@@ -22,6 +23,46 @@ _SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "u
 
 Turn = tuple[str, str]
 """Who speaks, `user` or `assistant`, and what."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """How a model writes turns.
+
+    Attributes:
+        path: the file it was read from.
+        text: Jinja.
+    """
+
+    path: Path
+    text: str
+
+    def render(self, turns: Sequence[Turn]) -> str:
+        """The turns and the opening of the model's next one, without <bos>.
+
+        The first rendering in a process tries the template in a child process, so that one that
+        needs too much time or memory is refused.
+
+        Raises:
+            ValueError: naming the file, if the template cannot be rendered.
+        """
+        messages = [{"role": who, "content": text} for who, text in turns]
+        variables = {"messages": messages, "add_generation_prompt": True, **_SPECIAL}
+        try:
+            if self.text not in _TRIED:
+                try_template(self.text, variables)
+                _TRIED.add(self.text)
+            text = compile_template(self.text)(**variables)
+        except Exception as error:  # noqa: BLE001  # templates raise whatever they like
+            raise ValueError(
+                f"{self.path}: the chat template fails: {describe(error)}; "
+                'prompt.turn = "gemma" writes Gemma\'s turns without it'
+            ) from None
+        return text.removeprefix(_SPECIAL["bos_token"])
+
+
+_TRIED: set[str] = set()
+"""Templates that a child process has rendered."""
 
 
 def template_columns(template: str) -> tuple[str, ...]:
@@ -56,7 +97,7 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
             raise ValueError(f"{where} has no column {column!r}; {hint}")
 
 
-def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None) -> str:
+def render(prompt: Prompt, row: Mapping[str, object], *, template: ChatTemplate | None) -> str:
     """The prompt of `row`, without <bos>; a completion is what the model writes next.
 
     Worked examples (`prompt.shots`) come before the question, each as a turn of the user and one of
@@ -71,7 +112,7 @@ def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None) -
 
     Raises:
         ValueError: if `prompt.template` is wrong or names a column that `row` lacks, or if the chat
-            template refuses the turns.
+            template cannot be rendered.
     """
     check_columns(template_columns(prompt.template), present=row, where="the row")
     question = "".join(
@@ -86,70 +127,42 @@ def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None) -
     turns = [*(turn for example in examples for turn in example), ("user", question)]
     turns[0] = ("user", opening + turns[0][1])
     if prompt.turn == "auto" and template is not None:
-        return _rendered_by(template, turns)
+        return template.render(turns)
     return _gemmas_turns(turns)
 
 
-def read_chat_template(folder: Path) -> str | None:
-    """The chat template of a Hugging Face folder as Jinja text; None if it has none.
+def read_chat_template(folder: Path) -> ChatTemplate | None:
+    """The chat template of a Hugging Face folder; None if it has none.
 
     It stands in `chat_template.jinja`, in `chat_template.json` or in `tokenizer_config.json`; of
     several under names it is the one named default.
 
     Raises:
-        ValueError: if a file cannot be read, or if the template is no Jinja.
+        ValueError: if a file cannot be read, or what is there is no text.
     """
-    found: Any = None
-    if (folder / "chat_template.jinja").is_file():
-        found = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(path, read_text(path))
     for name in ("chat_template.json", "tokenizer_config.json"):
-        if found is None and (folder / name).is_file():
-            found = read_object(folder / name).get("chat_template")
-    if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
-        found = named.get("default")
-    if found is not None:
-        try:
-            _compiled(found)
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None
-    return found
+        path = folder / name
+        found = read_object(path).get("chat_template") if path.is_file() else None
+        if isinstance(found, list):
+            entries = [entry for entry in found if isinstance(entry, dict)]
+            named = {str(entry.get("name")): entry.get("template") for entry in entries}
+            if len(entries) < len(found):
+                raise ValueError(f"{path}: chat_template is a list of things that are no templates")
+            found = named.get("default")
+        if found is not None and not isinstance(found, str):
+            raise ValueError(f"{path}: chat_template is {show(found)}, not the text of a template")
+        if found is not None:
+            return ChatTemplate(path, found)
+    return None
 
 
 def _gemmas_turns(turns: Sequence[Turn]) -> str:
     names = {"user": "user", "assistant": "model"}
     spoken = "".join(f"{START_OF_TURN}{names[who]}\n{text}{END_OF_TURN}\n" for who, text in turns)
     return f"{spoken}{START_OF_TURN}model\n"
-
-
-def _rendered_by(template: str, turns: Sequence[Turn]) -> str:
-    from jinja2 import TemplateError
-
-    messages = [{"role": who, "content": text} for who, text in turns]
-    try:
-        text = _compiled(template)(messages=messages, add_generation_prompt=True, **_SPECIAL)
-    except (TemplateError, TypeError) as error:
-        raise ValueError(f"the model's chat template refuses the turns: {error}") from None
-    return text.removeprefix(_SPECIAL["bos_token"])
-
-
-@functools.lru_cache(maxsize=4)
-def _compiled(template: str) -> Callable[..., str]:
-    """As transformers compiles it, without the clock: the same row is the same prompt every day."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    try:
-        return environment.from_string(template).render
-    except TemplateError as error:
-        raise ValueError(f"the chat template is no Jinja: {error}") from None
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:

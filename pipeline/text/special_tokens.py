@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from reprlib import repr as show
 from typing import Any
 
 from pipeline.model_files.hf_folder import read_object, read_text_config
@@ -12,6 +13,8 @@ from pipeline.text.tokenizer import Tokenizer
 
 _MOST_PADDING = 1024
 """Embeddings may have more rows than the tokenizer has pieces, to be a multiple of something."""
+
+_MOST_SHOWN = 8
 
 
 def check_tokenizer(
@@ -59,10 +62,15 @@ def _id_problems(
     ends = ("<eos>", END_OF_TURN, *stop_tokens)
     for key, pieces in (("bos_token_id", ("<bos>",)), ("eos_token_id", ends)):
         found = said.get(key)
-        for id_ in found if isinstance(found, list) else [found]:
-            if id_ is None or id_ in {tokenizer.find(piece) for piece in pieces}:
-                continue
-            known = isinstance(id_, int) and 0 <= id_ < tokenizer.vocab_size
+        right = [tokenizer.find(piece) for piece in pieces]
+        ids = found if isinstance(found, list) else [found]
+        wrong = [id_ for id_ in ids if id_ is not None and not (_is_id(id_) and id_ in right)]
+        for id_ in wrong[:_MOST_SHOWN]:
+            known = _is_id(id_) and 0 <= id_ < tokenizer.vocab_size
             what = repr(tokenizer.piece(id_)) if known else "no piece"
             allowed = " or ".join(dict.fromkeys(pieces))
-            yield f"{file}: {key} is {id_}, in {tokenizer.path} that is {what}, not {allowed}"
+            yield f"{file}: {key} is {show(id_)}, in {tokenizer.path} that is {what}, not {allowed}"
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

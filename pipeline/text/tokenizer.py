@@ -14,11 +14,14 @@ import numpy as np
 
 from configs.schema import Model
 from pipeline.model_files.model_source import find_model, find_tokenizer
-from pipeline.text.chat import read_chat_template
+from pipeline.text.chat import ChatTemplate, read_chat_template
 
 SENTENCEPIECE, JSON = "tokenizer.model", "tokenizer.json"
 MARKERS = ("<mask>", "<start_of_turn>", "<end_of_turn>")
 """Pieces that some of Gemma's tokenizers list as plain text but that are no text."""
+
+MOST_PIECES = 2**24
+_MOST_BYTES = 2**29
 
 
 class Tokenizer(ABC):
@@ -28,7 +31,7 @@ class Tokenizer(ABC):
         path: the file it was read from.
         vocab_size: number of pieces; ids are below it.
         pad_id, eos_id, bos_id: ids of `<pad>`, `<eos>` and `<bos>`.
-        chat_template: the model's own turns, as Jinja text; None: it has none.
+        chat_template: the model's own turns; None: it has none.
     """
 
     path: Path
@@ -36,7 +39,7 @@ class Tokenizer(ABC):
     pad_id: int
     eos_id: int
     bos_id: int
-    chat_template: str | None = None
+    chat_template: ChatTemplate | None = None
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
@@ -117,6 +120,9 @@ def read_tokenizer(where: Path) -> Tokenizer:
                 "model.tokenizer names one that stands elsewhere"
             )
         path = found[0]
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes; no tokenizer has more than {_MOST_BYTES:,}")
     if path.suffix == ".json":
         from pipeline.text.tokenizer_json import JsonTokenizer
 
@@ -133,7 +139,10 @@ def check_spaces(tokenizer: Tokenizer) -> None:
         ValueError: showing what becomes of spaces.
     """
     probe = " a  b "
-    found = tokenizer.decode(tokenizer.encode(probe))
+    try:
+        found = tokenizer.decode(tokenizer.encode(probe))
+    except Exception as error:  # noqa: BLE001  # the libraries raise nothing narrower
+        raise ValueError(f"{tokenizer.path} cannot encode {probe!r}: {error}") from None
     if found != probe:
         raise ValueError(
             f"{tokenizer.path} changes spaces: {probe!r} comes back as {found!r}; Gemma's "

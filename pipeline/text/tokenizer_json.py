@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from pipeline.text.tokenizer import MARKERS, Tokenizer, check_spaces
+from pipeline.text.tokenizer import MARKERS, MOST_PIECES, Tokenizer, check_spaces
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -34,6 +34,10 @@ class JsonTokenizer(Tokenizer):
         self._inner.no_padding()
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > MOST_PIECES:
+            raise ValueError(
+                f"{path} has an id of {self.vocab_size - 1}; the most is {MOST_PIECES}"
+            )
         self._bytes = {
             id_: int(match[1], 16)
             for piece, id_ in vocabulary.items()

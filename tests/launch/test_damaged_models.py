@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from launch import preparation, session, train
+from launch import data, plan, preparation, session, train
 from launch.preparation import Prepared
 from pipeline.model import weights
 from tests.demo_texts import write_tokenizer
@@ -215,3 +215,136 @@ def test_a_damaged_model_is_refused(
     for words in what:
         assert words in message
     assert everything_below(request_path.parent) == before
+
+
+def one_line(capsys: pytest.CaptureFixture[str], command: Any, *argv: str) -> str:
+    """What a command says of a mistake: exit status 2, one line."""
+    capsys.readouterr()
+    assert command.main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def large(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        with (folder / name).open("wb") as file:
+            file.truncate(2**30)
+
+    return damage
+
+
+def folder_named(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return damage
+
+
+def also(name: str, value: Any) -> Damage:
+    """Another file; what is no text is written as JSON."""
+    return with_bytes(name, (value if isinstance(value, str) else json.dumps(value)).encode())
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (set_config(num_hidden_layers=2.5), "num_hidden_layers is 2.5"),
+        (set_config(num_hidden_layers=1e308), "num_hidden_layers is 1e+308"),
+        (set_config(num_hidden_layers=10**30), f"num_hidden_layers is {10**30}"),
+        (set_config(num_hidden_layers=-1), "num_hidden_layers is -1"),
+        (set_config(num_hidden_layers=True), "num_hidden_layers is True"),
+        (set_config(hidden_size=float("nan")), "hidden_size is nan"),
+        (set_config(model_type={"a": 1}), "model_type is {'a': 1}"),
+        (set_config(model_type=7), "model_type is 7"),
+        (set_config(vocab_size=10**12), "vocab_size is 1000000000000"),
+        (set_config(num_key_value_heads=3), "num_attention_heads is not a multiple"),
+        (set_config(head_dim=7), "head_dim is 7, but RoPE"),
+        (set_config(layer_types=None, sliding_window=0), "sliding_window is 0"),
+        (set_config(rope_theta=0, rope_parameters=None), "rope_theta of RoPE is 0"),
+        (
+            set_config(model_type="gemma3_text", attn_logit_softcapping=50.0),
+            "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3",
+        ),
+        (
+            set_config(model_type="gemma3_text", layer_types=None, sliding_window_pattern=0),
+            "sliding_window_pattern is 0",
+        ),
+        (
+            set_config(
+                rope_scaling={"rope_type": "linear", "factor": 8.0},
+                rope_parameters={"rope_type": "linear", "factor": 2.0},
+            ),
+            "factor is 8.0 in rope_scaling and 2.0 in rope_parameters",
+        ),
+        (with_bytes("config.json", b"[" * 10**6), "config.json is not read: it is nested too"),
+        (with_bytes("config.json", b"7"), "config.json is not a JSON object"),
+        (large("config.json"), "config.json has 1,073,741,824 bytes; at most 16,777,216 are read"),
+        (folder_named("config.json"), "config.json is not a file"),
+    ],
+)
+def test_a_config_that_is_no_models_is_one_sentence(
+    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
+):
+    model = request_path.parent / "model"
+    damage(model)
+    for command, flags in ((train, ["--dry-run"]), (plan, [])):
+        line = one_line(capsys, command, str(request_path), *flags)
+        assert str(model) in line
+        assert "config.json" in line
+        assert what in line
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (
+            also("chat_template.jinja", "{{ 1 / 0 }}"),
+            "chat_template.jinja: the chat template fails",
+        ),
+        (
+            also("tokenizer_config.json", {"chat_template": "{{ 9 ** (9 ** 9) }}"}),
+            "tokenizer_config.json: the chat template fails: it takes more than 2 s",
+        ),
+        (also("chat_template.json", {"chat_template": 7}), "chat_template is 7, not the text"),
+        (large("tokenizer_config.json"), "tokenizer_config.json has 1,073,741,824 bytes"),
+        (with_bytes("tokenizer.model", b"{}"), "tokenizer.model is not a SentencePiece model"),
+        (large("tokenizer.model"), "tokenizer.model has 1,073,741,824 bytes"),
+    ],
+)
+def test_a_tokenizer_or_template_that_is_none_is_one_sentence(
+    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
+):
+    model = request_path.parent / "model"
+    damage(model)
+    for command, flags in ((train, ["--dry-run"]), (data, [])):
+        line = one_line(capsys, command, str(request_path), *flags)
+        assert str(model) in line
+        assert what in line
+
+
+def header(entry: Any) -> Damage:
+    """A safetensors file whose header says this of its only tensor, which has 64 bytes."""
+    text = json.dumps({NORM: {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]} | entry})
+    return with_bytes(SINGLE, len(text).to_bytes(8, "little") + text.encode() + bytes(64))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [2**62, 2**62]},
+        {"shape": [10**30]},
+        {"shape": [-16]},
+        {"shape": [16.0]},
+        {"shape": {}},
+        {"dtype": "F99"},
+        {"data_offsets": [0, 2**64]},
+    ],
+)
+def test_a_header_with_absurd_shapes_is_one_sentence(
+    request_path: Path, capsys: pytest.CaptureFixture[str], entry: Any
+):
+    model = request_path.parent / "model"
+    header(entry)(model)
+    line = one_line(capsys, train, str(request_path), "--dry-run")
+    assert f"{model / SINGLE} is damaged: " in line

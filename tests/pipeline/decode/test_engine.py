@@ -98,6 +98,25 @@ def test_a_request_may_want_fewer_tokens(drawn: list[Completion]):
             generate(tiny.engine(), [dataclasses.replace(REQUESTS[0], max_new_tokens=wrong)])
 
 
+@pytest.mark.parametrize("length", [0, LONGEST + 1, 10 * LONGEST])
+def test_a_prompt_that_is_empty_or_too_long_is_named(length: int, monkeypatch: pytest.MonkeyPatch):
+    engine = tiny.engine()
+    monkeypatch.setattr(engine, "_programs", None)  # refused before anything is computed
+    (wrong,) = tiny.make_requests([length], step=7)
+    what = f"has {length} tokens: must be from 1 to rollout.max_prompt_tokens = {LONGEST}"
+    with pytest.raises(ValueError, match=re.escape(f"{wrong.name}: its prompt {what}")):
+        generate(engine, [*REQUESTS, wrong])
+
+
+def test_two_requests_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=re.escape(f"{REQUESTS[1].name}: two requests have this")):
+        generate(tiny.engine(), [*REQUESTS, REQUESTS[1]])
+
+
+def test_no_requests_have_no_completions():
+    assert generate(tiny.engine(), []) == []
+
+
 def test_a_held_slot_costs_the_longest_completion_whatever_is_drawn(drawn: list[Completion]):
     engine = tiny.engine()
     few = REQUESTS[:4]

@@ -122,16 +122,16 @@ def test_cut_and_continued_under_the_same_adapter_it_is_the_rollout_that_was_not
 
 def test_it_may_be_cut_behind_any_of_its_tokens(whole: list[Completion]):
     longest = sorted(whole, key=lambda one: -len(one.tokens))[:3]
-    expected = [one for one in longest for _ in range(1, len(one.tokens))]
-    sizes = [size for one in longest for size in range(1, len(one.tokens))]
-    begun = [shortened(one, size) for one, size in zip(expected, sizes, strict=True)]
     engine = keeping()
-    found = draw(engine, again(begun))
-    assert count_ties(expected, found, bound=BOUND) == 0
-    assert engine.work.tokens == sum(len(one.tokens) for one in found) - sum(sizes)
-    for one, before, size in zip(found, begun, sizes, strict=True):
-        np.testing.assert_array_equal(one.logprobs[:size], before.logprobs)
-        assert one.begun == (Stretch(1, "1", size),)
+    for size in range(1, len(longest[0].tokens)):
+        expected = [one for one in longest if size < len(one.tokens)]
+        begun = [shortened(one, size) for one in expected]
+        found = draw(engine, again(begun))
+        assert count_ties(expected, found, bound=BOUND) == 0
+        assert engine.work.tokens == sum(len(one.tokens) - size for one in found)
+        for one, before in zip(found, begun, strict=True):
+            np.testing.assert_array_equal(one.logprobs[:size], before.logprobs)
+            assert one.begun == (Stretch(1, "1", size),)
 
 
 def test_invariant_1_each_token_is_of_the_version_that_drew_it():
@@ -197,6 +197,15 @@ def test_what_it_has_counts_in_its_limit(whole: list[Completion]):
     assert found.stop_reason == "length"
     with pytest.raises(ValueError, match=r"max_new_tokens = 9: must be from 10 to .* = 28"):
         draw(keeping(), [dataclasses.replace(request, max_new_tokens=9)])
+
+
+def test_what_is_begun_and_too_long_to_be_read_is_named(whole: list[Completion]):
+    long = next(one for one in whole if len(one.tokens) == NEW)
+    (request,) = again([shortened(long, NEW - 1)])
+    read = len(request.read_tokens)
+    assert read > CONFIG.rollout.max_prompt_tokens
+    with pytest.raises(ValueError, match=rf"begun completion {NEW - 1}: at most 14 are read"):
+        draw(tiny.engine(), [request])
 
 
 def test_a_stop_string_may_have_begun_before_the_cut(

@@ -19,7 +19,8 @@ from tests import tiny
 CONFIG = tiny.make_config()
 LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
 LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
-REQUESTS = tiny.make_requests(LENGTHS)
+REQUESTS = tiny.make_requests(LENGTHS, step=8)
+"""Their completions are of lengths that fill every slot size of the tests here."""
 
 
 def generate(

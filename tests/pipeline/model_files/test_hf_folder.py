@@ -36,7 +36,8 @@ def test_a_missing_folder_and_a_folder_of_something_else_are_named(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("content", "what"), [(b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "is not a JSON")]
+    ("content", "what"),
+    [(b"{", "is not JSON"), (b"\xff", "is not UTF-8"), (b"[]", "is not a JSON")],
 )
 def test_a_damaged_config_is_named(tmp_path: Path, content: bytes, what: str):
     (tmp_path / "config.json").write_bytes(content)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt, Shot
-from pipeline.text.chat import read_chat_template, template_columns
+from pipeline.text.chat import ChatTemplate, read_chat_template, template_columns
 from pipeline.text.chat import render as render_with
 
 # As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
@@ -70,7 +70,8 @@ SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
 
 
 def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = None) -> str:
-    return render_with(prompt, row, template=template)
+    chat_template = None if template is None else ChatTemplate(Path("folder/file"), template)
+    return render_with(prompt, row, template=chat_template)
 
 
 def test_gemmas_turns():
@@ -137,15 +138,54 @@ def test_only_auto_uses_the_models_template():
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("{{ raise_exception('no users here') }}", "refuses the turns: no users here"),
-        ("{{ strftime_now('%d') }}", "refuses the turns: 'strftime_now' is undefined"),
-        ("{{ messages.append(1) }}", "refuses the turns: .* unsafe"),
-        ("{{ 1 + messages[0].content }}", "refuses the turns: "),
+        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ 1 + messages[0].content }}", "unsupported operand"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ 1 // (messages | length - 1) }}", "division or modulo by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ 'x' * 10 ** 10 }}", "memory"),
+        ("{{ 'x' | center(10 ** 9) }}", "memory"),
+        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
+        ("{{ '\ud800' }}", "surrogates not allowed"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named(template: str, what: str):
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
+    assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # While rendering, and while compiling, which folds constants.
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused(template: str):
+    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of processor time"):
+        render(Prompt(), {"question": "q"}, template=template)
+
+
+def test_a_template_is_tried_in_a_child_process_once(monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+    monkeypatch.setattr("pipeline.text.chat._TRIED", set())
+    monkeypatch.setattr("pipeline.text.chat.try_template", lambda text, _: tried.append(text))
+    for question in ("a", "b"):
+        render(Prompt(), {"question": question}, template="{{ messages[0].content }}")
+    assert tried == ["{{ messages[0].content }}"]
+
+
+def text_of(folder: Path) -> str:
+    template = read_chat_template(folder)
+    assert template is not None
+    return template.text
 
 
 def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
@@ -155,26 +195,35 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
     assert read_chat_template(tmp_path) is None
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     config.write_text(json.dumps({"chat_template": named}))
-    assert read_chat_template(tmp_path) == "d"
+    assert text_of(tmp_path) == "d"
     config.write_text(json.dumps({"chat_template": "c"}))
-    assert read_chat_template(tmp_path) == "c"
+    assert text_of(tmp_path) == "c"
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
-    assert read_chat_template(tmp_path) == "j"
+    assert text_of(tmp_path) == "j"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert read_chat_template(tmp_path) == "{{ messages[0].content }}"
+    assert text_of(tmp_path) == "{{ messages[0].content }}"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("tokenizer_config.json", "{", "is not JSON"),
-        ("tokenizer_config.json", "[]", "is not a JSON object"),
-        ("chat_template.jinja", "{% if %}", "the chat template is no Jinja"),
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[]", "is not a JSON object"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not the text"),
+        ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list of things that are no temp"),
+        (
+            "chat_template.json",
+            b'{"chat_template": [{"name": "default", "template": [1]}]}',
+            r"chat_template is \[1\], not",
+        ),
+        ("chat_template.json", b"[" * 100_000, "is not read: it is nested too deeply"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8"),
     ],
 )
-def test_a_damaged_template_is_named(tmp_path: Path, name: str, content: str, what: str):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=rf"{tmp_path}.*{what}"):
+def test_a_damaged_template_is_named(tmp_path: Path, name: str, content: bytes, what: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
         read_chat_template(tmp_path)
 
 

@@ -80,6 +80,20 @@ def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[
                 "generation_config.json: eos_token_id is 9999, in {} that is no piece, not <eos>",
             ],
         ),
+        (
+            {"config": {"bos_token_id": {"id": 2}, "eos_token_id": [[1], True, 1.0, "1"]}},
+            [
+                "config.json: bos_token_id is {{'id': 2}}, in {} that is no piece, not <bos>",
+                "config.json: eos_token_id is [1], in {} that is no piece, not <eos>",
+                "config.json: eos_token_id is True, in {} that is no piece, not <eos>",
+                "config.json: eos_token_id is 1.0, in {} that is no piece, not <eos>",
+                "config.json: eos_token_id is '1', in {} that is no piece, not <eos>",
+            ],
+        ),
+        (
+            {"config": {"eos_token_id": list(range(10**9, 10**9 + 1000))}},
+            ["config.json: eos_token_id is 1000000"] * 8,
+        ),
     ],
 )
 def test_what_does_not(

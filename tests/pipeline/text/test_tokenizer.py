@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as proto
 
 from configs.schema import Model
+from pipeline.text.chat import ChatTemplate
 from pipeline.text.tokenizer import Tokenizer, open_tokenizer, read_tokenizer
 from tests.demo_texts import demo_texts, write_tokenizer, write_tokenizer_json
 
@@ -141,6 +142,30 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes):
         read_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_file_larger_than_any_tokenizer_is_not_read(tmp_path: Path, name: str):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(ValueError, match=rf"{name} has 2,147,483,648 bytes; no tokenizer has"):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ({"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}, "has an id of 4000000000"),
+        ({"type": "BPE", "vocab": {}, "merges": []}, "changes spaces"),
+        ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "no"}, "cannot encode ' a  b '"),
+        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, "cannot encode ' a  b '"),
+        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}, "is not a tokenizer of Hugging"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str, Any], what: str):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer\.json {what}"):
+        read_tokenizer(tmp_path)
+
+
 def test_a_truncated_model_is_named(tmp_path: Path):
     model = write_tokenizer(tmp_path) / "tokenizer.model"
     model.write_bytes(model.read_bytes()[:-50])
@@ -178,7 +203,7 @@ def test_the_models_folder_is_where_the_tokenizer_is(folders: dict[str, Path], t
     (tmp_path / "chat_template.jinja").write_text("of the model")
     elsewhere = opened(tmp_path, tokenizer=str(folders["tokenizer.json"] / "tokenizer.json"))
     assert elsewhere.path == folders["tokenizer.json"] / "tokenizer.json"
-    assert elsewhere.chat_template == "of the model"
+    assert elsewhere.chat_template == ChatTemplate(tmp_path / "chat_template.jinja", "of the model")
     with pytest.raises(FileNotFoundError, match=r"model\.tokenizer: nothing is at .*gone"):
         opened(tmp_path, tokenizer=str(tmp_path / "gone"))
 
@@ -189,4 +214,6 @@ def test_a_tokenizer_that_stands_elsewhere_may_bring_the_template(tmp_path: Path
     other.mkdir()
     write_tokenizer(other)
     (other / "tokenizer_config.json").write_text('{"chat_template": "of the tokenizer"}')
-    assert opened(model, tokenizer=str(other)).chat_template == "of the tokenizer"
+    assert opened(model, tokenizer=str(other)).chat_template == ChatTemplate(
+        other / "tokenizer_config.json", "of the tokenizer"
+    )
