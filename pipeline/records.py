@@ -115,6 +115,13 @@ def change_line(compared: Mapping[str, Any]) -> str:
     )
 
 
+def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's numbers by their names in W&B."""
+    return {
+        f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
+    }
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
@@ -237,14 +244,18 @@ class Records:
             version: the policy version that was measured; None: the one of this step.
         """
         self.console.say(f"{name}: {accuracy_line(summary)}")
-        numbers = {
-            f"eval/{name}/{key}": value
-            for key, value in summary.items()
-            if isinstance(value, float)
-        }
         measured = step if version is None else version
         self.folder.journal("evaluated", name=name, step=measured, **summary)
-        self.tracker.log(numbers, step=step)
+        self.tracker.log(_evaluation_metrics(name, summary), step=step)
+
+    def logged(self, *, until: int) -> list[tuple[int, dict[str, Any]]]:
+        """What is on record of steps up to `until`, as `Tracker.log` takes it, by step."""
+        rows = [(row.pop("step"), row) for row in self.folder.metrics]
+        rows += [
+            (entry["step"], _evaluation_metrics(entry["name"], entry))
+            for entry in self.folder.events("evaluated")
+        ]
+        return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Says what `evaluation.compare` found."""
