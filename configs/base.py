@@ -6,8 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+HANDLES = ("hf://", "kaggle://")
+"""What a model's path begins with when it is on a hub."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
 _LONGEST_DAYS = 36_500
@@ -49,6 +53,34 @@ class TableError(ValueError):
         """Keeps `found`; the message is one line with all of it."""
         self.found = tuple(found)
         super().__init__("; ".join(f"{key}: {what}" if key else what for key, what in self.found))
+
+
+def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
+    """What is wrong with a path that is a URL; None: it is not, or begins with one of `handles`."""
+    scheme = _SCHEME.match(path)
+    if scheme is None or path.startswith(handles):
+        return None
+    hubs = f", {' and '.join(handles)}" if handles else ""
+    return (
+        f"{scheme.group()} is not supported; supported are paths in the file system{hubs}; mount "
+        "or download what is elsewhere"
+    )
+
+
+def _local(path: str) -> str:
+    problem = scheme_problem(path)
+    refuse([] if problem is None else [("", problem)])
+    return path
+
+
+def _local_or_on_a_hub(path: str) -> str:
+    problem = scheme_problem(path, HANDLES)
+    refuse([] if problem is None else [("", problem)])
+    return path
+
+
+LocalPath = Annotated[Text, AfterValidator(_local)]
+ModelPath = Annotated[Text, AfterValidator(_local_or_on_a_hub)]
 
 
 def refuse(problems: list[Problem]) -> None:

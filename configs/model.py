@@ -8,17 +8,17 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Table, Text, refuse
+from configs.base import LocalPath, ModelPath, Table, Text, refuse
 
 
 class Model(Table):
     """The frozen base."""
 
-    path: Text = Field(
+    path: ModelPath = Field(
         description="folder of a Hugging Face or Kaggle (flax) checkpoint or of an export, or "
         "hf://OWNER/NAME[@REVISION] or kaggle://OWNER/MODEL/flax|transformers/VARIATION[/VERSION]"
     )
-    tokenizer: Text | None = Field(
+    tokenizer: ModelPath | None = Field(
         None, description="tokenizer.model, tokenizer.json or their folder; default: in model.path"
     )
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -46,7 +46,7 @@ class Lora(Table):
         description="attention, mlp or all matrices of each layer, or a regular expression for "
         r"whole module paths such as layers/\d+/attn/q_einsum",
     )
-    start: Text | None = Field(
+    start: LocalPath | None = Field(
         None,
         description="adapter to go on from: a PEFT folder, a run folder or an export; default: a "
         "fresh one, which changes nothing",

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.base import (
+    LocalPath,
     Problem,
     Slug,
     Table,
@@ -83,7 +84,7 @@ class Run(Table):
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )
-    dir: Text = Field("runs", description="folder that holds the run folders")
+    dir: LocalPath = Field("runs", description="folder that holds the run folders")
     seed: int = Field(0, ge=0, lt=2**32, description="seeds data order, adapter and sampling noise")
     phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(
         ("grpo",), description='what is done, in order: ["grpo"], or a warm start: ["sft", "grpo"]'

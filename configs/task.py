@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import FunctionName, Problem, Slug, Table, Text, refuse
+from configs.base import FunctionName, LocalPath, Problem, Slug, Table, Text, refuse
 
 
 class Source(Table):
     """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
 
-    path: Text = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
+    path: LocalPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
     subset: Text | None = Field(None, description="hub only: the dataset's configuration")
     split: Text | None = Field(None, description="hub only: the split's name there")
     limit: int | None = Field(None, ge=1, description="use at most this many rows, the first ones")

@@ -100,6 +100,7 @@ def prepare(
     """
     refuse_plan_only(config)
     folder = RunFolder.of(config)
+    folder.check_writable()
     more = None if extend is None else extension(extend, config, folder)
     mode: tracking.Mode = "disabled"
     if tracked:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -70,6 +71,22 @@ class RunFolder:
                 f"{self.path} holds a run with other settings; --run.name starts another run, "
                 "the old values resume this one:\n" + "\n".join(lines)
             )
+
+    def check_writable(self) -> None:
+        """Makes a folder where the run folder is or will be, and removes it.
+
+        Raises:
+            ValueError: if that is refused.
+        """
+        above = next(path for path in (self.path, *self.path.parents) if path.exists())
+        try:
+            # Not `os.access`, which allows root everything that has permission bits.
+            Path(tempfile.mkdtemp(prefix=".", dir=above)).rmdir()
+        except OSError as error:
+            value, why = show_value(str(self.path.parent)), error.strerror
+            raise ValueError(
+                f"run.dir = {value}: {above} cannot be written: {why}; choose another"
+            ) from None
 
     @contextmanager
     def held(self) -> Iterator[None]:
