@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -67,20 +67,23 @@ def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
     )
 
 
-def _local(path: str) -> str:
-    problem = scheme_problem(path)
-    refuse([] if problem is None else [("", problem)])
-    return path
+def checked(problem: Callable[[str], str | None]) -> AfterValidator:
+    """A check of one setting by itself, which no mistake in the rest of its table hides.
+
+    Args:
+        problem: says what is wrong with a value; None: nothing.
+    """
+
+    def check(value: str) -> str:
+        what = problem(value)
+        refuse([] if what is None else [("", what)])
+        return value
+
+    return AfterValidator(check)
 
 
-def _local_or_on_a_hub(path: str) -> str:
-    problem = scheme_problem(path, HANDLES)
-    refuse([] if problem is None else [("", problem)])
-    return path
-
-
-LocalPath = Annotated[Text, AfterValidator(_local)]
-ModelPath = Annotated[Text, AfterValidator(_local_or_on_a_hub)]
+LocalPath = Annotated[Text, checked(scheme_problem)]
+ModelPath = Annotated[Text, checked(lambda path: scheme_problem(path, HANDLES))]
 
 
 def refuse(problems: list[Problem]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import LocalPath, ModelPath, Table, Text, refuse
+from configs.base import LocalPath, ModelPath, Table, Text, checked
 
 
 class Model(Table):
@@ -33,6 +33,14 @@ class Model(Table):
     )
 
 
+def _targets_problem(targets: str) -> str | None:
+    try:
+        re.compile(targets)
+    except re.error as error:
+        return f"is none of attention, mlp, all, and no regular expression: {error}"
+    return None
+
+
 class Lora(Table):
     """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
 
@@ -41,7 +49,7 @@ class Lora(Table):
     scaling: Literal["standard", "rslora"] = Field(
         "standard", description="rslora: scaled by alpha / sqrt(rank) instead (arXiv:2312.03732)"
     )
-    targets: Text = Field(
+    targets: Annotated[Text, checked(_targets_problem)] = Field(
         "all",
         description="attention, mlp or all matrices of each layer, or a regular expression for "
         r"whole module paths such as layers/\d+/attn/q_einsum",
@@ -56,15 +64,6 @@ class Lora(Table):
     def scale(self) -> float:
         """What the product of the two LoRA matrices is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
-
-    @model_validator(mode="after")
-    def _pattern(self) -> Lora:
-        try:
-            re.compile(self.targets)
-        except re.error as error:
-            what = f"is none of attention, mlp, all, and no regular expression: {error}"
-            refuse([("targets", what)])
-        return self
 
 
 class Export(Table):

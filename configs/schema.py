@@ -7,6 +7,7 @@ Numbers that follow from other numbers are properties, never fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -285,15 +286,14 @@ def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
     """What is wrong between tables that are valid by themselves.
 
     Args:
-        tables: valid tables by name; checks that need a table that is absent are left out, so that
-            a mistake in one table does not hide mistakes between the others.
+        tables: valid tables by name; checks that need a table or a setting that is absent are left
+            out, so that one mistake does not hide others.
     """
-    return [
-        problem
-        for names, check in _CROSS_CHECKS
-        if all(name in tables for name in names)
-        for problem in check(*(tables[name] for name in names))
-    ]
+    problems: list[Problem] = []
+    for names, check in _CROSS_CHECKS:
+        with suppress(KeyError, AttributeError):
+            problems += check(*(tables[name] for name in names))
+    return problems
 
 
 def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> list[Problem]:

@@ -76,8 +76,9 @@ class RunFolder:
         """Makes a folder where the run folder is or will be, and removes it.
 
         Raises:
-            ValueError: if that is refused.
+            ValueError: if that is refused, or a file is in the folder's place or above it.
         """
+        self._refuse_file()
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         try:
             # Not `os.access`, which allows root everything that has permission bits.
