@@ -60,7 +60,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--dry-run",
         action="store_true",
-        help="check configuration, data and model folder, print the settings, start nothing",
+        help="check configuration, data, model folder, run folder and, for a run that is not "
+        "submitted, the devices of this machine; print the settings, start nothing",
     )
     flags.add_argument(
         "--extend",
