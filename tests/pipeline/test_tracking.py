@@ -380,6 +380,7 @@ def test_a_process_that_does_not_read_delays_nothing(
     still.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(still))
     monkeypatch.setattr(tracking, "FINISH_S", 0.1)
+    before = below(psutil.Process())
 
     async def work() -> Run:
         run = Run(tmp_path, "online")
@@ -387,6 +388,8 @@ def test_a_process_that_does_not_read_delays_nothing(
         for step in range(1000):
             run.tracker.log({"text": "x" * 1000}, step=step)
         await run.tracker.finish(exit_status=0)
+        while below(psutil.Process()) - before:  # noqa: ASYNC110  # its end sets no event
+            await asyncio.sleep(0.01)
         return run
 
     assert [text for text, _ in asyncio.run(work()).told] == [
