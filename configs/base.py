@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+HANDLES = ("hf://", "kaggle://")
+"""What a model's path begins with when it is on a hub."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
 _LONGEST_DAYS = 36_500
@@ -49,6 +53,37 @@ class TableError(ValueError):
         """Keeps `found`; the message is one line with all of it."""
         self.found = tuple(found)
         super().__init__("; ".join(f"{key}: {what}" if key else what for key, what in self.found))
+
+
+def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
+    """What is wrong with a path that is a URL; None: it is not, or begins with one of `handles`."""
+    scheme = _SCHEME.match(path)
+    if scheme is None or path.startswith(handles):
+        return None
+    hubs = f", {' and '.join(handles)}" if handles else ""
+    return (
+        f"{scheme.group()} is not supported; supported are paths in the file system{hubs}; mount "
+        "or download what is elsewhere"
+    )
+
+
+def checked(problem: Callable[[str], str | None]) -> AfterValidator:
+    """A check of one setting by itself, which no mistake in the rest of its table hides.
+
+    Args:
+        problem: says what is wrong with a value; None: nothing.
+    """
+
+    def check(value: str) -> str:
+        what = problem(value)
+        refuse([] if what is None else [("", what)])
+        return value
+
+    return AfterValidator(check)
+
+
+LocalPath = Annotated[Text, checked(scheme_problem)]
+ModelPath = Annotated[Text, checked(lambda path: scheme_problem(path, HANDLES))]
 
 
 def refuse(problems: list[Problem]) -> None:

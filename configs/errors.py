@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,6 +18,8 @@ ABSENT = object()
 """The value of a key that is not there."""
 
 Path = tuple[str | int, ...]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -35,6 +37,55 @@ class ConfigError(ValueError):
     def __str__(self) -> str:
         """One line for each mistake."""
         return "\n".join(self.mistakes)
+
+
+class Refusals:
+    """Mistakes that independent checks find, gathered until all checks are done.
+
+    Args:
+        mistakes: lines on what was found before.
+        broken: dotted keys whose values are not the user's, because of these mistakes.
+    """
+
+    def __init__(self, mistakes: Iterable[str] = (), broken: Iterable[str] = ()) -> None:
+        self._errors: list[Exception] = [ConfigError(line) for line in mistakes]
+        self._broken = tuple(broken)
+
+    def intact(self, *keys: str) -> bool:
+        """Whether the values of these settings and tables are the user's."""
+        return not any(overlap(key, broken) for key in keys for broken in self._broken)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no mistake was found."""
+        return not self._errors
+
+    def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What a check returns; None if it finds a mistake, which is kept."""
+        try:
+            return check(*args, **kwargs)
+        except (ValueError, FileNotFoundError) as mistake:
+            self._errors.append(mistake)
+            return None
+
+    def refuse(self, kind: type[ValueError] = ConfigError) -> None:
+        """Does nothing if no mistake was found.
+
+        Raises:
+            ValueError: of `kind`, with the lines of all mistakes, each once; the mistake itself, if
+                it is the only one.
+            FileNotFoundError: likewise the only one.
+        """
+        lines = dict.fromkeys(map(str, self._errors))
+        if len(lines) == 1:
+            raise self._errors[0]
+        if lines:
+            raise kind("\n".join(lines))
+
+
+def overlap(key: str, other: str) -> bool:
+    """Whether two dotted keys are the same, or one is in the other's table."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 @dataclass(frozen=True)
@@ -89,7 +140,7 @@ def explain_problems(
     """The mistakes that a validator of ours found in `table`, with the values from `tree`."""
     for key, what in problems:
         path = (*table, *(key.split(".") if key else ()))
-        value = _value_at(tree, path)
+        value = value_at(tree, path)
         # A whole table is too long to be repeated.
         yield Mistake(path, what, ABSENT if isinstance(value, Mapping) else value)
 
@@ -113,7 +164,8 @@ def _invalid(setting: Setting, value: object) -> str:
     return f"must be {setting.allowed}"
 
 
-def _value_at(tree: Mapping[str, Any], path: Path) -> object:
+def value_at(tree: Mapping[str, Any], path: Path) -> object:
+    """What stands at `path`, ABSENT if nothing does."""
     value: Any = tree
     for part in path:
         if isinstance(value, Mapping) and part in value:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Problem, Table, Text, refuse
+from configs.base import LocalPath, Problem, Table, refuse
 
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 TokenWeights = Literal["sequence", "token", "constant"]
@@ -112,7 +112,7 @@ class Learner(Table):
         description="estimator of that KL: k1, k2, k3 from the sampled token; topk from the "
         "reference's likeliest tokens and one bucket for all others",
     )
-    teacher: Text | None = Field(
+    teacher: LocalPath | None = Field(
         None,
         description="adapter of a frozen teacher on the same base, with this run's rank, scale and "
         "targets, to distil from: a PEFT folder, a run or an export",

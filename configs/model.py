@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import Table, Text, refuse
+from configs.base import LocalPath, ModelPath, Table, Text, checked
 
 
 class Model(Table):
     """The frozen base."""
 
-    path: Text = Field(
+    path: ModelPath = Field(
         description="folder of a Hugging Face or Kaggle (flax) checkpoint or of an export, or "
         "hf://OWNER/NAME[@REVISION] or kaggle://OWNER/MODEL/flax|transformers/VARIATION[/VERSION]"
     )
-    tokenizer: Text | None = Field(
+    tokenizer: ModelPath | None = Field(
         None, description="tokenizer.model, tokenizer.json or their folder; default: in model.path"
     )
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -33,6 +33,14 @@ class Model(Table):
     )
 
 
+def _targets_problem(targets: str) -> str | None:
+    try:
+        re.compile(targets)
+    except re.error as error:
+        return f"is none of attention, mlp, all, and no regular expression: {error}"
+    return None
+
+
 class Lora(Table):
     """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
 
@@ -41,12 +49,12 @@ class Lora(Table):
     scaling: Literal["standard", "rslora"] = Field(
         "standard", description="rslora: scaled by alpha / sqrt(rank) instead (arXiv:2312.03732)"
     )
-    targets: Text = Field(
+    targets: Annotated[Text, checked(_targets_problem)] = Field(
         "all",
         description="attention, mlp or all matrices of each layer, or a regular expression for "
         r"whole module paths such as layers/\d+/attn/q_einsum",
     )
-    start: Text | None = Field(
+    start: LocalPath | None = Field(
         None,
         description="adapter to go on from: a PEFT folder, a run folder or an export; default: a "
         "fresh one, which changes nothing",
@@ -56,15 +64,6 @@ class Lora(Table):
     def scale(self) -> float:
         """What the product of the two LoRA matrices is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
-
-    @model_validator(mode="after")
-    def _pattern(self) -> Lora:
-        try:
-            re.compile(self.targets)
-        except re.error as error:
-            what = f"is none of attention, mlp, all, and no regular expression: {error}"
-            refuse([("targets", what)])
-        return self
 
 
 class Export(Table):

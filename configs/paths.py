@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from configs.base import HANDLES
 from configs.schema import Config, Source
 
 HOME_VARIABLE = "GEMMA_GRPO_HOME"
 """Environment variable that names the folder where relative paths start."""
-
-HANDLES = ("hf://", "kaggle://")
-"""What a model's path begins with when it is on a hub."""
 
 
 def home() -> Path:

@@ -7,11 +7,13 @@ Numbers that follow from other numbers are properties, never fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from configs.base import (
+    LocalPath,
     Problem,
     Slug,
     Table,
@@ -83,7 +85,7 @@ class Run(Table):
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )
-    dir: Text = Field("runs", description="folder that holds the run folders")
+    dir: LocalPath = Field("runs", description="folder that holds the run folders")
     seed: int = Field(0, ge=0, lt=2**32, description="seeds data order, adapter and sampling noise")
     phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(
         ("grpo",), description='what is done, in order: ["grpo"], or a warm start: ["sft", "grpo"]'
@@ -284,15 +286,14 @@ def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
     """What is wrong between tables that are valid by themselves.
 
     Args:
-        tables: valid tables by name; checks that need a table that is absent are left out, so that
-            a mistake in one table does not hide mistakes between the others.
+        tables: valid tables by name; checks that need a table or a setting that is absent are left
+            out, so that one mistake does not hide others.
     """
-    return [
-        problem
-        for names, check in _CROSS_CHECKS
-        if all(name in tables for name in names)
-        for problem in check(*(tables[name] for name in names))
-    ]
+    problems: list[Problem] = []
+    for names, check in _CROSS_CHECKS:
+        with suppress(KeyError, AttributeError):
+            problems += check(*(tables[name] for name in names))
+    return problems
 
 
 def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> list[Problem]:

@@ -9,13 +9,42 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import FunctionName, Problem, Slug, Table, Text, refuse
+from configs.base import FunctionName, LocalPath, Problem, Slug, Table, Text, checked, refuse
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        return f"is not a regular expression: {error}"
+    return None if groups else "needs a group, e.g. '#### (.+)'"
+
+
+def _template_problem(template: str) -> str | None:
+    """What keeps `template` from being text with bare column names in braces."""
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        return f"{error}; write {{{{ and }}}} for braces"
+    names = [name for _, name, _, _ in fields if name is not None]
+    if not names:
+        return "names no column, so all prompts would be equal; write for example {question}"
+    if "" in names:
+        return "has empty braces; name a column, e.g. {question}, or write {{}} for braces"
+    odd = [f"{{{name}}}" for _, name, spec, conversion in fields if spec or conversion]
+    if odd:
+        return f"converts or formats {' and '.join(odd)}; write {' and '.join(odd)}"
+    return None
+
+
+AnswerPattern = Annotated[str, checked(_pattern_problem)]
+Template = Annotated[str, checked(_template_problem)]
 
 
 class Source(Table):
     """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
 
-    path: Text = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
+    path: LocalPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
     subset: Text | None = Field(None, description="hub only: the dataset's configuration")
     split: Text | None = Field(None, description="hub only: the split's name there")
     limit: int | None = Field(None, ge=1, description="use at most this many rows, the first ones")
@@ -46,16 +75,8 @@ class NamedSource(Source):
 
     name: Slug = Field(description="its name in metrics, rollouts and results")
     answer_column: Text | None = Field(None, description="default: data.answer_column")
-    answer_pattern: str | None = Field(None, description="default: data.answer_pattern")
-    template: str | None = Field(None, description="default: prompt.template")
-
-    @model_validator(mode="after")
-    def _readable(self) -> NamedSource:
-        problems = _pattern_problems(self.answer_pattern)
-        if self.template is not None:
-            problems += [("template", what) for what in _template_problems(self.template)]
-        refuse(problems)
-        return self
+    answer_pattern: AnswerPattern | None = Field(None, description="default: data.answer_pattern")
+    template: Template | None = Field(None, description="default: prompt.template")
 
 
 class Mixed(NamedSource):
@@ -81,7 +102,7 @@ class Data(Table):
     validation: Source | None = Field(None, description="watched during training")
     test: Source = Field(description="read once before and once after, never between")
     answer_column: Text = Field("answer", description="column with the reference answer")
-    answer_pattern: str | None = Field(
+    answer_pattern: AnswerPattern | None = Field(
         None, description="regular expression whose first group is the answer inside that column"
     )
     malformed: Literal["refuse", "skip"] = Field(
@@ -89,20 +110,10 @@ class Data(Table):
     )
 
     @model_validator(mode="after")
-    def _readable(self) -> Data:
+    def _names_differ(self) -> Data:
         names = [MIXTURE_TRAIN, *(source.name for source in self.mixture)]
-        refuse(_pattern_problems(self.answer_pattern) + repeated_names("mixture", names))
+        refuse(repeated_names("mixture", names))
         return self
-
-
-def _pattern_problems(pattern: str | None) -> list[Problem]:
-    if pattern is None:
-        return []
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        return [("answer_pattern", f"is not a regular expression: {error}")]
-    return [] if groups else [("answer_pattern", "needs a group, e.g. '#### (.+)'")]
 
 
 def repeated_names(key: str, names: Sequence[str]) -> list[Problem]:
@@ -122,7 +133,9 @@ class Prompt(Table):
     """What the model reads; one source for training and evaluation."""
 
     system: str = Field("", description="text that opens the user's first turn")
-    template: str = Field("{question}", description="the question, with the dataset's {columns}")
+    template: Template = Field(
+        "{question}", description="the question, with the dataset's {columns}"
+    )
     turn: Literal["auto", "gemma", "plain"] = Field(
         "auto",
         description="auto: the chat template of the model's folder, Gemma's turns where it has "
@@ -144,35 +157,16 @@ class Prompt(Table):
     answer_close: str = Field("</answer>", min_length=1, description="closes it")
 
     @model_validator(mode="after")
-    def _readable(self) -> Prompt:
-        problems = [("template", what) for what in _template_problems(self.template)]
+    def _tags_differ(self) -> Prompt:
         keys = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
         tags = [getattr(self, key) for key in keys]
-        problems += [
+        problems = [
             (key, "is the same tag as another one; the four must differ")
             for i, key in enumerate(keys)
             if tags[i] in tags[:i]
         ]
         refuse(problems)
         return self
-
-
-def _template_problems(template: str) -> list[str]:
-    """What keeps `template` from being text with bare column names in braces."""
-    try:
-        fields = list(string.Formatter().parse(template))
-    except ValueError as error:
-        return [f"{error}; write {{{{ and }}}} for braces"]
-    names = [name for _, name, _, _ in fields if name is not None]
-    if not names:
-        return ["names no column, so all prompts would be equal; write for example {question}"]
-    if "" in names:
-        return ["has empty braces; name a column, e.g. {question}, or write {{}} for braces"]
-    return [
-        f"converts or formats {{{name}}}; write {{{name}}}"
-        for _, name, spec, conversion in fields
-        if spec or conversion
-    ]
 
 
 class RewardFunction(Table):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.handles import RayExporter
+from configs.base import scheme_problem
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE
@@ -55,6 +56,9 @@ def prepare(
         FileNotFoundError: if run, checkpoint, model or tokenizer are not there.
         ValueError: what is wrong with them, in words for the user.
     """
+    problem = scheme_problem(out)
+    if problem is not None:
+        raise ValueError(f"command line: --out {out}: {problem}")
     target = Path(out).absolute()
     above = next(path for path in target.parents if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from configs.base import scheme_problem
 from configs.paths import home
 
 
@@ -15,7 +16,7 @@ def output_file(flag: str, file: str) -> Path:
         ValueError: if it cannot be written.
     """
     path = home() / Path(file).expanduser()
-    obstacle = _obstacle(path)
+    obstacle = scheme_problem(file) or _obstacle(path)
     if obstacle is not None:
         raise ValueError(f"command line: {flag}: {obstacle}")
     return path

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.schema import Config, Rewards, Rollout
+from actors.placement import needed
+from configs.errors import Refusals
+from configs.paths import is_handle
+from configs.schema import Config, Plan, Rewards, Rollout
+from launch.submission import VARIABLE
 from pipeline import tracking
 from pipeline.budget import Budget, check_more, extension, show_duration
-from pipeline.data.dataset import load_data, setting_of
+from pipeline.data.dataset import check_rows, load_data, setting_of
 from pipeline.data.order import check_window
 from pipeline.data.splits import LoadedData
 from pipeline.model_files import hf_folder
@@ -23,6 +27,19 @@ from pipeline.reserve import least_run_s
 from pipeline.run_dir import RunFolder
 from pipeline.text.special_tokens import check_tokenizer
 from pipeline.text.tokenizer import Tokenizer, open_tokenizer
+
+_READ_FOR_DATA = (
+    *("data", "prompt", "eval.sets", "sft", "run.phases"),
+    *("rollout.max_prompt_tokens", "rollout.max_new_tokens"),
+    *("rollout.prompts_per_step", "rollout.max_prompts_per_step"),
+    *("rollout.stop_tokens", "rollout.forbidden_tokens"),
+)
+"""Settings that decide which prompts and examples a run has."""
+_PLACES = tuple(
+    f"plan.{key}"
+    for key in ("platform", "placement", "learner_devices", "samplers", "sampler_devices")
+)
+"""Settings that decide which devices a run needs."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,7 @@ def prepare(
     waited_s: float = 0.0,
     tracked: bool = True,
     weights_bytes: int | None = None,
+    found: Refusals | None = None,
 ) -> Prepared:
     """Checks everything and says what was found.
 
@@ -95,63 +113,168 @@ def prepare(
         waited_s: seconds before this process started that count as used.
         tracked: whether W&B is told of it.
         weights_bytes: of a model whose weights are still to be written; None: they are there.
+        found: mistakes that are known already.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are not there.
-        ValueError: what is wrong with them, in words for the user.
+        ValueError: what is wrong, in words for the user: all of it, a line each. Checks that need
+            what another one has refused are left out.
     """
-    refuse_plan_only(config)
-    folder = RunFolder.of(config)
-    more = None if extend is None else extension(extend, config, folder)
-    mode: tracking.Mode = "disabled"
-    if tracked:
-        mode, why = tracking.choose_mode(config)
-        print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
-    tokenizer = open_model_files(config, weights=weights_bytes is None)
-    adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
-    for key, path in adapters.items():
-        if path is not None and not Path(path).is_dir():
-            raise FileNotFoundError(f"{key}: no folder {path}")
-    _check_rewards(config.rewards)
-    given = Budget.of(config, folder)
-    if weights_bytes is None:
-        files = find_model(config.model).rglob("*.safetensors")
-        weights_bytes = sum(path.stat().st_size for path in files)
-    _check_time(given, folder, weights_bytes, waited_s, more=more)
-    data = load_data(config, tokenizer)
-    _check_same_data(data, folder)
-    if config.rollout.prompts_per_step > len(data.train.prompts):
-        raise ValueError(
-            f"rollout.prompts_per_step = {config.rollout.prompts_per_step} is more than the "
-            f"{len(data.train.prompts)} prompts of data.train"
-        )
-    if config.rollout.max_prompts_per_step is not None:
-        most = config.rollout.max_prompts_per_step
-        check_window(data.train.prompts, window=most, weights=data.weights)
+    found = found or Refusals()
+    folder, more = RunFolder.of(config), None
+    mode: tracking.Mode | None = "disabled"
+    if tracked and found.intact("wandb.mode"):
+        mode = found.attempt(_wandb_mode, config, folder)
+    _check_request(config, found, folder)
+    tokenizer = _check_model(config, found, weights=weights_bytes is None)
+    if found.intact("run.dir", "run.name", "budget"):
+        if extend is not None:
+            more = found.attempt(extension, extend, config, folder)
+        if weights_bytes is None and _may_look_for_model(config, found):
+            weights_bytes = found.attempt(_weights_bytes, config)
+        if weights_bytes is not None:
+            budget = Budget.of(config, folder)
+            found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
+    data = _check_data(config, found, tokenizer, folder)
+    found.refuse()
+    assert tokenizer is not None
+    assert data is not None
+    assert mode is not None
     for line in data.report:
         print(line, flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
 
-def open_model_files(config: Config, *, weights: bool = True) -> Tokenizer:
-    """Finds the model, downloading it if need be, looks through its files, opens the tokenizer.
+def _check_request(config: Config, found: Refusals, folder: RunFolder) -> None:
+    """What needs neither the model nor the data."""
+    if found.intact(*_PLACES):
+        found.attempt(refuse_plan_only, config)
+        found.attempt(_check_devices, config.plan)
+    if found.intact("run.dir", "run.name"):
+        found.attempt(folder.check_writable)
+    adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
+    for key, path in adapters.items():
+        if path is not None and found.intact(key):
+            found.attempt(_check_adapter, key, path)
+    if found.intact("rewards.functions"):
+        found.attempt(_check_rewards, config.rewards)
 
-    Args:
-        config: names them.
-        weights: whether they are there already.
+
+def _wandb_mode(config: Config, folder: RunFolder) -> tracking.Mode:
+    mode, why = tracking.choose_mode(config)
+    print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
+    return mode
+
+
+def _check_adapter(key: str, path: str) -> None:
+    if not Path(path).is_dir():
+        raise FileNotFoundError(f"{key}: no folder {path}")
+
+
+def _check_devices(plan: Plan) -> None:
+    """Compares the plan with this machine, as Ray counts its devices, without taking them.
+
+    Other machines have the devices of a submitted run: neither where it is submitted, which
+    `submission.VARIABLE` says, nor in the job, which has RAY_ADDRESS, is anything compared.
+
+    Raises:
+        ValueError: if there are too few.
+    """
+    if plan.platform == "cpu" or {VARIABLE, "RAY_ADDRESS"} & os.environ.keys():
+        return
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    ((name, amount),) = needed(plan).items()
+    manager = get_accelerator_manager_for_resource(name)
+    there = manager.get_current_node_num_accelerators()
+    visible = manager.get_current_process_visible_accelerator_ids()
+    if visible is not None:
+        there = min(there, len(visible))
+    if there < amount:
+        raise ValueError(
+            f"plan.platform = {plan.platform!r} needs {amount:g} {name}, and this machine has "
+            f"{there}; nothing else is taken instead. launch/submit.sh runs it where they are"
+        )
+
+
+def open_model_files(config: Config) -> Tokenizer:
+    """Finds the model, downloading it if need be, looks through its files, opens the tokenizer.
 
     Raises:
         FileNotFoundError: if model or tokenizer are not there.
         ValueError: what is wrong with them, in words for the user.
     """
-    folder = find_model(config.model)
-    for line in hf_folder.check_folder(folder) if weights else ():
-        print(line, flush=True)
-    tokenizer = open_tokenizer(config.model)
-    stop_tokens = config.rollout.stop_tokens
-    check_tokenizer(tokenizer, folder=folder, vocab_size=None, stop_tokens=stop_tokens)
-    _check_pieces(config.rollout, tokenizer)
+    found = Refusals()
+    tokenizer = _check_model(config, found, weights=True)
+    found.refuse()
+    assert tokenizer is not None
     return tokenizer
+
+
+def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer | None:
+    """The tokenizer if there is one, whatever else is wrong with the model's files.
+
+    Args:
+        config: names them.
+        found: takes what is wrong.
+        weights: whether weights are there already.
+    """
+    if not (_may_look_for_model(config, found) and found.intact("model.tokenizer")):
+        return None
+    folder = found.attempt(find_model, config.model)
+    if folder is not None and weights:
+        for line in found.attempt(hf_folder.check_folder, folder) or ():
+            print(line, flush=True)
+    if folder is None and config.model.tokenizer is None:
+        return None
+    tokenizer = found.attempt(open_tokenizer, config.model)
+    if tokenizer is None:
+        return None
+    if found.intact("rollout.stop_tokens", "rollout.forbidden_tokens", "rollout.stop_strings"):
+        found.attempt(_check_pieces, config.rollout, tokenizer)
+        if folder is not None:
+            stop_tokens = config.rollout.stop_tokens
+            found.attempt(
+                check_tokenizer, tokenizer, folder=folder, vocab_size=None, stop_tokens=stop_tokens
+            )
+    return tokenizer
+
+
+def _may_look_for_model(config: Config, found: Refusals) -> bool:
+    """Whether its path is the user's; what is on a hub is not downloaded for a request in vain."""
+    return found.intact("model.path") and (found.is_empty or not is_handle(config.model.path))
+
+
+def _weights_bytes(config: Config) -> int:
+    files = find_model(config.model).rglob("*.safetensors")
+    return sum(path.stat().st_size for path in files)
+
+
+def _check_data(
+    config: Config, found: Refusals, tokenizer: Tokenizer | None, folder: RunFolder
+) -> LoadedData | None:
+    """The data if nothing is wrong; only rows are checked where settings or tokenizer are."""
+    if tokenizer is None or not found.intact(*_READ_FOR_DATA):
+        found.attempt(check_rows, config, intact=found.intact)
+        return None
+    data = found.attempt(load_data, config, tokenizer)
+    if data is None:
+        return None
+    if found.intact("run.dir", "run.name"):
+        found.attempt(_check_same_data, data, folder)
+    found.attempt(_check_steps, config.rollout, data)
+    return data
+
+
+def _check_steps(rollout: Rollout, data: LoadedData) -> None:
+    if rollout.prompts_per_step > len(data.train.prompts):
+        raise ValueError(
+            f"rollout.prompts_per_step = {rollout.prompts_per_step} is more than the "
+            f"{len(data.train.prompts)} prompts of data.train"
+        )
+    if rollout.max_prompts_per_step is not None:
+        most = rollout.max_prompts_per_step
+        check_window(data.train.prompts, window=most, weights=data.weights)
 
 
 def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from actors.handles import Crew
@@ -37,7 +37,7 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 _NOTE_EVERY_S = 5.0
 """Of the time of a process that is killed at most so much is lost."""
 _EXIT_S = 4.0
-"""W&B, the actors and Ray end after the last record is written."""
+"""The actors and Ray end after the last record is written; W&B's upload comes after them."""
 
 
 async def run_session(prepared: Prepared, *, started: float) -> int:
@@ -59,8 +59,12 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
                 f"run began; to begin anew delete {prepared.folder.path}",
                 flush=True,
             )
-        with _noted(prepared.folder, clock):
-            return await _run(prepared, beginning, stop, clock)
+        with closing(_tracker(prepared)) as tracker:
+            with _noted(prepared.folder, clock):
+                status = await _run(prepared, beginning, stop, clock, tracker)
+            # The devices are free, and the budget's clock has stopped.
+            await tracker.finish(exit_status=status)
+            return status
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:
@@ -92,7 +96,9 @@ def _noted(folder: RunFolder, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Clock) -> int:
+async def _run(
+    prepared: Prepared, beginning: Beginning, stop: Stop, clock: Clock, tracker: Tracker
+) -> int:
     with cluster(prepared.config.plan):
         stop.listen()
         crew = Crew.spawn(prepared.config)
@@ -107,7 +113,9 @@ async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Cloc
         )
         try:
             started = await unless(stop, _start(crew, balanced, beginning, prepared))
-            return await _coordinate(prepared, crew, balanced, stop, clock, started=started)
+            return await _coordinate(
+                prepared, crew, balanced, stop, clock, tracker, started=started
+            )
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
@@ -140,6 +148,7 @@ async def _coordinate(
     balanced: Balanced,
     stop: Stop,
     clock: Clock,
+    tracker: Tracker,
     *,
     started: tuple[float, Calibrated | None],
 ) -> int:
@@ -149,13 +158,13 @@ async def _coordinate(
     _check_restored(restored, folder)
     _enter(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
     progress, resumed_from = _resume(restored, folder, balanced.balance)
-    tracker = _track(prepared, clock)
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=load_s)
     if calibrated is not None:
         balanced.balance.revise = Revision(balanced.balance, calibrated, deadline)
     console = Console(total=budget.steps, done=progress.step)
     records = Records(folder, tracker, console)
+    await _track(prepared, clock, records, step=progress.step)
     balanced.balance.record(records)
     coordinator = Coordinator(
         config,
@@ -168,14 +177,11 @@ async def _coordinate(
         resumed_from=resumed_from,
         stop=stop.event,
     )
-    status = EXIT_FAILED
     try:
         ended = await coordinator.run()
-        status = 0 if ended == "finished" else stop.exit_status
     except BudgetTooSmallError as mistake:
         print(mistake, file=sys.stderr)
-        status = EXIT_MISTAKE
-        return status
+        return EXIT_MISTAKE
     except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
         if isinstance(error, OutOfMemory | TrainingStopped):
@@ -183,14 +189,11 @@ async def _coordinate(
         else:
             traceback.print_exception(error)
         print("the run failed; the same command goes on from its last checkpoint", flush=True)
-        return status
+        return EXIT_FAILED
     finally:
         console.close()
-        tracker.finish(exit_status=status)
-        folder.close()
-    folder_line = f"{ended}: {folder.path}"
-    print(folder_line, flush=True)
-    return status
+    print(f"{ended}: {folder.path}", flush=True)
+    return 0 if ended == "finished" else stop.exit_status
 
 
 def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
@@ -273,22 +276,21 @@ def _resume(restored: Restored, folder: RunFolder, balance: Balance) -> tuple[Pr
     return progress, resumed_from
 
 
-def _track(prepared: Prepared, clock: Clock) -> Tracker:
-    folder = prepared.folder
-    before = [entry["wandb_id"] for entry in folder.events("started")]
-    tracker = Tracker(
-        prepared.config,
-        mode=prepared.wandb_mode,
-        folder=folder.path,
-        run_id=before[-1] if before else None,
-    )
+def _tracker(prepared: Prepared) -> Tracker:
+    """W&B, not started yet, with the id that earlier processes of the run had there."""
+    before = [entry["wandb_id"] for entry in prepared.folder.events("started")]
+    known = [run_id for run_id in before if run_id is not None]
+    return Tracker(prepared.wandb_mode, run_id=known[-1] if known else None)
+
+
+async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: int) -> None:
+    """Journals that the run has started, after `step`, and starts W&B beside it."""
+    folder, tracker = prepared.folder, records.tracker
     folder.journal(
         "started",
         wandb_id=tracker.run_id,
-        wandb_address=tracker.address,
         data=prepared.data.fingerprints,
         elapsed_s=clock.elapsed_s,
     )
-    if prepared.wandb_mode != "disabled":
-        print(f"W&B: {tracker.address}", flush=True)
-    return tracker
+    rows = records.logged(until=step)
+    await tracker.start(prepared.config, folder=folder.path, rows=rows, tell=records.event)

@@ -8,7 +8,8 @@ import time
 from configs.budget import Budget
 
 VARIABLE = "GEMMA_GRPO_SUBMITTED_S"
-"""Environment variable with the submission's seconds since 1970."""
+"""Environment variable with the submission's seconds since 1970, in the job and while
+launch/submit.sh checks the request."""
 
 
 def waited_s(budget: Budget, *, started: float) -> float:

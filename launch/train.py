@@ -18,7 +18,8 @@ import sys
 from collections.abc import Sequence
 
 from configs.cli import CommandLine, parse
-from configs.load import config_to_json, load_config
+from configs.errors import Refusals
+from configs.load import config_to_json, load_config, read_config
 from configs.schema import Config
 from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
 from launch.output_file import output_file
@@ -35,11 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     try:
         command = parse_command(sys.argv[1:] if argv is None else argv)
-        config = load_config(command.path, command.overrides)
-        _check_flags(command.flags)
         if command.flags.rehearse:
+            config = load_config(command.path, command.overrides)
+            _check_flags(command.flags)
             return _rehearse(config, command.flags)
-        return _run(config, dry=command.flags.dry_run, extend=command.flags.extend)
+        return _run(command)
     except (ValueError, FileNotFoundError) as mistake:
         # Only what is refused before a run starts; `session` keeps later errors as they are.
         print(mistake, file=sys.stderr)
@@ -59,7 +60,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--dry-run",
         action="store_true",
-        help="check configuration, data and model folder, print the settings, start nothing",
+        help="check configuration, data, model folder, run folder and, for a run that is not "
+        "submitted, the devices of this machine; print the settings, start nothing",
     )
     flags.add_argument(
         "--extend",
@@ -108,17 +110,29 @@ def _rehearse(config: Config, flags: argparse.Namespace) -> int:
     return rehearse(Request(config, flags.random_weights, json_file, STARTED))
 
 
-def _run(config: Config, *, dry: bool, extend: str | None) -> int:
-    # Imported late: `--help` and mistakes in the configuration need none of it.
+def _run(command: CommandLine) -> int:
+    read, extend = read_config(command.path, command.overrides), command.flags.extend
+    found = Refusals(read.mistakes, read.broken)
+    found.attempt(_check_flags, command.flags)
+    config = read.config
+    if config is None:
+        found.refuse()
+    assert config is not None
+    # Imported late: `--help` needs none of it.
     from launch.preparation import finished, prepare
     from launch.submission import waited_s
 
-    done = finished(config, extend=extend)
-    if done:
-        print(done)
-        return 0
-    prepared = prepare(config, extend=extend, waited_s=waited_s(config.budget, started=STARTED))
-    if dry:
+    if found.intact("run.dir", "run.name", "budget"):
+        done = found.attempt(finished, config, extend=extend)
+        if done:
+            found.refuse()
+            print(done)
+            return 0
+    waited = None
+    if found.intact("budget"):
+        waited = found.attempt(waited_s, config.budget, started=STARTED)
+    prepared = prepare(config, extend=extend, waited_s=waited or 0.0, found=found)
+    if command.flags.dry_run:
         print(config_to_json(config))
         return 0
     from launch.session import run_session

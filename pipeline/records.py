@@ -138,6 +138,13 @@ def change_line(compared: Mapping[str, Any]) -> str:
     )
 
 
+def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's numbers by their names in W&B."""
+    return {
+        f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
+    }
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
@@ -302,13 +309,17 @@ class Records:
         }
         self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {accuracy_line(summary)}")
-        numbers = {
-            f"eval/{name}/{key}": value
-            for key, value in summary.items()
-            if isinstance(value, float)
-        }
-        self.tracker.log(numbers, step=step)
+        self.tracker.log(_evaluation_metrics(name, summary), step=step)
         return entry
+
+    def logged(self, *, until: int) -> list[tuple[int, dict[str, Any]]]:
+        """What is on record of steps up to `until`, as `Tracker.log` takes it, by step."""
+        rows = [(row.pop("step"), row) for row in self.folder.metrics]
+        rows += [
+            (entry["step"], _evaluation_metrics(entry["name"], entry))
+            for entry in self.folder.standing("evaluated")
+        ]
+        return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Says what `evaluation.compare` found."""

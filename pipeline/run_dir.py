@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -98,6 +99,23 @@ class RunFolder:
             )
         for _ in self.entries():
             pass
+
+    def check_writable(self) -> None:
+        """Makes a folder where the run folder is or will be, and removes it.
+
+        Raises:
+            ValueError: if that is refused, or a file is in the folder's place or above it.
+        """
+        self._refuse_file()
+        above = next(path for path in (self.path, *self.path.parents) if path.exists())
+        try:
+            # Not `os.access`, which allows root everything that has permission bits.
+            Path(tempfile.mkdtemp(prefix=".", dir=above)).rmdir()
+        except OSError as error:
+            value, why = show_value(str(self.path.parent)), error.strerror
+            raise ValueError(
+                f"run.dir = {value}: {above} cannot be written: {why}; choose another"
+            ) from None
 
     @contextmanager
     def held(self) -> Iterator[None]:

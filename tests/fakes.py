@@ -447,10 +447,16 @@ class FakeTracker(Tracker):
     """W&B that keeps what it is told."""
 
     def __init__(self, run_id: str | None = None) -> None:
-        self.run_id, self.address = run_id, "nowhere"
+        super().__init__("disabled", run_id=run_id)
+        self.before: list[tuple[int, Mapping[str, Any]]] = []
         self.logged: list[tuple[int, dict[str, Any]]] = []
         self.summary: dict[str, Any] = {}
         self.exit_status: int | None = None
+
+    async def start(
+        self, *_: Any, rows: Sequence[tuple[int, Mapping[str, Any]]], **__: Any
+    ) -> None:
+        self.before = list(rows)
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
         self.logged.append((step, dict(metrics)))
@@ -458,7 +464,7 @@ class FakeTracker(Tracker):
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self.summary = dict(summary)
 
-    def finish(self, *, exit_status: int) -> None:
+    async def finish(self, *, exit_status: int) -> None:
         self.exit_status = exit_status
 
 

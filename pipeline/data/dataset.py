@@ -8,9 +8,10 @@ order.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from configs.errors import Refusals
 from configs.schema import Config, Data, NamedSource, Source
 from configs.task import MIXTURE_TRAIN
 from pipeline.data.examples import load_examples
@@ -27,6 +28,7 @@ from pipeline.data.splits import (
     without_overlaps,
 )
 from pipeline.datatypes import Prompt
+from pipeline.text.chat import template_columns
 from pipeline.text.prompts import PromptMaker
 from pipeline.text.tokenizer import Tokenizer
 
@@ -77,8 +79,51 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
         DataError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
             has no prompt left, or has fewer than a step may ask of it.
     """
+    found = Refusals()
     maker = PromptMaker(config.prompt, tokenizer)
-    return separate(load_splits(config, maker), config=config, maker=maker)
+    splits = found.attempt(load_splits, config, maker)
+    if splits is None:
+        if config.run.warm_start:
+            found.attempt(load_examples, config, maker, measured=frozenset())
+        found.refuse(DataError)
+    assert splits is not None
+    return separate(splits, config=config, maker=maker)
+
+
+def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
+    """Reads everything that a run reads, as far as that needs no tokenizer.
+
+    Args:
+        config: what is read.
+        intact: whether a setting's value is the user's; what is not is left out.
+
+    Raises:
+        DataError: if a source cannot be read, lacks a column or has malformed rows.
+    """
+    data, found = config.data, Refusals()
+    named = _training_sources(data) | _tests(config)
+    sources = {setting_of(name): (source, data.answer_column) for name, source in named.items()}
+    if data.validation is not None:
+        sources["data.validation"] = data.validation, data.answer_column
+    if config.sft.train is not None:
+        sources["sft.train"] = config.sft.train, config.sft.completion_column
+    for where, (source, default) in sources.items():
+        template, column = None, None
+        if isinstance(source, NamedSource):
+            template, column = source.template, source.answer_column
+        columns = list[str]()
+        if template is not None or intact("prompt.template"):
+            columns += template_columns(template or config.prompt.template)
+        if column is not None or intact("data.answer_column", "sft.completion_column"):
+            columns.append(column or default)
+        if intact(where.partition(" ")[0]):
+            found.attempt(_check_source, source, columns, where=where, config=config)
+    found.refuse(DataError)
+
+
+def _check_source(source: Source, columns: Sequence[str], *, where: str, config: Config) -> None:
+    _, malformed = read_rows(source, columns=tuple(dict.fromkeys(columns)), where=where)
+    refuse_malformed(malformed, path=source.path, where=where, policy=config.data.malformed)
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
@@ -87,7 +132,8 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    data, splits = config.data, {}
+    data, found = config.data, Refusals()
+    splits = dict[str, LoadedSplit | None]()
     for number, (name, source) in enumerate(_training_sources(data).items()):
         reading = Reading.of(source, where=setting_of(name), config=config, maker=maker)
         mixed = replace(
@@ -95,11 +141,13 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
             mixed_as=name.removeprefix(MIXED) if data.mixture else None,
             first_id=number * SOURCE_STRIDE,
         )
-        splits[name] = load_split(mixed, config=config)
+        splits[name] = found.attempt(load_split, mixed, config=config)
     if data.validation is not None:
         reading = Reading.of(data.validation, where="data.validation", config=config, maker=maker)
-        splits["validation"] = load_split(reading, config=config)
-    return splits | load_tests(config, maker)
+        splits["validation"] = found.attempt(load_split, reading, config=config)
+    tests = found.attempt(load_tests, config, maker) or {}
+    found.refuse(DataError)
+    return {name: split for name, split in splits.items() if split is not None} | tests
 
 
 def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
@@ -108,13 +156,12 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    named = {"test": config.data.test} | {SETS + source.name: source for source in config.eval.sets}
-    return {
-        name: load_split(
-            Reading.of(source, where=setting_of(name), config=config, maker=maker), config=config
-        )
-        for name, source in named.items()
-    }
+    found, splits = Refusals(), dict[str, LoadedSplit | None]()
+    for name, source in _tests(config).items():
+        reading = Reading.of(source, where=setting_of(name), config=config, maker=maker)
+        splits[name] = found.attempt(load_split, reading, config=config)
+    found.refuse(DataError)
+    return {name: split for name, split in splits.items() if split is not None}
 
 
 def separate(
@@ -216,6 +263,10 @@ def _make_prompt(row: Row, reading: Reading) -> Prompt | Malformed:
         row=row.values,
         source=reading.mixed_as,
     )
+
+
+def _tests(config: Config) -> dict[str, Source]:
+    return {"test": config.data.test} | {SETS + source.name: source for source in config.eval.sets}
 
 
 def _training_sources(data: Data) -> dict[str, Source]:

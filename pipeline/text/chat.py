@@ -87,14 +87,36 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
     """Refuse columns that the dataset lacks.
 
     Raises:
-        ValueError: if one of `columns` is not `present`; names the nearest one that is.
+        ValueError: with a line for each of `columns` that is not `present`; names the nearest one
+            that is and that no other of them stands for.
     """
-    known = sorted(present)
-    for column in columns:
-        if column not in known:
-            nearest = difflib.get_close_matches(column, known, n=1, cutoff=0.0)
-            hint = f"nearest: {nearest[0]!r} (of {known})" if nearest else "it has no columns"
-            raise ValueError(f"{where} has no column {column!r}; {hint}")
+    known, wanted = sorted(present), list(dict.fromkeys(columns))
+    absent = [column for column in wanted if column not in known]
+    if not absent:
+        return
+    left = [column for column in known if column not in wanted]
+    nearest = _pairs(absent, left)
+    lines = []
+    for column in absent:
+        hint = f"it has {known}" if known else "it has no columns"
+        if column in nearest:
+            hint = f"nearest: {nearest[column]!r} (of {known})"
+        lines.append(f"{where} has no column {column!r}; {hint}")
+    raise ValueError("\n".join(lines))
+
+
+def _pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """The most alike of `others` for each name; none is taken twice."""
+    alike = {
+        (name, other): difflib.SequenceMatcher(None, name, other).ratio()
+        for name in names
+        for other in others
+    }
+    found: dict[str, str] = {}
+    for name, other in sorted(alike, key=lambda pair: -alike[pair]):
+        if name not in found and other not in found.values():
+            found[name] = other
+    return found
 
 
 def render(prompt: Prompt, row: Mapping[str, object], *, template: ChatTemplate | None) -> str:

@@ -144,3 +144,39 @@ def test_an_unknown_key_like_no_other_gets_the_keys_of_its_table() -> None:
         "budget.zzz: unknown; budget has steps, time, until, from_submission"
     )
     assert str(unknown_key(("zzz", "yyy"))) == "zzz.yyy: unknown"
+
+
+URLS = {
+    "run.dir": "gs://bucket/runs",
+    "model.path": "gs://bucket/model",
+    "model.tokenizer": "https://example.org/tokenizer.model",
+    "lora.start": "s3://bucket/adapter",
+    "learner.teacher": "hf://owner/adapter",
+    "data.train.path": "gs://bucket/train.jsonl",
+    "data.test.path": "hf://datasets/owner/name",
+    "data.validation.path": "FILE:///test.parquet",
+    "data.mixture.0.path": "abfs+x://host/a.jsonl",
+    "eval.sets.0.path": "gs:///a.jsonl",
+    "sft.train.path": "gs://bucket/sft.jsonl",
+}
+
+
+@pytest.mark.parametrize(("key", "url"), URLS.items())
+def test_a_url_is_no_path(small: Path, key: str, url: str) -> None:
+    (line,) = (line for line in mistakes(small, (key, url)) if f"--{key} = " in line)
+    hubs = ", hf:// and kaggle://" if key.startswith("model.") else ""
+    scheme = url[: url.index("://") + 3]
+    assert line == (
+        f'command line: --{key} = "{url}": {scheme} is not supported; supported are paths in the '
+        f"file system{hubs}; mount or download what is elsewhere"
+    )
+
+
+@pytest.mark.parametrize("path", ["a:b/c", "c:/x", "gs:/x", "~/a"])
+def test_a_path_with_a_colon_is_a_path(small: Path, path: str) -> None:
+    assert load_config(small, [("run.dir", path)]).run.dir.endswith(path.removeprefix("~/"))
+
+
+def test_a_model_may_be_on_a_hub(small: Path) -> None:
+    for handle in ("hf://owner/name@v1", "kaggle://owner/model/flax/1b"):
+        assert load_config(small, [("model.path", handle)]).model.path == handle

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.load import config_to_json, load_config, presets
+from configs.load import config_to_json, load_config, presets, read_config
 from configs.schema import Config
 
 from .conftest import SMALL, Write
@@ -205,3 +205,59 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, me
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_config(tmp_path)
+
+
+def test_an_unknown_key_does_not_hide_what_is_wrong_with_its_table(small: Path) -> None:
+    told = mistakes(small, ("plan.sampler", "1"), ("plan.attention", "splash"))
+    assert len(told) == 2
+    assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')
+    path = small.with_name("more.toml")
+    text = small.read_text(encoding="utf-8").replace("[plan]", "[plan]\nsampler = 1\nfsdpp = 2")
+    path.write_text(text.replace("rollout_rows = 32", "rollout_rows = 33"), encoding="utf-8")
+    told = mistakes(path, ("plan.sampler_devices", "2"), ("plan.row_tokens", "7"))
+    assert [line.rpartition(": plan.")[2].partition(" ")[0] for line in told[:2]] == [
+        "sampler:",
+        "fsdpp:",
+    ]
+    assert told[2].startswith(f"{path}: plan.rollout_rows = 33: must be a multiple of a sampler's")
+
+
+def test_what_was_meant_by_an_unknown_key_is_not_called_missing(write: Write) -> None:
+    path = write(SMALL.replace("steps = 10", "stps = 10"))
+    assert mistakes(path) == (f"{path}: budget.stps: unknown; did you mean budget.steps?",)
+
+
+def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
+    given = [("rollout.group_size", "1"), ("plan.micro_batch_tokens", "385")]
+    assert len(mistakes(small, *given)) == 2
+    assert len(mistakes(small, *given, ("rollout.max_new_tokens", "0"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "broken"),
+    [
+        ([("learner.lr", "fast")], {"learner.lr"}),
+        ([("plan.platform", "npu")], {"plan.platform"}),
+        ([("rewards.functions.0.function", "f")], {"rewards.functions"}),
+        ([("learner", "3")], {"learner"}),
+        ([("data.train.path", "gs://x"), ("run.nam", "x")], {"data.train.path"}),
+        ([("modle.path", "x")], set()),
+        ([("eval.every_steps", "5")], {"eval.every_steps"}),
+    ],
+)
+def test_something_stands_in_for_what_is_wrong(
+    small: Path, given: list[tuple[str, str]], broken: set[str]
+) -> None:
+    read = read_config(small, given)
+    assert read.config is not None
+    assert read.mistakes
+    assert read.broken >= broken
+    assert read.config.run.name == "small"
+    assert not any(key.startswith("rollout") for key in read.broken)
+
+
+def test_a_file_that_says_nothing_is_told_all_that_it_lacks(write: Write) -> None:
+    read = read_config(write(""))
+    assert read.config is not None
+    assert {"run", "model", "data", "rewards", "rollout", "plan", "budget"} <= read.broken
+    assert len(read.mistakes) == 7

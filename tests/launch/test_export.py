@@ -48,6 +48,7 @@ def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         (["gone", "--out", "x"], "gone: no such file"),
         (["moved"], "required: --out"),
+        (["moved", "--out", "gs://bucket/x"], "--out gs://bucket/x: gs:// is not supported"),
         (["moved", "--out", "full"], "--out full: is there already and not an empty folder"),
         (["moved", "--out", "x", "--checkpoint", "7"], "no checkpoint 7; there are 2, 3, last"),
         (["moved", "--out", "x", "--checkpoint", "best"], "no checkpoint best; there are 2, 3"),

@@ -47,6 +47,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "file"
     file.touch()
     assert refused(tmp_path) == f"{tmp_path} is a folder; a file is wanted"
+    with pytest.raises(ValueError, match=r"^command line: --json: gs:// is not supported; "):
+        output_file("--json", "gs://bucket/a.json")
     assert refused(tmp_path / "no" / "a.json") == f"no folder {tmp_path / 'no'}"
     assert refused(file / "a.json") == f"no folder {file}"
     long = tmp_path / (300 * "a")

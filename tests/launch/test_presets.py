@@ -9,6 +9,7 @@ import pytest
 
 from configs.load import presets
 from launch import train
+from launch.submission import VARIABLE
 from tests.launch.small_run import everything_below, write_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -30,7 +31,14 @@ def local(split: str, path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", ON_A_HUB)
-def test_a_preset_passes_a_dry_run(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_preset_passes_a_dry_run(
+    preset: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    # As launch/submit.sh does: this machine need not have the devices.
+    monkeypatch.setenv(VARIABLE, "1")
     settings = ["--model.path", str(PROJECT / "launch/demo/tiny_gemma3")]
     settings += ["--run.dir", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
     for number, split in enumerate(("train", "validation", "test")):

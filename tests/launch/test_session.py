@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any, cast
 import pytest
 
 from actors.handles import Crew
-from configs.schema import Config
+from configs.schema import Config, Plan
 from launch.preparation import Prepared
-from launch.session import _clock, _coordinate, _noted
+from launch.session import _clock, _coordinate, _noted, _tracker, run_session
 from launch.stop import Stop
 from pipeline import tracking
 from pipeline.balanced import Balanced
@@ -59,22 +60,25 @@ class Session:
         )
 
     def run(self, *, started: float = 0.0, load_s: float = 0.0) -> int:
-        return asyncio.run(
-            _coordinate(
-                self.prepared,
-                cast("Crew", self),
-                Balanced.of(
-                    self.prepared.config,
-                    self.folder,
-                    samplers=self.samplers,
-                    learner=self.learner,
-                    say=print,
-                ),
-                self.stop,
-                _clock(self.prepared, started=started),
-                started=(load_s, None),
-            )
+        balanced = Balanced.of(
+            self.prepared.config,
+            self.folder,
+            samplers=self.samplers,
+            learner=self.learner,
+            say=print,
         )
+        with closing(self.folder):
+            return asyncio.run(
+                _coordinate(
+                    self.prepared,
+                    cast("Crew", self),
+                    balanced,
+                    self.stop,
+                    _clock(self.prepared, started=started),
+                    _tracker(self.prepared),
+                    started=(load_s, None),
+                )
+            )
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -97,9 +101,6 @@ def test_a_finished_run_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
         "step 2/3",
         "step 3/3",
     ]
-    # Another process may work in the folder.
-    session.folder.create(session.prepared.config)
-    session.folder.close()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -322,59 +323,87 @@ def test_an_extension_that_cannot_be_gone_on_with_is_not_there(tmp_path: Path):
 
 
 class Trackers:
-    """Makes the session's trackers: fakes, which get an id of their own where W&B works."""
+    """Makes the session's trackers: fakes, which get an id of their own where W&B is used."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[str | None] = []
         self.made: list[FakeTracker] = []
-        self.works = True
-        monkeypatch.setattr("launch.session.Tracker", self.start)
+        monkeypatch.setattr("launch.session.Tracker", self.make)
 
-    def start(self, config: Config, *, run_id: str | None, **settings: Any) -> FakeTracker:
-        assert settings == {"mode": config.wandb.mode, "folder": RunFolder.of(config).path}
+    def make(self, mode: str, *, run_id: str | None) -> FakeTracker:
         self.given.append(run_id)
-        self.made.append(FakeTracker(run_id or (f"id{len(self.given)}" if self.works else None)))
+        new = None if mode == "disabled" else f"id{len(self.given)}"
+        self.made.append(FakeTracker(run_id or new))
         return self.made[-1]
 
 
 def test_the_wandb_id_is_kept_also_over_a_process_without_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    trackers = Trackers(monkeypatch)
-    config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
-    for works in (False, True, False, True):
-        trackers.works = works
+    trackers, disk = Trackers(monkeypatch), Disk()
+    for mode in ("disabled", "offline", "disabled", "offline"):
+        config = make_config(tmp_path, budget={"steps": 4}, wandb={"mode": mode})
         session = Session(config, disk)
         at = f"learner.update {session.learner.version}"
         session.script.on[at] = signalled(session, signal.SIGTERM)
         session.run()
     assert trackers.given == [None, None, "id2", "id2"]
+    assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id2", "id2", "id2"]
+
+
+def test_a_resumed_run_gives_wandb_what_it_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trackers, disk = Trackers(monkeypatch), Disk()
+    config = make_config(tmp_path, budget={"steps": 4})
+    first = Session(config, disk)
+    first.script.on["learner.update 1"] = signalled(first, signal.SIGTERM)
+    first.run()
+    assert trackers.made[0].before == []
+    Session(config, disk).run()
+    before = trackers.made[1].before
+    sent = [row for row in trackers.made[0].logged if "reward/mean" in row[1]]
+    assert [row for row in before if "reward/mean" in row[1]] == sent
+    assert [step for step, _ in before] == sorted(step for step, _ in before)
+    accuracies = [metrics for _, metrics in before if "eval/test_before/accuracy" in metrics]
+    assert len(accuracies) == 1
 
 
 @pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
-def test_wandb_is_told_how_the_run_ended(
+def test_the_devices_are_free_before_wandb_is_told_how_the_run_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
-    trackers = Trackers(monkeypatch)
     session = Session(make_config(tmp_path), Disk())
-    if ending == "interrupted":
-        session.script.on["learner.update 0"] = signalled(session, signal.SIGINT)
     session.learner.score_error = 1.0 if ending == "failed" else 0.0
-    status = session.run()
-    assert status == {"finished": 0, "interrupted": 130, "failed": 1}[ending]
-    assert [tracker.exit_status for tracker in trackers.made] == [status]
+    status = {"finished": 0, "interrupted": 130, "failed": 1}[ending]
+    order: list[str] = []
 
+    @contextmanager
+    def cluster(_: Plan) -> Iterator[None]:
+        yield
+        order.append("Ray is left")
 
-def test_the_mode_and_the_address_are_said_and_journaled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    Trackers(monkeypatch)
-    session = Session(make_config(tmp_path, wandb={"mode": "offline"}), Disk())
-    session.run()
-    assert "W&B: nowhere\n" in capsys.readouterr().out
-    (entry,) = session.events("started")
-    assert (entry["wandb_id"], entry["wandb_address"]) == ("id1", "nowhere")
-    assert entry["data"] == make_data().fingerprints
+    async def start(*_: object) -> tuple[float, None]:
+        if ending == "interrupted":
+            session.script.on["learner.update 0"] = partial(signal.raise_signal, signal.SIGINT)
+        return 0.0, None
+
+    async def finish(_: FakeTracker, *, exit_status: int) -> None:
+        order.append(f"W&B ends with {exit_status}")
+
+    trackers = Trackers(monkeypatch)
+    monkeypatch.setattr(FakeTracker, "finish", finish)
+    monkeypatch.setattr(session, "one_process", False, raising=False)
+    monkeypatch.setattr(session, "kill", lambda: order.append("actors are killed"), raising=False)
+    monkeypatch.setattr("launch.session.cluster", cluster)
+    monkeypatch.setattr("launch.session._start", start)
+    monkeypatch.setattr(Crew, "spawn", lambda _: session)
+    assert asyncio.run(run_session(session.prepared, started=time.monotonic())) == status
+    assert order == ["actors are killed", "Ray is left", f"W&B ends with {status}"]
+    assert len(trackers.made) == 1
+    # Another process may work in the folder.
+    session.folder.create(session.prepared.config)
+    session.folder.close()
 
 
 # --- time

@@ -124,27 +124,31 @@ def test_help_ends_with_0_and_loads_nothing_heavy():
         assert word in shown.stdout
 
 
-def test_mistakes_in_the_configuration_load_nothing_heavy_either():
+def test_the_search_for_mistakes_loads_neither_jax_nor_ray():
     code = (
         "import sys\n"
         "from launch.train import main\n"
-        "status = main(['configs/demo.toml', '--learner.lrr', '1'])\n"
-        f"print(status, [name for name in {HEAVY} if name in sys.modules])\n"
+        "status = main(['configs/demo.toml', '--learner.lrr', '1', '--run.name', 'unused'])\n"
+        "print(status, [name for name in ('jax', 'ray', 'wandb') if name in sys.modules])\n"
     )
     shown = python("-c", code)
-    assert shown.stdout == "2 []\n"
-    assert shown.stderr == "command line: --learner.lrr: unknown; did you mean --learner.lr?\n"
+    assert shown.stdout.splitlines()[-1] == "2 []"
+    told = "command line: --learner.lrr: unknown; did you mean --learner.lr?"
+    assert told in shown.stderr.splitlines()
 
 
-def test_five_mistakes_are_five_lines_and_status_2(tmp_path: Path):
-    path = tmp_path / "wrong.toml"
+def test_five_mistakes_are_five_lines_and_status_2(
+    request_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GEMMA_GRPO_HOME", str(request_path.parent))
+    path = request_path
     text = CONFIG.replace('dtype = "float32"', 'dtype = "float16"')
     text = text.replace("group_size = 2", "group_size = 1")
     text = text.replace("rollout_rows = 6", "rollout_rows = 6\nsampler = 2")
     text = text.replace("steps = 3", 'steps = 3\ntime = "9 hours"')
     path.write_text(text, encoding="utf-8")
     shown = python("-m", "launch.train", str(path), "--learner.lr", "fast")
-    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.returncode == 2
     lines = shown.stderr.splitlines()
     assert len(lines) == 6  # the table `budget` is wrong twice
     for line, begin, more in zip(
@@ -162,6 +166,87 @@ def test_five_mistakes_are_five_lines_and_status_2(tmp_path: Path):
     ):
         assert line.startswith(begin)
         assert more in line
+
+
+def test_mistakes_of_all_kinds_are_told_at_once(
+    request_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    for name in ("WANDB_API_KEY", "RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED_S"):
+        monkeypatch.delenv(name, raising=False)
+    folder = request_path.parent
+    lines = refused(
+        *("--learner.lrr", "1"),
+        *("--model.dtype", "float16"),
+        *("--rollout.group_size", "1"),
+        *("--plan.micro_batch_tokens", "137"),
+        *("--plan.platform", "tpu"),
+        *("--prompt.template", "{qestion} {anwser}"),
+        *("--data.test.path", "tset.jsonl"),
+        *("--rollout.stop_tokens", '["<eot>"]'),
+        *("--lora.start", "gone"),
+        *("--eval.sets", "[{name = 'more', path = 's3://bucket/more.jsonl'}]"),
+        *("--run.dir", str(request_path)),
+        *("--wandb.mode", "online"),
+        *("--budget.steps", "none", "--budget.time", "10s"),
+    )
+    parts = (
+        "command line: --learner.lrr: unknown; did you mean --learner.lr?",
+        'command line: --model.dtype = "float16": must be one of',
+        "command line: --rollout.group_size = 1: must be an integer, at least 2",
+        "command line: --plan.micro_batch_tokens = 137: must be a multiple of plan.row_tokens = 68",
+        'command line: --eval.sets.0.path = "s3://bucket/more.jsonl": s3:// is not supported',
+        f'run.dir = "{request_path}": {request_path} is a file; choose another',
+        "wandb.mode = 'online' but nobody is logged in",
+        "plan.platform = 'tpu' needs 2 TPU, and this machine has 0",
+        f"lora.start: no folder {folder}/gone",
+        "rollout.stop_tokens: ",
+        "budget.time = 10s is too short",
+        f"data.train: {folder}/train.jsonl has no column 'qestion'; nearest: 'question' (of",
+        f"data.train: {folder}/train.jsonl has no column 'anwser'; ",
+        f"data.test.path: no file {folder}/tset.jsonl; nearest: {folder}/test.jsonl",
+    )
+    for part in parts:
+        assert [line for line in lines if line.startswith(part)], (part, lines)
+    assert len(lines) == len(parts)
+
+
+def test_without_a_model_the_data_are_looked_at_all_the_same(refused: Refused):
+    lines = refused("--model.path", "gone", "--data.train.path", "trian.jsonl")
+    assert [line.partition(": ")[0] for line in lines] == ["model.path", "data.train.path"]
+
+
+def test_what_a_mistaken_setting_decides_is_not_told_of(refused: Refused):
+    (line,) = refused("--data.answer_colum", "gone", "--data.train.path", "train.jsonl")
+    assert line.startswith("command line: --data.answer_colum: unknown; did you mean --data.answer")
+    (line,) = refused("--model.path", "gs://bucket/model", "--rollout.stop_tokens", '["<eot>"]')
+    assert line.startswith('command line: --model.path = "gs://bucket/model": gs://')
+
+
+def test_a_model_of_a_hub_is_not_downloaded_for_a_request_in_vain(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preparation, "find_model", None)
+    (line,) = refused("--model.path", "hf://owner/name", "--learner.lrr", "1")
+    assert "--learner.lrr: unknown" in line
+
+
+def test_devices_are_those_of_this_machine_unless_the_run_is_submitted(
+    request_path: Path, refused: Refused, started: list[Prepared], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("GEMMA_GRPO_SUBMITTED_S", raising=False)
+    for kind, name in (("tpu", "TPU"), ("gpu", "GPU")):
+        (line,) = refused("--plan.platform", kind)
+        assert line == (
+            f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; nothing else is "
+            "taken instead. launch/submit.sh runs it where they are"
+        )
+    for variable in ("RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED_S"):
+        with monkeypatch.context() as submitted:
+            submitted.setenv(variable, "1")
+            assert train.main([str(request_path), "--plan.platform", "tpu", "--dry-run"]) == 0
+    assert started == []
 
 
 def test_a_good_request_is_started(request_path: Path, started: list[Prepared]):

@@ -45,9 +45,37 @@ def test_the_folder_is_dir_and_name(tmp_path: Path, config: Config):
     assert RunFolder.of(config).path == tmp_path / "run"
 
 
+READ_ONLY = pytest.mark.skipif(
+    not Path("/sys/kernel").is_dir(), reason="needs a file system that also refuses root"
+)
+
+
+@READ_ONLY
+def test_a_folder_that_cannot_be_made_is_found_by_trying():
+    looked = RunFolder(Path("/sys/kernel/runs/mine"))
+    with pytest.raises(
+        ValueError,
+        match=r'^run\.dir = "/sys/kernel/runs": /sys/kernel cannot be written: .*; choose another$',
+    ):
+        looked.check_writable()
+
+
+def test_a_folder_with_other_permissions_is_found_too(tmp_path: Path):
+    closed = tmp_path / "closed"
+    (closed / "run").mkdir(parents=True)
+    for path in (closed / "run", closed):
+        path.chmod(0o555)
+    if os.access(closed, os.W_OK):
+        pytest.skip("root may write there")
+    for name in ("run", "new"):
+        with pytest.raises(ValueError, match=rf'^run\.dir = "{closed}": .* cannot be written'):
+            RunFolder(closed / name).check_writable()
+
+
 def test_looking_leaves_no_trace(tmp_path: Path, config: Config):
     looked = RunFolder.of(config)
     looked.check(config)
+    looked.check_writable()
     assert looked.summary is None
     assert looked.metrics == []
     assert list(looked.events("started")) == []

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt, Shot
-from pipeline.text.chat import ChatTemplate, read_chat_template, template_columns
+from pipeline.text.chat import (
+    ChatTemplate,
+    check_columns,
+    read_chat_template,
+    template_columns,
+)
 from pipeline.text.chat import render as render_with
 
 # As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
@@ -262,3 +267,29 @@ def test_templates_that_are_none(template: str, reason: str):
     with pytest.raises(ValueError, match=re.escape(reason)) as raised:
         template_columns(template)
     assert repr(template) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "present", "nearest"),
+    [
+        (("question_text", "questions"), ("question", "text"), ("text", "question")),
+        (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
+        # What is named rightly is not meant by another name.
+        (("answer", "answr"), ("answer", "question"), (None, "question")),
+    ],
+)
+def test_each_column_that_is_absent_has_a_nearest_one_of_its_own(
+    columns: tuple[str, ...], present: tuple[str, ...], nearest: tuple[str | None, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"^f has no column") as caught:
+        check_columns(columns, present=present, where="f")
+    assert str(caught.value).splitlines() == [
+        f"f has no column {column!r}; nearest: {near!r} (of {sorted(present)})"
+        for column, near in zip(columns, nearest, strict=True)
+        if near is not None
+    ]
+
+
+def test_a_column_that_nothing_is_left_for() -> None:
+    with pytest.raises(ValueError, match=r"^f has no column 'b'; it has \['a'\]$"):
+        check_columns(("a", "b"), present=("a",), where="f")
