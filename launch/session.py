@@ -35,6 +35,8 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
 _NOTE_EVERY_S = 5.0
 """Of the time of a process that is killed at most so much is lost."""
+_NOTABLE_WAIT_S = 1.0
+"""Devices that are free are reserved sooner; such a wait is not journaled."""
 _EXIT_S = 4.0
 """W&B, the actors and Ray end after the last record is written."""
 
@@ -105,7 +107,7 @@ async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Cloc
             one_process=crew.one_process,
         )
         try:
-            started = await unless(stop, _start(crew, balanced, beginning, prepared))
+            started = await unless(stop, _start(crew, balanced, beginning, prepared, clock))
             return await _coordinate(prepared, crew, balanced, stop, clock, started=started)
         except Stopped:
             return stop.exit_status
@@ -117,11 +119,13 @@ async def _run(prepared: Prepared, beginning: Beginning, stop: Stop, clock: Cloc
 
 
 async def _start(
-    crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared
+    crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared, clock: Clock
 ) -> tuple[float, Calibrated | None]:
     """Seconds that loading took, and what was measured."""
-    plan = prepared.config.plan
-    await wait_for_devices(crew.actors, plan)
+    config = prepared.config
+    with clock.waiting(used=config.budget.from_submission):
+        await wait_for_devices(crew.devices, config.plan)
+    await crew.started()
     print("devices are here; loading weights and compiling", flush=True)
     load_s, _ = await asyncio.gather(balanced.start(), crew.scorer.start())
     found = await calibrate(
@@ -205,6 +209,9 @@ def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
     if prepared.waited_s:
         folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
+    if clock.waited_s >= _NOTABLE_WAIT_S:
+        used = config.budget.from_submission
+        folder.journal("waited_for_devices", seconds=clock.waited_s, used=used)
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:

@@ -1,8 +1,14 @@
-"""When a job was submitted: launch/submit.sh says it in the job's environment."""
+"""What launch/submit.sh and the job that it submits tell each other.
+
+    python -m launch.submission CONFIG.toml [--table.key VALUE ...]
+
+prints the name of the run, for the names of the job.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from configs.budget import Budget
@@ -32,3 +38,18 @@ def waited_s(budget: Budget, *, started: float) -> float:
     now_s = time.time() - (time.monotonic() - started)
     # Clocks of two machines differ a little; nobody starts before he is submitted.
     return max(0.0, now_s - float(text))
+
+
+def main() -> None:
+    """Prints the name of the run that `launch.train` would start with the same arguments."""
+    # Imported late: a run that is no job needs none of it.
+    from configs.cli import parse
+    from configs.load import load_config
+    from launch.train import command_flags
+
+    command = parse(sys.argv[1:], prog="launch/submit.sh", description="", flags=command_flags())
+    print(load_config(command.path, command.overrides).run.name)
+
+
+if __name__ == "__main__":
+    main()

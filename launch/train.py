@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from configs.cli import parse
 from configs.load import config_to_json, load_config
 from configs.schema import Config
-from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
 from launch.output_file import output_file
 
 DESCRIPTION = """\
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.argv[1:] if argv is None else argv,
             prog="python -m launch.train",
             description=DESCRIPTION,
-            flags=_flags(),
+            flags=command_flags(),
         )
         config = load_config(command.path, command.overrides)
         _check_flags(command.flags)
@@ -49,12 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Only what is refused before a run starts; `session` keeps later errors as they are.
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         # Before `session` listens, or a second time.
         return EXIT_INTERRUPTED
 
 
-def _flags() -> argparse.ArgumentParser:
+def command_flags() -> argparse.ArgumentParser:
+    """What the command takes beside the configuration."""
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument(
         "--dry-run",
