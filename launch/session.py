@@ -13,7 +13,7 @@ from functools import partial
 
 from actors.handles import Crew
 from launch.cluster import cluster, wait_for_devices
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
@@ -47,6 +47,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     Raises:
         ValueError: what the actors found wrong before the run began: devices, weights, rewards.
         FileNotFoundError: likewise.
+        Failure: if Ray does not start, or ends before the run does.
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
@@ -61,7 +62,12 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
                 flush=True,
             )
         with _noted(prepared.folder, clock):
-            return await _run(prepared, beginning, stop, clock)
+            try:
+                return await _run(prepared, beginning, stop, clock)
+            except Failure as failure:
+                if prepared.folder.is_begun:
+                    prepared.folder.journal("failed", error=str(failure))
+                raise
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:

@@ -19,6 +19,7 @@ import ray
 
 from launch import private_cluster, reaper
 from launch.exits import Failure
+from pipeline.run_dir import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     PROJECT,
@@ -125,7 +126,7 @@ def test_a_folder_too_long_for_sockets_is_not_used(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that were waited between attempts."""
     found: list[float] = []
-    monkeypatch.setattr(private_cluster.time, "sleep", found.append)
+    monkeypatch.setattr("launch.private_cluster.time.sleep", found.append)
     return found
 
 
@@ -166,7 +167,7 @@ def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: py
         start(failures=1)
 
     monkeypatch.setattr(
-        private_cluster.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM)
+        "launch.private_cluster.time.sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM)
     )
     try:
         with pytest.raises(SystemExit) as ended:
@@ -308,6 +309,7 @@ def test_nothing_stays_of_a_run_whose_ray_or_driver_is_killed(tmp_path: Path, vi
     assert "Traceback" not in output
     assert "state-dump" not in output
     assert not folder.parent.exists()
+    assert last in [entry["error"] for entry in RunFolder(run).events("failed")]
     steps = len((run / "metrics.jsonl").read_text().splitlines()) + 1
     again = subprocess.run(
         train_command(tmp_path / "killed.toml", f"--budget.steps={steps}"),
