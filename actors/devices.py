@@ -7,6 +7,7 @@ an error.
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING
 
 from actors.program_cache import use_program_cache
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 JAX_PLATFORM = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
-_SUBHOST = 4
+_HOST_CHIPS = 8
+"""Chips of a v5e host; a process with fewer shares the host with others."""
+_HALF_HOST_CHIPS = 4
 _TUNABLES = "GLIBC_TUNABLES"
 _MALLOC = {
     "glibc.malloc.hugetlb": 1,  # pages of 2 MiB
@@ -37,10 +40,8 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
         ValueError: if JAX finds other devices than `count` of kind `platform`, or TPUs other than
             v5e, which can be planned for only.
     """
-    if platform == "tpu" and count == _SUBHOST:
-        # Half of a v5e-8. Ray sets the bounds for one and for two chips only.
-        os.environ["TPU_CHIPS_PER_HOST_BOUNDS"] = "2,2,1"
-        os.environ["TPU_HOST_BOUNDS"] = "1,1,1"
+    if platform == "tpu" and count < _HOST_CHIPS:
+        _share_host(count)
     import jax
 
     from pipeline.model.sharding import make_mesh
@@ -66,6 +67,26 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
             "(launch.plan); nearest valid: a TPU v5e host"
         )
     return make_mesh(devices, fsdp=fsdp, tp=tp)
+
+
+def _share_host(chips: int) -> None:
+    """Prepares libtpu for a process that has some of a host's chips; other processes have the rest.
+
+    Ray has set `TPU_VISIBLE_CHIPS`, and the bounds for one and two chips. Variables that other
+    frameworks read stay as they are.
+    """
+    if chips == _HALF_HOST_CHIPS:
+        os.environ["TPU_CHIPS_PER_HOST_BOUNDS"] = "2,2,1"
+        os.environ["TPU_HOST_BOUNDS"] = "1,1,1"
+        # For these bounds libtpu locks the host exclusively, unless told that it is shared.
+        os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+    # The host's own lists the processes of a slice, to which this process does not belong.
+    os.environ.pop("TPU_PROCESS_ADDRESSES", None)
+    # All processes would use the same default port.
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ["TPU_MESH_CONTROLLER_ADDRESS"] = f"localhost:{port}"
+    os.environ["TPU_MESH_CONTROLLER_PORT"] = str(port)
 
 
 def kept_memory() -> dict[str, str]:

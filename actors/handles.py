@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.colocated import ColocatedActor
 from actors.exporter import ExporterActor
 from actors.learner import LearnerActor
-from actors.placement import Lease, lease, light
+from actors.placement import Lease, Reservation, lease, light
 from actors.rewards import RewardActor, RewardPool, WorkerDied
 from actors.sampler import SamplerActor
 from configs.schema import Config
@@ -42,10 +43,23 @@ from rewards.base import Outcome, RewardInput
 _THREADS = 2
 
 
-def spawn(cls: type, *args: Any, lease: Lease, threads: int = 1) -> Any:
-    """A Ray actor of a plain class, with the lease's resources; never restarted by Ray."""
+def spawn(
+    cls: type, *args: Any, lease: Lease, name: str, strategy: Any = None, threads: int = 1
+) -> Any:
+    """A Ray actor of a plain class, with the lease's resources; never restarted by Ray.
+
+    Args:
+        cls: the class.
+        args: of its constructor.
+        lease: resources and environment.
+        name: shown by Ray's tools; unique in this process's job.
+        strategy: where it is put; None: where its resources are free.
+        threads: of the actor.
+    """
     resources = dict(lease.resources)
     options = {
+        "name": name,
+        "scheduling_strategy": strategy,
         "num_cpus": resources.pop("CPU", 0),
         "num_gpus": resources.pop("GPU", 0),
         "resources": resources,
@@ -211,19 +225,33 @@ class RayLearner:
 
 
 class RayExporter:
-    """An exporter in another process."""
+    """An exporter in another process.
 
-    def __init__(self, actor: Any) -> None:
+    Attributes:
+        devices: the process's.
+        actor: the Ray actor.
+    """
+
+    def __init__(self, devices: Reservation, actor: Any) -> None:
+        self.devices = devices
         self.actor = actor
 
     @staticmethod
     def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> RayExporter:
         """Asks Ray for the process; see `actors.exporter.ExporterActor`."""
-        plan = config.plan
-        place = lease(plan, plan.learner_devices)
-        return RayExporter(
-            spawn(ExporterActor, config, described, tuple(examples), lease=place, threads=_THREADS)
+        alone = lease(config.plan, config.plan.learner_devices)
+        devices = Reservation(_run_name(config), [alone])
+        actor = spawn(
+            ExporterActor,
+            config,
+            described,
+            tuple(examples),
+            lease=alone,
+            name=f"{_run_name(config)}: exporter",
+            strategy=devices.bundle(0),
+            threads=_THREADS,
         )
+        return RayExporter(devices, actor)
 
     async def start(self) -> str:
         """What the adapter is; returns when it is loaded."""
@@ -246,6 +274,7 @@ class RayExporter:
     def kill(self) -> None:
         """Ends the process; its devices are free afterwards."""
         ray.kill(self.actor)
+        self.devices.release()
 
 
 class RayRewardWorker:
@@ -276,18 +305,16 @@ class SamplerCrew:
     """The processes that answer, where nothing is learned."""
 
     config: Config
+    devices: Reservation
     samplers: list[RaySampler]
 
     @staticmethod
     def spawn(config: Config) -> SamplerCrew:
         """Asks Ray for the processes; they may have to wait for devices."""
         plan = config.plan
-        return SamplerCrew(config, _samplers(config, lease(plan, plan.devices_per_sampler)))
-
-    @property
-    def actors(self) -> list[Any]:
-        """The Ray actors."""
-        return [sampler.actor for sampler in self.samplers]
+        each = lease(plan, plan.devices_per_sampler)
+        devices = Reservation(_run_name(config), [each] * plan.num_samplers)
+        return SamplerCrew(config, devices, _samplers(config, each, devices, first=0))
 
     async def start(self) -> None:
         """Returns when all are compiled."""
@@ -296,21 +323,38 @@ class SamplerCrew:
 
     def kill(self) -> None:
         """Ends all processes; their devices are free afterwards."""
-        for actor in self.actors:
-            ray.kill(actor)
+        for sampler in self.samplers:
+            ray.kill(sampler.actor)
+        self.devices.release()
 
 
-def _samplers(config: Config, each: Lease) -> list[RaySampler]:
+def _samplers(config: Config, each: Lease, devices: Reservation, *, first: int) -> list[RaySampler]:
+    """All samplers, in the bundles from number `first` on."""
     return [
-        RaySampler(spawn(SamplerActor, config, lease=each, threads=_THREADS))
-        for _ in range(config.plan.num_samplers)
+        RaySampler(
+            spawn(
+                SamplerActor,
+                config,
+                lease=each,
+                name=f"{_run_name(config)}: sampler {number}",
+                strategy=devices.bundle(first + number),
+                threads=_THREADS,
+            )
+        )
+        for number in range(config.plan.num_samplers)
     ]
+
+
+def _run_name(config: Config) -> str:
+    """What processes and devices of a run are named after in Ray."""
+    return f"run {config.run.name}"
 
 
 @dataclass(frozen=True)
 class Crew:
     """All processes of a run."""
 
+    devices: Reservation
     samplers: list[RaySampler]
     learner: RayLearner
     scorer: RewardPool
@@ -318,19 +362,39 @@ class Crew:
     @staticmethod
     def spawn(config: Config) -> Crew:
         """Asks Ray for the processes; they may have to wait for devices."""
-        plan = config.plan
+        plan, run = config.plan, _run_name(config)
         learners = lease(plan, plan.learner_devices)
-        if plan.placement == "colocated":
-            both = spawn(ColocatedActor, config, lease=learners, threads=_THREADS)
-            learner, samplers = RayLearner(both), [RaySampler(both)]
-        else:
-            learner = RayLearner(spawn(LearnerActor, config, lease=learners, threads=_THREADS))
-            samplers = _samplers(config, lease(plan, plan.devices_per_sampler))
+        each = lease(plan, plan.devices_per_sampler)
+        one_process = plan.placement == "colocated"
+        devices = Reservation(
+            run, [learners] if one_process else [learners, *[each] * plan.num_samplers]
+        )
+        first = spawn(
+            ColocatedActor if one_process else LearnerActor,
+            config,
+            lease=learners,
+            name=f"{run}: learner",
+            strategy=devices.bundle(0),
+            threads=_THREADS,
+        )
+        samplers = [RaySampler(first)] if one_process else _samplers(config, each, devices, first=1)
+        # A worker that is replaced may still have its name for a moment.
+        names = (f"{run}: rewards {number}" for number in itertools.count())
         scorer = RewardPool(
             config.rewards,
-            lambda: RayRewardWorker(spawn(RewardActor, config.rewards, lease=light())),
+            lambda: RayRewardWorker(
+                spawn(RewardActor, config.rewards, lease=light(), name=next(names))
+            ),
         )
-        return Crew(samplers, learner, scorer)
+        return Crew(devices, samplers, RayLearner(first), scorer)
+
+    async def started(self) -> None:
+        """Returns when the processes that hold devices have been started.
+
+        Of one that failed whoever calls it next is told.
+        """
+        ready = (actor.__ray_ready__.remote() for actor in self.actors)
+        await asyncio.gather(*ready, return_exceptions=True)
 
     @property
     def actors(self) -> list[Any]:
@@ -348,3 +412,4 @@ class Crew:
         self.scorer.close()
         for actor in self.actors:
             ray.kill(actor)
+        self.devices.release()

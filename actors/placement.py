@@ -1,16 +1,24 @@
 """Which process gets which devices: leases from Ray, asked for by kind and number.
 
-The learner is placed first, so that on a TPU host it gets the first, contiguous chips.
+All processes of a command get their devices together or not at all, so that two commands that wait
+for the same devices never hold half of them each. The learner comes first, so that on a TPU host it
+gets the first, contiguous chips: Ray gives chips in the order of a placement group's bundles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.devices import environment
 from configs.schema import Plan
 
+cluster_is_gone = threading.Event()
+"""Set when the cluster has ended before this process: nobody answers, and nothing is given back."""
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 
 
@@ -25,6 +33,37 @@ class Lease:
 
     resources: Mapping[str, float]
     variables: Mapping[str, str]
+
+
+class Reservation:
+    """The devices of all processes of a command, as a placement group with a bundle for each.
+
+    It ends with this process if it is not released before.
+
+    Args:
+        name: shown to other commands that wait for these devices.
+        leases: of the processes, the learner's first.
+
+    Attributes:
+        group: the placement group; it may have to wait for devices.
+    """
+
+    def __init__(self, name: str, leases: Sequence[Lease]) -> None:
+        bundles = [dict(one.resources) for one in leases]
+        self.group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name)
+
+    def bundle(self, number: int) -> PlacementGroupSchedulingStrategy:
+        """What puts an actor where the devices of process `number` are."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
+
+    async def placed(self) -> None:
+        """Returns when all devices are reserved."""
+        await self.group.ready()
+
+    def release(self) -> None:
+        """Gives the devices back, and ends actors that still have them."""
+        if not cluster_is_gone.is_set():
+            remove_placement_group(self.group)
 
 
 def lease(plan: Plan, devices: int) -> Lease:

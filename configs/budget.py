@@ -27,7 +27,9 @@ class Budget(Table):
         "local time where no offset is given",
     )
     from_submission: bool = Field(
-        False, description="time counts from when launch/submit.sh submitted the job, not its start"
+        False,
+        description="time counts from when launch/submit.sh submitted the job, not its start, and "
+        "waiting for devices counts, too",
     )
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from configs.cli import parse
 from configs.load import AS_LEARNED, load_config
 from configs.paths import home
 from configs.schema import Config
-from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,7 @@ DESCRIPTION = """\
 Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and see
 the answers side by side. Questions come from --question, else from the terminal or standard input,
 a line each; where prompt.template has several columns, a line is a JSON object of them.
-Exit status: 0 done, 2 a mistake in the request, 130 after Ctrl-C."""
+Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as mistake:
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -92,7 +95,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
         crew = SamplerCrew.spawn(config)
         try:
-            runner.run(wait_for_devices(crew.actors, config.plan, learner=False))
+            runner.run(wait_for_devices(crew.devices, config.plan, learner=False))
             print("devices are here; loading weights and compiling", flush=True)
             runner.run(crew.start())
             opened = runner.run(open_adapter(crew.samplers, str(folder)))

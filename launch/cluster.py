@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-# `uv run` would make Ray's workers run a copy of the project in a fresh environment.
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
+from ray.util.placement_group import placement_group_table
 
-from actors.placement import needed, shortage
+from actors.placement import RESOURCE, Reservation, needed, shortage
 from configs.schema import Plan
-from pipeline.held_folder import HeldFolder
+from launch.private_cluster import private_cluster
 
 SAY_AFTER_S = 60.0
 """How long a job waits for devices before it says so, and how often it says it again."""
 _OBJECT_STORE_BYTES = 512 * 2**20
-_LONGEST_PARENT = 25
-"""Bytes: Ray puts Unix sockets up to 78 deeper, and accepts 103 on macOS, 107 on Linux."""
 
 
 @contextmanager
@@ -39,80 +32,92 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
         learner: whether there will be one; without it the plan's samplers are all.
 
     Raises:
-        ValueError: if the cluster can never hold the plan's devices, or is named by an address that
-            only takes jobs.
+        ValueError: if the cluster can never hold the plan's devices, or is named by an address
+            where none answers or that only takes jobs.
+        Failure: if a private cluster does not start, or ends before the body does.
     """
-    temporary = None
-    address = os.environ.get("RAY_ADDRESS")
-    if address is not None and address.startswith(("http://", "https://")):
+    with _joined() if "RAY_ADDRESS" in os.environ else _started(plan, learner=learner):
+        lacking = shortage(plan, ray.cluster_resources(), learner=learner)
+        if lacking:
+            raise ValueError(lacking)
+        yield
+
+
+@contextmanager
+def _joined() -> Iterator[None]:
+    address = os.environ["RAY_ADDRESS"]
+    if address.startswith(("http://", "https://")):
         raise ValueError(
             f"RAY_ADDRESS = {address} is a dashboard, which takes jobs: use launch/submit.sh, or "
             "unset it for a private cluster"
         )
     try:
-        if address is not None:
-            ray.init(log_to_driver=False)
-        else:
-            temporary = HeldFolder(_short_folder(), prefix="grpo-")
-            cpus = max(os.cpu_count() or 1, int(needed(plan, learner=learner).get("CPU", 1)))
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
-                _temp_dir=str(temporary.path),
-            )
-        lacking = shortage(plan, ray.cluster_resources(), learner=learner)
-        if lacking:
-            raise ValueError(lacking)
+        ray.init(log_to_driver=False)
         yield
+    except ConnectionError as error:
+        if ray.is_initialized():
+            raise
+        raise ValueError(
+            f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset it for a "
+            "private cluster"
+        ) from error
     finally:
         ray.shutdown()
-        if temporary:
-            temporary.remove()
 
 
-def _short_folder() -> Path:
-    """Where temporary files go, unless its name is too long for sockets."""
-    usual = tempfile.gettempdir()
-    return Path(usual if len(os.fsencode(usual)) <= _LONGEST_PARENT else "/tmp")
+@contextmanager
+def _started(plan: Plan, *, learner: bool) -> Iterator[None]:
+    cpus = max(os.cpu_count() or 1, int(needed(plan, learner=learner).get("CPU", 1)))
+    with private_cluster(
+        num_cpus=cpus,
+        log_to_driver=False,
+        object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
+    ):
+        yield
 
 
-async def wait_for_devices(actors: Sequence[Any], plan: Plan, *, learner: bool = True) -> None:
-    """Returns when all actors have their devices; says every minute what it still waits for."""
-    # Awaited rather than `ray.wait` in a thread, which could not be cancelled.
-    waiting = {asyncio.ensure_future(actor.__ray_ready__.remote()) for actor in actors}
-    while True:
-        done, waiting = await asyncio.wait(waiting, timeout=SAY_AFTER_S)
-        for ready in done:
-            ready.exception()  # of an actor that failed, who calls it next is told
-        if not waiting:
-            return
-        print(_waiting_line(len(waiting), plan, learner=learner), flush=True)
+async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = True) -> None:
+    """Returns when all devices are reserved; says every minute what it waits for."""
+    placed = asyncio.ensure_future(devices.placed())
+    while not (await asyncio.wait({placed}, timeout=SAY_AFTER_S))[0]:
+        print(_waiting_line(devices, plan, learner=learner), flush=True)
+    placed.result()
 
 
-def _waiting_line(processes: int, plan: Plan, *, learner: bool = True) -> str:
+def _waiting_line(devices: Reservation, plan: Plan, *, learner: bool) -> str:
     total, free = ray.cluster_resources(), ray.available_resources()
     amounts = ", ".join(
-        f"{amount:g} {name} in all ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} free)"
+        f"{amount:g} {name} together ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} free)"
         for name, amount in needed(plan, learner=learner).items()
     )
-    return f"waiting for devices: {processes} process(es), {amounts}; held by: {_holders()}"
+    holders = _holders(RESOURCE[plan.platform], own=devices.group.id.hex())
+    return f"waiting for devices: {amounts}; held by: {holders}"
 
 
-def _holders() -> str:
-    """Other jobs' actors that hold resources, as far as the cluster tells."""
-    own = ray.get_runtime_context().get_job_id()
+def _holders(resource: str, *, own: str) -> str:
+    """Who else has some of a resource, as far as the cluster tells."""
+    held = []
+    for group in placement_group_table().values():
+        amount = sum(bundle.get(resource, 0.0) for bundle in group["bundles"].values())
+        if amount and group["state"] == "CREATED" and group["placement_group_id"] != own:
+            name = group["name"] or f"placement group {group['placement_group_id']}"
+            held.append(f"{name} ({amount:g} {resource})")
     try:
-        from ray.util.state import list_actors
-
-        states = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
+        held += _actors_without_a_group(resource)
     except Exception as error:  # noqa: BLE001  # needs the dashboard, which may not run
-        return f"unknown ({type(error).__name__})"
-    held = [
-        f"{state.class_name} of job {state.job_id} (pid {state.pid}): {state.required_resources}"
-        for state in states
-        if state.job_id != own and state.required_resources
-    ]
+        if not held:
+            return f"unknown ({type(error).__name__})"
     return "; ".join(held) or "nobody that the cluster lists; devices may still be starting"
+
+
+def _actors_without_a_group(resource: str) -> list[str]:
+    """Actors of other programs that have leased a resource by themselves."""
+    from ray.util.state import list_actors
+
+    states: list[Any] = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
+    return [
+        f"{state.name or state.class_name} of job {state.job_id}, pid {state.pid} "
+        f"({state.required_resources[resource]:g} {resource})"
+        for state in states
+        if resource in (state.required_resources or {}) and not state.placement_group_id
+    ]

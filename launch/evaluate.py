@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Measure the base and the tuned policy on the test split and on eval.sets, in one run and on the same
 prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
-Exit status: 0 done, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
+Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

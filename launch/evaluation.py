@@ -134,7 +134,7 @@ async def _start(crew: SamplerCrew, prepared: Prepared) -> None:
         Refused: if devices, weights, tokenizer or adapter are not what the request says.
     """
     try:
-        await wait_for_devices(crew.actors, prepared.config.plan, learner=False)
+        await wait_for_devices(crew.devices, prepared.config.plan, learner=False)
         print("devices are here; loading weights and compiling", flush=True)
         await crew.start()
         opened = await open_adapter(crew.samplers, prepared.adapter)

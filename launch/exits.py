@@ -13,11 +13,15 @@ EXIT_INTERRUPTED = 130
 T = TypeVar("T")
 
 
+class Failure(Exception):  # noqa: N818  # the word of its exit status
+    """What ended a command is neither the user's mistake nor in need of a traceback."""
+
+
 def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
     """What `run` returns of what `prepare` returns; 130 after Ctrl-C.
 
-    What `prepare` refuses is the user's mistake: it is told, and the status is 2. What goes wrong
-    later is not, and is raised.
+    A `ValueError` or `FileNotFoundError` of `prepare` is the user's mistake: it is printed, and the
+    status is 2. A `Failure` of `run` is printed, and the status is 1. Other errors are raised.
     """
     try:
         prepared = prepare()
@@ -28,5 +32,8 @@ def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
         return EXIT_INTERRUPTED
     try:
         return run(prepared)
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -24,8 +24,8 @@ DESCRIPTION = """\
 Write a run's policy: hf, the merged model as a Hugging Face folder; peft, the adapter in adapter/;
 orbax, the merged model as a flax checkpoint in flax/. Each is loaded back and compared with the
 policy before it is put in place. It takes one device of the run's kind (--plan.platform cpu: none).
-Exit status: 0 done, 1 the export is not the policy, 2 a mistake in the request, 130 / 143 after
-Ctrl-C / SIGTERM."""
+Exit status: 0 done, 1 it failed or the export is not the policy, 2 a mistake in the request,
+130 / 143 after Ctrl-C / SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

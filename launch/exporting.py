@@ -136,7 +136,7 @@ async def _run(prepared: Prepared) -> int:
 
 
 async def _start(exporter: RayExporter, config: Config) -> None:
-    await wait_for_devices([exporter.actor], config.plan)
+    await wait_for_devices(exporter.devices, config.plan)
     print("devices are here; loading weights", flush=True)
     print(f"exporting {await exporter.start()}", flush=True)
 

@@ -132,7 +132,8 @@ async def _rehearse(
         sampler=(balanced.samplers[0].worker, crew.samplers[0]),
         learner=(balanced.learner.worker, crew.learner),
     )
-    await wait_for_devices(crew.actors, config.plan)
+    await wait_for_devices(crew.devices, config.plan)
+    await crew.started()
     waited_s = time.monotonic() - started
     say("devices are here; loading weights and compiling")
     rehearsal = Rehearsal(

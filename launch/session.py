@@ -14,7 +14,7 @@ from functools import partial
 
 from actors.handles import Crew
 from launch.cluster import cluster, wait_for_devices
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
 from pipeline.balance import Balance
@@ -36,6 +36,8 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""
 _NOTE_EVERY_S = 5.0
 """Of the time of a process that is killed at most so much is lost."""
+_NOTABLE_WAIT_S = 1.0
+"""Devices that are free are reserved sooner; such a wait is not journaled."""
 _EXIT_S = 4.0
 """The actors and Ray end after the last record is written; W&B's upload comes after them."""
 
@@ -46,6 +48,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     Raises:
         ValueError: what the actors found wrong before the run began: devices, weights, rewards.
         FileNotFoundError: likewise.
+        Failure: if Ray does not start, or ends before the run does.
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
@@ -61,7 +64,12 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             )
         with closing(_tracker(prepared)) as tracker:
             with _noted(prepared.folder, clock):
-                status = await _run(prepared, beginning, stop, clock, tracker)
+                try:
+                    status = await _run(prepared, beginning, stop, clock, tracker)
+                except Failure as failure:
+                    if prepared.folder.is_begun:
+                        prepared.folder.journal("failed", error=str(failure))
+                    raise
             # The devices are free, and the budget's clock has stopped.
             await tracker.finish(exit_status=status)
             return status
@@ -112,7 +120,7 @@ async def _run(
             one_process=crew.one_process,
         )
         try:
-            started = await unless(stop, _start(crew, balanced, beginning, prepared))
+            started = await unless(stop, _start(crew, balanced, beginning, prepared, clock))
             return await _coordinate(
                 prepared, crew, balanced, stop, clock, tracker, started=started
             )
@@ -126,11 +134,13 @@ async def _run(
 
 
 async def _start(
-    crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared
+    crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared, clock: Clock
 ) -> tuple[float, Calibrated | None]:
     """Seconds that loading took, and what was measured."""
-    plan = prepared.config.plan
-    await wait_for_devices(crew.actors, plan)
+    config = prepared.config
+    with clock.waiting(used=config.budget.from_submission):
+        await wait_for_devices(crew.devices, config.plan)
+    await crew.started()
     print("devices are here; loading weights and compiling", flush=True)
     load_s, _ = await asyncio.gather(balanced.start(), crew.scorer.start())
     found = await calibrate(
@@ -210,6 +220,9 @@ def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
     if prepared.waited_s:
         folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
+    if clock.waited_s >= _NOTABLE_WAIT_S:
+        used = config.budget.from_submission
+        folder.journal("waited_for_devices", seconds=clock.waited_s, used=used)
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:

@@ -57,8 +57,13 @@ async def unless(stop: Stop, work: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.create_task(work)
     stopped = asyncio.create_task(stop.event.wait())
-    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        stopped.cancel()
     if task.done():
         return task.result()
     task.cancel()

@@ -1,4 +1,4 @@
-"""When a job was submitted: launch/submit.sh says it in the job's environment."""
+"""When a job was submitted: launch/submit.sh puts it into the job's environment."""
 
 from __future__ import annotations
 

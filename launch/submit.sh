@@ -45,7 +45,7 @@ trap 'rm -rf "$upload"' EXIT
 (cd "$project" && find configs rewards pipeline actors launch \
     \( -name '*.py' -o -name '*.toml' \) -print0 | tar --null -T - -cf -) | tar -xf - -C "$upload"
 # Without the folder we are in on Python's path: its modules may have names of ours.
-PYTHONSAFEPATH=1 PYTHONPATH=$project "$python" -m launch.upload "$upload" "$config" "$@"
+name=$(PYTHONSAFEPATH=1 PYTHONPATH=$project "$python" -m launch.upload "$upload" "$config" "$@")
 
 # Mistakes are told here rather than in a job's log. The check runs in what is uploaded: what is not
 # there will not be there in the job.
@@ -63,6 +63,10 @@ if [ -z "${RAY_AUTH_MODE:-}" ]; then
     token_file=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
     if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -f "$token_file" ]; then
         export RAY_AUTH_MODE=token
+    fi
+    # Ray writes the file so that everybody can read it.
+    if [ "$token_file" = "$HOME/.ray/auth_token" ] && [ -O "$token_file" ]; then
+        chmod 600 "$token_file"
     fi
 fi
 export RAY_API_SERVER_ADDRESS=${RAY_API_SERVER_ADDRESS:-http://127.0.0.1:8265}
@@ -99,7 +103,13 @@ print(json.dumps({"env_vars": variables}))
 EOF
 )
 
+# Both carry the run's name; the id is unique, and `ray job stop` takes it.
+job=$name-$(date -u +%Y%m%d-%H%M%S)-$(printf %04x $RANDOM)
+echo "submitting job $job; to stop it with a checkpoint:" \
+    "${RAY_AUTH_MODE:+RAY_AUTH_MODE=$RAY_AUTH_MODE }ray job stop $job"
+
 # `exec`: the job's first process is the run itself, so that signals reach it.
 command="exec $(printf '%q ' "$python" -m launch.train submitted.toml "$@")"
 "$python" -m ray.scripts.scripts job submit ${wait_flag[@]+"${wait_flag[@]}"} \
+    --submission-id "$job" --metadata-json "{\"job_name\": \"$name\"}" \
     --working-dir "$upload" --runtime-env-json "$runtime_env" -- bash -c "$command"

@@ -21,7 +21,7 @@ from configs.cli import CommandLine, parse
 from configs.errors import Refusals
 from configs.load import config_to_json, load_config, read_config
 from configs.schema import Config
-from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
 from launch.output_file import output_file
 
 DESCRIPTION = """\
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Only what is refused before a run starts; `session` keeps later errors as they are.
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         # Before `session` listens, or a second time.
         return EXIT_INTERRUPTED

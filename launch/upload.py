@@ -3,9 +3,10 @@
     python -m launch.upload FOLDER CONFIG.toml [--table.key VALUE ...]
 
 copies into FOLDER, beside the project's source, the modules of the current folder that the
-configuration's reward functions need. Their source is read, not run: imports inside functions are
-found, imports of computed names are not. Files that are no Python modules are not copied. The dry
-run in FOLDER that follows tells whether the functions can be imported there.
+configuration's reward functions need, and prints the name of the run, which the job's names carry.
+The modules' source is read, not run: imports inside functions are found, imports of computed names
+are not. Files that are no Python modules are not copied. The dry run in FOLDER that follows tells
+whether the functions can be imported there.
 """
 
 from __future__ import annotations
@@ -114,15 +115,15 @@ def _imports(file: Path, folder: Path) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Copies the modules; returns the exit status."""
+    """Copies the modules and prints the run's name; returns the exit status."""
     upload, folder = Path(argv[0]), Path.cwd().resolve()
     try:
         command = parse_command(argv[1:])
-        rewards = load_config(command.path, command.overrides).rewards
+        config = load_config(command.path, command.overrides)
     except ValueError:
         return 0  # the dry run tells all that is wrong with the configuration
     try:
-        files = user_modules([part.function for part in rewards.functions], folder)
+        files = user_modules([part.function for part in config.rewards.functions], folder)
     except (ValueError, OSError) as mistake:
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
@@ -130,6 +131,7 @@ def main(argv: Sequence[str]) -> int:
         copy = upload / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+    print(config.run.name)
     return 0
 
 

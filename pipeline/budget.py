@@ -115,8 +115,10 @@ def least_more_s(folder: RunFolder) -> float:
         match entry["event"]:
             case "waited":
                 # Written down when the process has started, as if it had waited until then.
-                waited_s = entry["seconds"]
+                waited_s += entry["seconds"]
                 continue
+            case "waited_for_devices":
+                waited_s += entry["seconds"] if entry["used"] else 0.0
             case "started":
                 took("start", entry["elapsed_s"] - before_s - waited_s)
                 waited_s = 0.0

@@ -44,16 +44,39 @@ class Clock:
         started: when this process started, on the scale of `now`.
         used_before_s: what earlier processes of the run used.
         now: reads the clock, in seconds.
+        waited_s: what this process has waited for devices.
     """
 
     started: float
     used_before_s: float = 0.0
     now: Callable[[], float] = time.monotonic
+    waited_s: float = field(default=0.0, init=False)
+    _stopped: float | None = field(default=None, init=False)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds used so far."""
-        return self.used_before_s + self.now() - self.started
+        until = self.now() if self._stopped is None else self._stopped
+        return self.used_before_s + until - self.started
+
+    @contextmanager
+    def waiting(self, *, used: bool) -> Iterator[None]:
+        """Measures what passes meanwhile as waiting for devices.
+
+        Args:
+            used: whether it counts as time used by the run.
+        """
+        began = self.now()
+        if not used:
+            self._stopped = began
+        try:
+            yield
+        finally:
+            waited_s = self.now() - began
+            self.waited_s += waited_s
+            if not used:
+                self.started += waited_s
+                self._stopped = None
 
 
 @dataclass

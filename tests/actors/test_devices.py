@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from actors.devices import environment, open_mesh
+from pipeline.cache_folder import CACHE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "qwix", "tunix", "torch")
@@ -116,14 +118,97 @@ def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch, kind: str):
             open_mesh(platform="tpu", count=2)
 
 
-def test_half_a_host_gets_its_bounds(monkeypatch: pytest.MonkeyPatch):
-    for variable in ("TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS"):
-        monkeypatch.setenv(variable, "unset")
-    for count, bounds in ((8, "unset"), (4, "2,2,1")):
-        with pytest.raises(ValueError, match="needs"):
-            open_mesh(platform="tpu", count=count)
-        assert os.environ["TPU_CHIPS_PER_HOST_BOUNDS"] == bounds
-    assert os.environ["TPU_HOST_BOUNDS"] == "1,1,1"
+HOST = {
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
+    "TPU_HOST_BOUNDS": "1,1,1",
+    "TPU_PROCESS_ADDRESSES": "10.0.0.1:8476,10.0.0.2:8476",
+    "TPU_MESH_CONTROLLER_ADDRESS": "localhost:8476",
+    "TPU_MESH_CONTROLLER_PORT": "8476",
+    "TPU_VISIBLE_CHIPS": "0,1,2,3",
+}
+"""What the environment of a process may say before it opens its mesh."""
+
+
+def tpu_environment(monkeypatch: pytest.MonkeyPatch, *, count: int) -> dict[str, str]:
+    """Variables of libtpu after a process with `count` chips has opened its mesh."""
+    kept = {name: value for name, value in os.environ.items() if "TPU" not in name}
+    monkeypatch.setattr(os, "environ", kept | HOST)
+    with pytest.raises(ValueError, match="needs"):
+        open_mesh(platform="tpu", count=count)
+    return {name: value for name, value in os.environ.items() if "TPU" in name}
+
+
+def test_a_process_with_a_whole_host_keeps_its_environment(monkeypatch: pytest.MonkeyPatch):
+    assert tpu_environment(monkeypatch, count=8) == HOST
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_process_with_a_part_of_a_host_shares_it(monkeypatch: pytest.MonkeyPatch, count: int):
+    found = [tpu_environment(monkeypatch, count=count) for _ in range(2)]
+    ports = [int(one.pop("TPU_MESH_CONTROLLER_PORT")) for one in found]
+    assert len({8476, *ports}) == 3
+    addresses = [one.pop("TPU_MESH_CONTROLLER_ADDRESS") for one in found]
+    assert addresses == [f"localhost:{port}" for port in ports]
+    shared = {"TPU_HOST_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0,1,2,3"}
+    if count == 4:
+        shared |= {"TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    else:
+        shared |= {"TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1"}  # set by Ray before
+    assert found == [shared, shared]
+
+
+LOADS_LIBTPU = """
+import sys
+from actors.devices import open_mesh
+if len(sys.argv) > 1:
+    import os
+    os.environ["TPU_CHIPS_PER_HOST_BOUNDS"], os.environ["TPU_HOST_BOUNDS"] = sys.argv[1], "1,1,1"
+else:
+    try:
+        open_mesh(platform="tpu", count=4)
+    except ValueError:
+        pass  # there is no TPU
+from jax.experimental.topologies import get_topology_desc
+try:
+    print(len(get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices), flush=True)
+except Exception as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
+
+
+def load_libtpu_twice(*arguments: str) -> list[str]:
+    """What two processes print that have libtpu loaded at the same time."""
+    kept = {name: value for name, value in os.environ.items() if "TPU" not in name}
+    host = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "JAX_PLATFORMS": "cpu",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOADS_LIBTPU, *arguments],
+            cwd=ROOT,
+            env=kept | host,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    lines = [process.stdout.readline().strip() for process in processes if process.stdout]
+    for process in processes:
+        process.communicate()
+    return lines
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_two_halves_of_a_host_load_libtpu_at_the_same_time():
+    # The bounds alone, which libtpu answers with an exclusive lock.
+    assert any("multi-process lockfile" in line for line in load_libtpu_twice("2,2,1"))
+    assert load_libtpu_twice() == ["8", "8"]
 
 
 MALLOC = (
@@ -133,6 +218,7 @@ MALLOC = (
 
 
 def test_environments_name_the_platform_and_the_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --other=1")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     assert environment(platform="tpu", count=4) == {"JAX_PLATFORMS": "tpu"}

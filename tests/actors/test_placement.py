@@ -9,11 +9,17 @@ import pytest
 from actors.devices import kept_memory
 from actors.placement import Lease, lease, light, needed, shortage
 from configs.schema import Plan
+from pipeline.cache_folder import CACHE_VARIABLE
 
 
 def plan(platform: str, placement: str, **changes: Any) -> Plan:
     sizes = {"rollout_rows": 16, "micro_batch_tokens": 16}
     return Plan.model_validate({"platform": platform, "placement": placement, **sizes, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _without_a_cache_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
 
 
 V5E_SPLIT = plan("tpu", "split", learner_devices=4, samplers=4)
@@ -26,7 +32,7 @@ def test_chips_are_leased_one_by_one():
 
 
 def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert lease(plan("cpu", "colocated", learner_devices=8), 8) == Lease(
         {"CPU": 1},
@@ -36,6 +42,12 @@ def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         },
     )
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_cache_of_ones_own_is_passed_on(monkeypatch: pytest.MonkeyPatch, platform: str):
+    monkeypatch.setenv(CACHE_VARIABLE, "/a/folder")
+    assert lease(plan(platform, "split"), 1).variables[CACHE_VARIABLE] == "/a/folder"
 
 
 def test_reward_processes_hold_nothing_and_see_no_accelerator():

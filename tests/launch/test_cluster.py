@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
 
+from actors.placement import Reservation
 from configs.schema import Plan
 from launch import cluster
 
@@ -20,23 +21,31 @@ TPU = Plan(
 )
 
 
+OWN = SimpleNamespace(id=SimpleNamespace(hex=lambda: "own"))
+"""A placement group."""
+
+
 class FakeRay:
-    """Keeps how Ray was started; has the resources that it is given."""
+    """Keeps how Ray was started; has the resources, groups and actors that it is given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[dict[str, Any]] = []
         self.stopped = 0
         self.total: dict[str, float] = {"CPU": 4.0}
         self.free: dict[str, float] = {}
+        self.groups: list[dict[str, Any]] = []
+        self.states: list[Any] | Exception = []
         self.error: Exception | None = None
         for name, fake in {
             "init": self.init,
             "shutdown": self.shutdown,
+            "is_initialized": lambda: False,
             "cluster_resources": lambda: self.total,
             "available_resources": lambda: self.free,
-            "get_runtime_context": lambda: SimpleNamespace(get_job_id=lambda: "own"),
         }.items():
             monkeypatch.setattr(ray, name, fake)
+        monkeypatch.setattr(cluster, "placement_group_table", self.placement_group_table)
+        monkeypatch.setattr("ray.util.state.list_actors", self.list_actors)
 
     def init(self, **settings: Any) -> None:
         self.started.append(settings)
@@ -46,12 +55,18 @@ class FakeRay:
     def shutdown(self) -> None:
         self.stopped += 1
 
+    def placement_group_table(self) -> dict[str, dict[str, Any]]:
+        return {group["placement_group_id"]: group for group in self.groups}
+
+    def list_actors(self, **_: Any) -> list[Any]:
+        if isinstance(self.states, Exception):
+            raise self.states
+        return self.states
+
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(cluster, "_LONGEST_PARENT", len(str(tmp_path)))
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     return FakeRay(monkeypatch)
 
 
@@ -65,41 +80,14 @@ def test_a_dashboard_is_no_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyPatc
     assert fake.started == []
 
 
-def test_a_cluster_of_ones_own_is_private_and_goes_away(fake: FakeRay, tmp_path: Path):
+def test_a_job_joins_the_cluster_it_was_submitted_to(fake: FakeRay):
     with cluster.cluster(CPU):
-        (settings,) = fake.started
-        assert settings["address"] == "local"
-        assert settings["num_cpus"] >= 3
-        assert Path(settings["_temp_dir"]).parent == tmp_path
-        assert Path(settings["_temp_dir"]).is_dir()
+        assert fake.started == [{"log_to_driver": False}]
         assert fake.stopped == 0
     assert fake.stopped == 1
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_too_long_for_sockets_is_not_used(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    too_long = tmp_path / "1"
-    too_long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(too_long))
-    with cluster.cluster(CPU):
-        (settings,) = fake.started
-        assert Path(settings["_temp_dir"]).parent == Path("/tmp")
-    assert not Path(settings["_temp_dir"]).exists()
-
-
-def test_a_job_joins_the_cluster_it_was_submitted_to(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with cluster.cluster(CPU):
-        (settings,) = fake.started
-        assert "address" not in settings
-        assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay, tmp_path: Path):
+def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay):
     fake.total = {"CPU": 96.0}
     with (
         pytest.raises(ValueError, match="needs 8 TPU in the cluster, which has 0"),
@@ -107,89 +95,126 @@ def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay, tmp_pa
     ):
         raise AssertionError
     assert fake.stopped == 1
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_that_does_not_start_leaves_nothing_behind(fake: FakeRay, tmp_path: Path):
-    fake.error = ConnectionError("no port")
-    with pytest.raises(ConnectionError), cluster.cluster(CPU):
+def test_an_address_where_nobody_answers_is_told_in_a_sentence(fake: FakeRay):
+    fake.error = ConnectionError("long story")
+    with (
+        pytest.raises(ValueError, match=r"^RAY_ADDRESS = 10\.0\.0\.1:6379: no Ray cluster answers"),
+        cluster.cluster(CPU),
+    ):
         raise AssertionError
-    assert list(tmp_path.iterdir()) == []
 
 
-class Starting:
-    """An actor that Ray has not started yet."""
+def test_a_private_cluster_has_a_cpu_for_each_process(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS")
+    started: list[dict[str, Any]] = []
+
+    @contextmanager
+    def private(**settings: Any) -> Iterator[None]:
+        started.append(settings)
+        yield
+
+    monkeypatch.setattr(cluster, "private_cluster", private)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with cluster.cluster(CPU):
+        (settings,) = started
+    assert settings["num_cpus"] == 3
+    assert fake.started == []
+
+
+class Placing:
+    """A reservation that waits for devices until `free` is set."""
+
+    group = OWN
 
     def __init__(self) -> None:
-        self.ready = asyncio.Event()
-        self.error: Exception | None = None
-        self.__ray_ready__ = SimpleNamespace(remote=self.wait)
+        self.free = asyncio.Event()
 
-    async def wait(self) -> None:
-        await self.ready.wait()
-        if self.error:
-            raise self.error
+    async def placed(self) -> None:
+        await self.free.wait()
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "SAY_AFTER_S", 0.001)
+def wait(devices: Placing, plan: Plan) -> None:
+    asyncio.run(cluster.wait_for_devices(cast("Reservation", devices), plan))
 
 
-@pytest.mark.usefixtures("impatient")
 def test_who_waits_for_devices_says_so_and_goes_on_when_they_are_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    actors = [Starting(), Starting()]
-    actors[1].error = RuntimeError("told by who calls it next")
+    devices, lines = Placing(), ["first", "second"]
 
-    def line(processes: int, plan: Plan, *, learner: bool) -> str:
-        actors[2 - processes].ready.set()
-        return f"waiting for {processes} on {plan.platform}"
+    def line(_: object, plan: Plan, *, learner: bool) -> str:
+        if len(lines) == 1:
+            devices.free.set()
+        return f"{lines.pop(0)} line on {plan.platform}"
 
+    monkeypatch.setattr(cluster, "SAY_AFTER_S", 0.001)
     monkeypatch.setattr(cluster, "_waiting_line", line)
-    asyncio.run(cluster.wait_for_devices(actors, CPU))
-    assert capsys.readouterr().out == "waiting for 2 on cpu\nwaiting for 1 on cpu\n"
+    wait(devices, CPU)
+    assert capsys.readouterr().out == "first line on cpu\nsecond line on cpu\n"
 
 
 def test_devices_that_are_there_are_not_talked_about(capsys: pytest.CaptureFixture[str]):
-    actor = Starting()
-    actor.ready.set()
-    asyncio.run(cluster.wait_for_devices([actor], CPU))
+    devices = Placing()
+    devices.free.set()
+    wait(devices, CPU)
     assert capsys.readouterr().out == ""
 
 
-def holders(monkeypatch: pytest.MonkeyPatch, states: list[Any] | Exception) -> str:
-    def list_actors(**settings: Any) -> list[Any]:
-        if isinstance(states, Exception):
-            raise states
-        return states
+def group(name: str, state: str, *bundles: dict[str, float], ident: str = "") -> dict[str, Any]:
+    return {
+        "placement_group_id": ident or f"id of {name}",
+        "name": name,
+        "state": state,
+        "bundles": dict(enumerate(bundles)),
+    }
 
-    monkeypatch.setattr("ray.util.state.list_actors", list_actors)
-    return cluster._waiting_line(1, TPU)
+
+def actor(
+    name: str, resources: dict[str, float] | None, *, cls: str = "Cls", group: str | None = None
+) -> Any:
+    return SimpleNamespace(
+        name=name,
+        class_name=cls,
+        job_id="07",
+        pid=123,
+        required_resources=resources,
+        placement_group_id=group,
+    )
 
 
-def test_the_line_says_what_is_waited_for_and_who_holds_it(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-):
-    fake.total, fake.free = {"TPU": 8.0}, {"TPU": 4.0}
-    states = [
-        SimpleNamespace(class_name=name, job_id=job, pid=pid, required_resources=resources)
-        for name, job, pid, resources in (
-            ("Other", "07", 123, {"TPU": 4.0}),
-            ("Mine", "own", 124, {"TPU": 8.0}),
-            ("Idle", "08", 125, {}),
-        )
+def line() -> str:
+    return cluster._waiting_line(cast("Reservation", Placing()), TPU, learner=True)
+
+
+def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
+    fake.total, fake.free = {"TPU": 8.0}, {"TPU": 2.0}
+    fake.groups = [
+        group("run gsm8k", "CREATED", {"TPU": 4.0}, {"TPU": 1.0}),
+        group("run own", "PENDING", {"TPU": 8.0}, ident="own"),
+        group("run later", "PENDING", {"TPU": 8.0}),
+        group("run ended", "REMOVED", {"TPU": 8.0}),
+        group("run cpu", "CREATED", {"CPU": 1.0}),
+        group("", "CREATED", {"TPU": 0.5}, ident="9f"),
     ]
-    assert holders(monkeypatch, states) == (
-        "waiting for devices: 1 process(es), 8 TPU in all (4 of 8 free); "
-        "held by: Other of job 07 (pid 123): {'TPU': 4.0}"
+    fake.states = [
+        actor("run gsm8k: learner", {"TPU": 4.0}, group="id of run gsm8k"),
+        actor("", {"TPU": 1.0}, cls="Server"),
+        actor("", None),
+        actor("", {"CPU": 1.0}),
+    ]
+    assert line() == (
+        "waiting for devices: 8 TPU together (2 of 8 free); held by: run gsm8k (5 TPU); "
+        "placement group 9f (0.5 TPU); Server of job 07, pid 123 (1 TPU)"
     )
 
 
-def test_the_line_says_what_it_does_not_know(fake: FakeRay, monkeypatch: pytest.MonkeyPatch):
-    line = holders(monkeypatch, ConnectionError("no dashboard"))
-    assert line.endswith("8 TPU in all (0 of 0 free); held by: unknown (ConnectionError)")
-    assert holders(monkeypatch, []).endswith(
-        "held by: nobody that the cluster lists; devices may still be starting"
-    )
+def test_the_line_says_what_it_does_not_know(fake: FakeRay):
+    assert line().endswith("held by: nobody that the cluster lists; devices may still be starting")
+    fake.states = ConnectionError("no dashboard")
+    assert line().endswith("8 TPU together (0 of 0 free); held by: unknown (ConnectionError)")
+    fake.groups = [group("run gsm8k", "CREATED", {"TPU": 4.0})]
+    assert line().endswith("held by: run gsm8k (4 TPU)")

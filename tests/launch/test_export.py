@@ -116,7 +116,7 @@ class FakeExporter:
     """Writes empty files; `wrong` is raised where it names a call."""
 
     def __init__(self, wrong: dict[str, Exception]) -> None:
-        self.wrong, self.actor, self.killed = wrong, object(), False
+        self.wrong, self.devices, self.killed = wrong, object(), False
 
     async def start(self) -> str:
         self._maybe("start")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -49,6 +50,14 @@ def jobs(head: Head) -> str:
     return head.ray("job", "list", "--log-style", "record").stdout
 
 
+def job_id(output: str) -> str:
+    """The submission id that a submission has printed."""
+    (found,) = re.findall(
+        r"^submitting job (\S+); to stop it .*: .*ray job stop \1$", output, re.MULTILINE
+    )
+    return str(found)
+
+
 def test_a_submitted_job_leaves_a_complete_run_folder(head, tmp_path):
     config = write_config(tmp_path, name="whole")
     job = submit(head, config, WANDB_API_KEY="k" * 40, WANDB_MODE="offline")
@@ -62,7 +71,11 @@ def test_a_submitted_job_leaves_a_complete_run_folder(head, tmp_path):
     assert len((run / "rollouts" / "step_000002.jsonl").read_text().splitlines()) == 16
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["samples"]) == ("finished", 2, 32)
-    assert "kkkk" not in jobs(head)
+    listed = jobs(head)
+    assert "kkkk" not in listed
+    assert job_id(output).startswith("whole-")
+    assert f"submission_id='{job_id(output)}'" in listed
+    assert "'job_name': 'whole'" in listed
 
 
 REWARDS = """
@@ -107,7 +120,7 @@ def test_ray_job_stop_leaves_a_checkpoint(head, tmp_path):
     job = submit(head, "--no-wait", config, *settings)
     output, _ = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, output
-    name = next(word.strip("'") for word in output.split() if word.startswith("'raysubmit_"))
+    name = job_id(output)
     run = tmp_path / "runs" / "stopped"
     deadline = time.monotonic() + PATIENCE_S
     while not lines(run / "metrics.jsonl"):
@@ -121,13 +134,13 @@ def test_ray_job_stop_leaves_a_checkpoint(head, tmp_path):
 
 
 def test_a_mistake_is_told_before_anything_is_submitted(head, tmp_path):
-    before = jobs(head).count("raysubmit_")
+    before = jobs(head).count("submission_id")
     config = write_config(tmp_path, name="wrong")
     job = submit(head, config, "--learner.lr", "-1")
     output, _ = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 2
     assert "learner.lr" in output
-    assert jobs(head).count("raysubmit_") == before
+    assert jobs(head).count("submission_id") == before
 
 
 def test_leased_tpus_without_a_tpu_are_refused_and_free_again(head, tmp_path):
@@ -161,7 +174,7 @@ class Holder:
         return os.getpid()
 
 ray.init(log_to_driver=False)
-holder = spawn(Holder, lease=Lease({"TPU": 4}, {}))
+holder = spawn(Holder, lease=Lease({"TPU": 4}, {}), name="holder")
 pid = ray.get(holder.pid.remote())
 assert ray.available_resources().get("TPU", 0) == 0
 import os, signal
@@ -185,6 +198,105 @@ def test_an_actor_that_dies_gives_its_chips_back(head):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert free_chips(head) == 4
+
+
+HOLDS = """
+import ray, sys
+from actors.handles import spawn
+from actors.placement import Lease, Reservation
+
+class Holder:
+    pass
+
+ray.init(log_to_driver=False)
+count = int(sys.argv[1])
+leases = [Lease({"TPU": 1}, {})] * count
+devices = Reservation("run first", leases)
+actors = [
+    spawn(Holder, lease=one, name=f"run first: {number}", strategy=devices.bundle(number))
+    for number, one in enumerate(leases)
+]
+ray.get([actor.__ray_ready__.remote() for actor in actors])
+print("holding", flush=True)
+sys.stdin.readline()
+devices.release()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+"""Another run, which has some chips until it is told to give them back."""
+
+WAITS = """
+import asyncio, sys
+import ray
+from actors.handles import Crew
+from configs.load import load_config
+from launch import cluster
+
+cluster.SAY_AFTER_S = 0.2
+settings = {"platform": "tpu", "learner_devices": 1, "samplers": 3}
+config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in settings.items()])
+
+async def run():
+    crew = Crew.spawn(config)
+    await cluster.wait_for_devices(crew.devices, config.plan)
+    print("placed; free:", ray.available_resources().get("TPU", 0), flush=True)
+    crew.kill()
+
+with cluster.cluster(config.plan):
+    asyncio.run(run())
+"""
+"""A run whose four processes need a chip each."""
+
+
+def script(head: Head, code: str, *arguments: object) -> subprocess.Popen[str]:
+    """A driver on the cluster; Ray's own lines are left out."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=PROJECT,
+        env=head.environment | {"RAY_ADDRESS": head.gcs},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def next_line(process: subprocess.Popen[str], start: str) -> str:
+    """The next line with this start."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.rstrip("\n")
+    raise AssertionError(f"no line {start}: exit status {process.wait()}")
+
+
+def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
+    config = write_config(tmp_path, name="waits")
+    first = script(head, HOLDS, 1)
+    next_line(first, "holding")
+    second = script(head, WAITS, config)
+    # Three chips are free, and the run that needs four has none of them.
+    said = next_line(second, "waiting for devices: 4 TPU together (3 of 4 free); held by: ")
+    assert said.endswith("run first (1 TPU)")
+    assert first.stdin is not None
+    first.stdin.write("\n")
+    first.stdin.flush()
+    next_line(first, "released")
+    next_line(second, "placed; free: 0")
+    for process in (second, first):
+        process.communicate("\n", timeout=PATIENCE_S)
+        assert process.returncode == 0
+    assert free_chips(head) == 4
+
+
+def test_runs_of_equal_names_do_not_collide(head):
+    with script(head, HOLDS, 2) as first, script(head, HOLDS, 2) as second:
+        for process in (first, second):
+            next_line(process, "holding")
+        for process in (first, second):
+            process.communicate("\n\n", timeout=PATIENCE_S)
+            assert process.returncode == 0
     assert free_chips(head) == 4
 
 

@@ -111,11 +111,14 @@ class RememberingLearner(FakeLearner, FakeProcess):
 class FakeCrew:
     """Stands in for `actors.handles.Crew`."""
 
-    actors: tuple[()] = ()
+    devices = None
 
     def __init__(self, samplers: list[Any], learner: Any, scorer: Any, *, one: bool) -> None:
         self.samplers, self.learner, self.scorer, self.one_process = samplers, learner, scorer, one
         self.killed = False
+
+    async def started(self) -> None:
+        pass
 
     def kill(self) -> None:
         self.killed = True

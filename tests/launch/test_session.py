@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,11 +18,12 @@ import pytest
 from actors.handles import Crew
 from configs.schema import Config, Plan
 from launch.preparation import Prepared
-from launch.session import _clock, _coordinate, _noted, _tracker, run_session
+from launch.session import _clock, _coordinate, _noted, _start, _tracker, run_session
 from launch.stop import Stop
 from pipeline import tracking
 from pipeline.balanced import Balanced
-from pipeline.budget import Budget
+from pipeline.budget import Budget, used_s
+from pipeline.calibration import Beginning
 from pipeline.datatypes import Restored
 from pipeline.deadline import Clock
 from pipeline.run_dir import RunFolder
@@ -50,6 +52,7 @@ class Session:
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [FakeSampler(self.script, seed=config.run.seed, number=0)]
         self.scorer = FakeScorer(self.script, config)
+        self.elapsed_while_waiting_s: float | None = None
         self.prepared = Prepared(
             config,
             make_data(),
@@ -59,7 +62,10 @@ class Session:
             tracking.choose_mode(config)[0],
         )
 
-    def run(self, *, started: float = 0.0, load_s: float = 0.0) -> int:
+    def run(
+        self, *, started: float = 0.0, load_s: float = 0.0, waited_s: float | None = None
+    ) -> int:
+        clock = _clock(self.prepared, started=started)
         balanced = Balanced.of(
             self.prepared.config,
             self.folder,
@@ -67,18 +73,46 @@ class Session:
             learner=self.learner,
             say=print,
         )
-        with closing(self.folder):
-            return asyncio.run(
-                _coordinate(
-                    self.prepared,
-                    cast("Crew", self),
-                    balanced,
-                    self.stop,
-                    _clock(self.prepared, started=started),
-                    _tracker(self.prepared),
-                    started=(load_s, None),
-                )
+
+        async def run() -> int:
+            if waited_s is not None:
+                await self._get_devices(balanced, clock, waited_s)
+            return await _coordinate(
+                self.prepared,
+                cast("Crew", self),
+                balanced,
+                self.stop,
+                clock,
+                _tracker(self.prepared),
+                started=(load_s, None),
             )
+
+        with closing(self.folder):
+            return asyncio.run(run())
+
+    async def _get_devices(self, balanced: Balanced, clock: Clock, waited_s: float) -> None:
+        """The start of a process whose devices are free after `waited_s` seconds."""
+        now = cast("FakeClock", clock.now)
+
+        async def wait_for_devices(*_: object) -> None:
+            now.seconds += waited_s
+            self.elapsed_while_waiting_s = clock.elapsed_s
+
+        async def nothing(*_: object, **__: object) -> None:
+            pass
+
+        crew = SimpleNamespace(
+            devices=None,
+            started=nothing,
+            samplers=self.samplers,
+            learner=self.learner,
+            scorer=SimpleNamespace(start=nothing),
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("launch.session.wait_for_devices", wait_for_devices)
+            patch.setattr("launch.session.calibrate", nothing)
+            beginning = Beginning.of(self.prepared.config, self.folder)
+            await _start(cast("Crew", crew), balanced, beginning, self.prepared, clock)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -479,6 +513,31 @@ def test_waiting_in_a_queue_counts_and_is_journaled(
     assert (entry["seconds"], entry["elapsed_s"]) == (450.0, 450.0)
     assert session.learner.version == 5
     assert used(session) == 950.0
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_waiting_for_devices_is_journaled_and_is_used_time_only_if_the_queue_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
+):
+    now = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": used})
+    session = Session(config, Disk())
+    session.script.clock, session.script.durations = now, {"learner.update": 100.0}
+    assert session.run(waited_s=450.0) == 0
+    (entry,) = session.events("waited_for_devices")
+    assert (entry["seconds"], entry["used"]) == (450.0, used)
+    # A process that is killed while it waits has noted nothing of it.
+    assert session.elapsed_while_waiting_s == (450.0 if used else 0.0)
+    assert session.learner.version == (5 if used else 9)
+    assert used_s(session.folder) == pytest.approx(950.0 if used else 900.0)
+
+
+def test_devices_that_are_free_are_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=FakeClock()))
+    session = Session(make_config(tmp_path), Disk())
+    assert session.run(waited_s=0.5) == 0
+    assert session.events("waited_for_devices") == []
 
 
 def test_a_deadline_on_the_calendar_is_a_time_of_the_run(

@@ -203,6 +203,18 @@ def test_time_in_a_queue_is_no_part_of_a_start(timed: Config):
     assert least_more_s(folder) == 20 + 2
 
 
+@pytest.mark.parametrize(("used", "start_s"), [(True, 20), (False, 30)])
+def test_waiting_for_devices_is_no_part_of_a_start(timed: Config, used: bool, start_s: float):
+    folder = folder_of(timed)
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
+    if used:
+        folder.journal("waited", seconds=600.0, elapsed_s=769.9)
+    folder.journal("waited_for_devices", seconds=400.0, used=used)
+    folder.journal("started", elapsed_s=150.0 + 20 + (1000 if used else 10))
+    assert least_more_s(folder) == start_s + 2
+
+
 def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> None:
     check_more(budget, folder, waited_s=10.0, now_s=1e9, added=added)
 

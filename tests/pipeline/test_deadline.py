@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -16,6 +17,30 @@ def test_a_clock_counts_from_the_start_of_the_process_and_what_was_used_before()
     now.seconds = 107.0
     assert Clock(started=100.0, used_before_s=50.0, now=now).elapsed_s == 57.0
     assert Clock(started=100.0).now is time.monotonic
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_waiting_for_devices_stops_the_clock_unless_it_is_used_time(used: bool):
+    now = FakeClock()
+    clock = Clock(started=0.0, used_before_s=50.0, now=now)
+    for seconds in (10.0, 30.0):
+        now.seconds += 1.0
+        before_s = clock.elapsed_s
+        with clock.waiting(used=used):
+            now.seconds += seconds
+            assert clock.elapsed_s == before_s + (seconds if used else 0.0)
+    assert clock.waited_s == 40.0
+    assert clock.elapsed_s == 52.0 + (40.0 if used else 0.0)
+
+
+def test_a_wait_that_is_broken_off_is_over():
+    now = FakeClock()
+    clock = Clock(started=0.0, now=now)
+    with suppress(KeyboardInterrupt), clock.waiting(used=False):
+        now.seconds += 9.0
+        raise KeyboardInterrupt
+    now.seconds += 1.0
+    assert (clock.waited_s, clock.elapsed_s) == (9.0, 1.0)
 
 
 def test_a_budget_of_steps_counts_steps():

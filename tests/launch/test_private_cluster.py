@@ -1,0 +1,324 @@
+"""A cluster of one process: how it is started, what it is open to, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from launch import private_cluster, reaper
+from launch.exits import Failure
+from pipeline.run_dir import RunFolder
+from tests.launch.cluster_fixtures import (
+    PATIENCE_S,
+    PROJECT,
+    private_environment,
+    train_command,
+    wait_for_lines,
+    write_config,
+)
+
+
+class FakeRay:
+    """Fails to start as often as it is told."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.folders: list[Path] = []
+        self.marks: list[str | None] = []
+        self.token = ""
+        self.stopped = 0
+
+    def init(self, *, address: str, include_dashboard: bool, _temp_dir: str, **settings: Any):
+        assert (address, include_dashboard) == ("local", False)
+        assert settings == {"num_cpus": 3}
+        folder = Path(_temp_dir)
+        folder.mkdir()
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        self.folders.append(folder)
+        self.marks.append(os.environ.get(reaper.VARIABLE))
+        path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
+        if path.is_file():
+            assert path.stat().st_mode & 0o777 == 0o600
+            self.token = path.read_text()
+        if len(self.folders) <= self.failures:
+            raise Exception("The node timed out.\nLong story.")
+
+    def shutdown(self) -> None:
+        self.stopped += 1
+
+
+Start = Callable[..., FakeRay]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
+    """Starts a cluster of fakes, does something in it, and checks that nothing is left."""
+    for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(private_cluster, "_LONGEST_PARENT", len(str(tmp_path)))
+    monkeypatch.setattr(private_cluster, "_essential", lambda _: {})
+
+    def started(body: Callable[[FakeRay], None] = lambda _: None, *, failures: int = 0) -> FakeRay:
+        fake = FakeRay(failures)
+        monkeypatch.setattr(ray, "init", fake.init)
+        monkeypatch.setattr(ray, "shutdown", fake.shutdown)
+        with private_cluster.private_cluster(num_cpus=3):
+            body(fake)
+        return fake
+
+    yield started
+    assert list(tmp_path.glob("grpo-*")) == []
+    assert [
+        one for one in psutil.Process().children() if "reaper.py" in " ".join(one.cmdline())
+    ] == []
+
+
+def test_it_has_a_private_folder_and_a_token_and_goes_away(start: Start, tmp_path: Path):
+    def body(fake: FakeRay) -> None:
+        assert fake.folders[0].parent.parent == tmp_path
+        assert fake.marks == [str(fake.folders[0])]
+        assert reaper.VARIABLE not in os.environ  # other children of this process do not have it
+        assert fake.stopped == 0
+
+    fake = start(body)
+    assert len(fake.token) == 64
+    assert fake.stopped == 1
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+    # Ray keeps the first token for as long as the process lives.
+    assert start().token == fake.token
+
+
+def test_a_token_that_is_named_is_used(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    path = tmp_path / "mine"
+    path.touch(mode=0o600)
+    path.write_text("my own")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    assert start().token == "my own"
+
+
+def test_a_folder_too_long_for_sockets_is_not_used(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    too_long = tmp_path / "1"
+    too_long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(too_long))
+    (folder,) = start().folders
+    assert folder.parent.parent == Path("/tmp")
+    assert not folder.parent.exists()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that were waited between attempts."""
+    found: list[float] = []
+    monkeypatch.setattr("launch.private_cluster.time.sleep", found.append)
+    return found
+
+
+def test_a_start_that_fails_is_tried_again_in_a_new_folder(
+    start: Start, pauses: list[float], capsys: pytest.CaptureFixture[str]
+):
+    def body(fake: FakeRay) -> None:
+        assert [folder.exists() for folder in fake.folders] == [False, False, True]
+
+    fake = start(body, failures=2)
+    assert len(set(fake.folders)) == 3
+    assert pauses == [2.0, 8.0]
+    assert fake.stopped == 3
+    assert capsys.readouterr().out.splitlines() == [
+        f"Ray did not start: The node timed out. Trying again in {pause_s} s" for pause_s in (2, 8)
+    ]
+
+
+def test_a_cluster_that_never_starts_is_told_in_a_sentence(start: Start, pauses: list[float]):
+    with pytest.raises(Failure, match=r"^Ray did not start in 3 attempts: The node timed out\. Is"):
+        start(failures=3)
+    assert len(pauses) == 2
+
+
+def test_a_process_that_ends_at_once_is_a_failed_start(
+    start: Start, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="gcs_server or raylet ended at once"):
+        private_cluster._essential("/nowhere")
+
+
+def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: pytest.MonkeyPatch):
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def run() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+        start(failures=1)
+
+    monkeypatch.setattr(
+        "launch.private_cluster.time.sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    try:
+        with pytest.raises(SystemExit) as ended:
+            asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+
+
+def test_the_end_of_ray_ends_what_waits_for_it(start: Start, monkeypatch: pytest.MonkeyPatch):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(private_cluster, "_essential", lambda _: {"raylet": process.pid})
+
+    async def forever() -> None:
+        # Entered within the loop's task, which is cancelled.
+        fake = FakeRay(0)
+        monkeypatch.setattr(ray, "init", fake.init)
+        with private_cluster.private_cluster(num_cpus=3):
+            process.kill()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    message = rf"^Ray's process raylet \(pid {process.pid}\) ended unexpectedly"
+    with pytest.raises(Failure, match=message):
+        asyncio.run(forever())
+    process.communicate()
+
+
+IDLE = "print(flush=True); input()"
+WRITES = f"import sys; file = open(sys.argv[1], sys.argv[2]); {IDLE}"
+
+
+def idle(*arguments: str, mark: str | None = None) -> subprocess.Popen[str]:
+    """A process that runs until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", *arguments],
+        env=os.environ | ({} if mark is None else {reaper.VARIABLE: mark}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_the_reaper_ends_the_cluster_of_its_folder_and_no_other(tmp_path: Path):
+    mine, other = tmp_path / "0", tmp_path / "00"
+    for folder in (mine, other):
+        (folder / "logs").mkdir(parents=True)
+        (folder / "logs" / "file").touch()
+    ends = [
+        idle(IDLE, mark=str(mine)),
+        idle(WRITES, str(mine / "logs" / "file"), "a"),
+    ]
+    stays = [
+        idle(IDLE),
+        idle(IDLE, mark=str(other)),
+        idle(WRITES, str(other / "logs" / "file"), "a"),
+        idle(WRITES, str(mine / "logs" / "file"), "r"),
+    ]
+    driver = "import subprocess, sys; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).pid; "
+    command = [sys.executable, "-P", reaper.__file__, str(mine)]
+    with idle(driver + IDLE, *command) as killed:
+        reapers = psutil.Process(killed.pid).children()
+        killed.kill()
+    gone, alive = psutil.wait_procs(reapers, timeout=PATIENCE_S)
+    assert len(gone) == 1
+    assert not alive
+    for process in ends:
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == -signal.SIGKILL
+    for process in stays:
+        assert process.poll() is None
+        process.communicate()
+
+
+# --- real runs on clusters of their own
+
+
+def running(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A run that has done two steps, and its folder."""
+    config = write_config(tmp_path, name="killed")
+    process = subprocess.Popen(
+        train_command(config, "--budget.steps=500", "--checkpoint.every_steps=1"),
+        cwd=PROJECT,
+        env=private_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_lines(tmp_path / "runs" / "killed" / "metrics.jsonl", 2, process)
+    return process, tmp_path / "runs" / "killed"
+
+
+def cluster_of(process: subprocess.Popen[str]) -> tuple[Path, list[psutil.Process]]:
+    """The cluster's folder and all processes of a run."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    commands = [one.cmdline() for one in family]
+    (folder,) = (Path(line[-1]) for line in commands if reaper.__file__ in line)
+    return folder, family
+
+
+def is_open(process: psutil.Process) -> list[str]:
+    """Addresses other than loopback that a process listens on."""
+    return [
+        f"{process.name()}: {one.laddr}"
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+        and one.laddr.ip not in {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    ]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("victim", ["driver", "raylet", "gcs_server"])
+def test_nothing_stays_of_a_run_whose_ray_or_driver_is_killed(tmp_path: Path, victim: str):
+    process, run = running(tmp_path)
+    folder, family = cluster_of(process)
+    assert {"raylet", "gcs_server"} <= {one.name() for one in family}
+    assert [line for one in family for line in is_open(one)] == []
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert (folder.parent / "token").stat().st_mode & 0o777 == 0o600
+    if victim == "driver":
+        process.kill()
+    else:
+        next(one for one in family if one.name() == victim).kill()
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
+    assert alive == []
+    assert reaper.processes(str(folder)) == []
+    if victim == "driver":
+        return
+    assert process.returncode == 1
+    last = output.splitlines()[-1]
+    assert last.startswith(f"Ray's process {victim} (pid ")
+    assert last.endswith("a run goes on from its last checkpoint with the same command")
+    assert "Traceback" not in output
+    assert "state-dump" not in output
+    assert not folder.parent.exists()
+    assert last in [entry["error"] for entry in RunFolder(run).events("failed")]
+    steps = len((run / "metrics.jsonl").read_text().splitlines()) + 1
+    again = subprocess.run(
+        train_command(tmp_path / "killed.toml", f"--budget.steps={steps}"),
+        cwd=PROJECT,
+        env=private_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "resuming after step" in again.stdout
+    assert json.loads((run / "summary.json").read_text())["steps"] == steps
