@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from actors.placement import needed
 from configs.errors import Refusals
 from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
@@ -182,7 +181,10 @@ def _check_devices(plan: Plan) -> None:
     """
     if plan.platform == "cpu" or {VARIABLE, "RAY_ADDRESS"} & os.environ.keys():
         return
+    # Imported late: both import Ray.
     from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    from actors.placement import needed
 
     ((name, amount),) = needed(plan).items()
     manager = get_accelerator_manager_for_resource(name)
