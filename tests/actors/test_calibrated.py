@@ -104,8 +104,8 @@ def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp
         np.testing.assert_array_equal(value, after[name])
     # Who follows works with the sizes that were found.
     actor.prepare(balance.sizes)
-    (version, sha256), _ = actor.publish(which="current")
-    assert actor.load(version, sha256, {}) == sha256
+    (version, sha256), payload = actor.publish(which="current")
+    assert actor.load(version, sha256, payload) == sha256
     drawn = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
     assert [len(one.prompt_tokens) for one in drawn] == [3, 14, 6]
     assert max(actor.work().segments) == balance.sizes.rollout_rows

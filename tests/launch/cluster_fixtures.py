@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-PATIENCE_S = 240
+PATIENCE_S = 900
 """Generous, because the machine may be busy; nothing here is a measurement."""
 
 OF_RUNS = {

@@ -91,8 +91,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setattr(tracking, "START_S", 120.0)
-        monkeypatch.setattr(tracking, "FINISH_S", 120.0)
+        monkeypatch.setattr(tracking, "START_S", 900.0)
+        monkeypatch.setattr(tracking, "FINISH_S", 900.0)
         yield server
 
 
