@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -260,10 +261,17 @@ class LearnerActor:
             if (found, lora.sha256(adapter)) == (version, sha256):
                 return "whole"
         set_aside(folder.path, [self._best])
-        for source in (folder.checkpoints / str(version), folder.export):
+
+        def loaded(source: Path) -> Params:
+            return load_adapter(str(source), self.learner.policy).adapter
+
+        for source in (
+            partial(loaded, folder.checkpoints / str(version)),
+            partial(loaded, folder.export),
+            self.learner.initial_adapter,
+        ):
             with suppress(FileNotFoundError, ValueError):
-                loaded = load_adapter(str(source), self.learner.policy)
-                adapter = jax.device_get(loaded.adapter)
+                adapter = jax.device_get(source())
                 if lora.sha256(adapter) == sha256:
                     write_adapter_file(self._best, adapter, version=version)
                     return "recovered"

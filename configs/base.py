@@ -11,7 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 HANDLES = ("hf://", "kaggle://")
 """What a model's path begins with when it is on a hub."""
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# With one slash, too: a path of the file system hardly begins so, and a mistyped URL does.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
 _LONGEST_DAYS = 36_500

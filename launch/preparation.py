@@ -121,9 +121,9 @@ def prepare(
     """
     found = found or Refusals()
     folder, more = RunFolder.of(config), None
-    mode: tracking.Mode | None = "disabled"
+    chosen: tuple[tracking.Mode, str] | None = "disabled", ""
     if tracked and found.intact("wandb.mode"):
-        mode = found.attempt(_wandb_mode, config, folder)
+        chosen = found.attempt(tracking.choose_mode, config)
     _check_request(config, found, folder)
     tokenizer = _check_model(config, found, weights=weights_bytes is None)
     if found.intact("run.dir", "run.name", "budget"):
@@ -132,14 +132,18 @@ def prepare(
         if weights_bytes is None and _may_look_for_model(config, found):
             weights_bytes = found.attempt(_weights_bytes, config)
         if weights_bytes is not None:
-            budget = Budget.of(config, folder)
-            found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
+            budget = found.attempt(Budget.of, config, folder)
+            if budget is not None:
+                found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
     found.refuse()
     assert tokenizer is not None
     assert data is not None
-    assert mode is not None
-    for line in data.report:
+    assert chosen is not None
+    mode, why = chosen
+    if mode == "offline":
+        why += f"; files in {folder.path / 'wandb'}"
+    for line in ([why] if tracked else []) + list(data.report):
         print(line, flush=True)
     return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
@@ -157,12 +161,6 @@ def _check_request(config: Config, found: Refusals, folder: RunFolder) -> None:
             found.attempt(_check_adapter, key, path)
     if found.intact("rewards.functions"):
         found.attempt(_check_rewards, config.rewards)
-
-
-def _wandb_mode(config: Config, folder: RunFolder) -> tracking.Mode:
-    mode, why = tracking.choose_mode(config)
-    print(f"{why}; files in {folder.path / 'wandb'}" if mode == "offline" else why, flush=True)
-    return mode
 
 
 def _check_adapter(key: str, path: str) -> None:

@@ -71,6 +71,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
                         prepared.folder.journal("failed", error=str(failure))
                     raise
             # The devices are free, and the budget's clock has stopped.
+            stop.notice = "the run has ended; Ctrl-C again does not wait for the upload to W&B"
             await tracker.finish(exit_status=status)
             return status
 
@@ -256,11 +257,13 @@ def _check_restored(restored: Restored, folder: RunFolder) -> None:
             "Put the checkpoints back, or run the learner where they are; --run.name starts "
             "another run"
         )
-    if found is not None and not any(True for _ in folder.events("started")):
+    lines = sum(1 for _ in folder.entries())
+    if found is not None and lines < found["journal_lines"]:
         raise ValueError(
-            f"the learner finds a checkpoint of step {found['step']} in {restored.where}, and "
-            f"{folder.path} on host {socket.gethostname()} has no journal of this run; nothing was "
-            "changed. Put the run folder back, or start another run with --run.name"
+            f"the learner finds a checkpoint of step {found['step']} in {restored.where}, when "
+            f"the journal had {found['journal_lines']} lines; in {folder.path} on host "
+            f"{socket.gethostname()} it has {lines}: it has lost its end, or is of another run; "
+            "nothing was changed. Put the run folder back, or start another run with --run.name"
         )
 
 
@@ -283,6 +286,15 @@ def _resume(restored: Restored, folder: RunFolder, balance: Balance) -> tuple[Pr
     if listed is not None and listed > progress.step and not restored.damaged:
         folder.journal("checkpoint_lost", step=progress.step, lost=listed, where=restored.where)
         print(f"the checkpoint of step {listed} is gone from {restored.where}", flush=True)
+    recorded = {row["step"] for row in folder.metrics}
+    missing = [step for step in range(1, progress.step + 1) if step not in recorded]
+    if missing:
+        folder.journal("metrics_lost", step=progress.step, steps=missing)
+        print(
+            f"metrics.jsonl lacks {len(missing)} of {progress.step} steps, the first is "
+            f"{missing[0]}; how long steps take is measured again",
+            flush=True,
+        )
     superseded = folder.resume_at(progress.step)
     if superseded is not None:
         print(f"records of later steps are in {superseded}", flush=True)

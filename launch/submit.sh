@@ -13,10 +13,20 @@ set -euo pipefail
 
 usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 
-case "${1:-}" in
-    -h | --help) usage; exit 0 ;;
-    "") usage >&2; exit 2 ;;
-esac
+if [ -z "${1:-}" ]; then
+    usage >&2
+    exit 2
+fi
+
+for argument in "$@"; do
+    case "$argument" in
+        -h | --help) usage; exit 0 ;;
+        --dry-run | --rehearse)
+            echo "$argument: a job cannot do that; use python -m launch.train" >&2
+            exit 2
+            ;;
+    esac
+done
 
 wait_flag=()
 if [ "$1" = --no-wait ]; then

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 
 from configs.cli import CommandLine, parse
 from configs.errors import Refusals
-from configs.load import config_to_json, load_config, read_config
-from configs.schema import Config
+from configs.load import config_to_json, read_config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
 from launch.output_file import output_file
 
@@ -36,11 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     try:
         command = parse_command(sys.argv[1:] if argv is None else argv)
-        if command.flags.rehearse:
-            config = load_config(command.path, command.overrides)
-            _check_flags(command.flags)
-            return _rehearse(config, command.flags)
-        return _run(command)
+        return _rehearse(command) if command.flags.rehearse else _run(command)
     except (ValueError, FileNotFoundError) as mistake:
         # Only what is refused before a run starts; `session` keeps later errors as they are.
         print(mistake, file=sys.stderr)
@@ -106,7 +101,13 @@ def _check_flags(flags: argparse.Namespace) -> None:
         raise ValueError("\n".join(mistakes))
 
 
-def _rehearse(config: Config, flags: argparse.Namespace) -> int:
+def _rehearse(command: CommandLine) -> int:
+    read, flags = read_config(command.path, command.overrides), command.flags
+    found = Refusals(read.mistakes)
+    found.attempt(_check_flags, flags)
+    found.refuse()
+    config = read.config
+    assert config is not None
     from launch.rehearsal import Request, rehearse
 
     json_file = None if flags.json is None else output_file("--json", flags.json)

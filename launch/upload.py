@@ -77,12 +77,14 @@ def _can_be_found(name: str, folder: Path) -> bool:
 
 
 def _clash(name: str, folder: Path) -> Path | None:
-    """The user's file with the name of a package of the project, if this is what is imported."""
+    """The user's file in the place of a package of the project, if this is what is imported."""
     top = name.partition(".")[0]
-    files = [folder / f"{top}.py", folder / top / "__init__.py"]
-    if folder == PROJECT:
-        files.pop()
-    return next((file for file in files if top in PACKAGES and file.is_file()), None)
+    if top not in PACKAGES:
+        return None
+    files = [folder / f"{top}.py"]
+    if folder != PROJECT:
+        files += _files(name, folder)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _files(name: str, folder: Path) -> Iterator[Path]:

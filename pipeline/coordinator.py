@@ -95,7 +95,8 @@ class Progress:
     @staticmethod
     def of_meta(meta: Mapping[str, Any]) -> Progress:
         """What `to_meta` made."""
-        found = {**meta, "waiting": Waiting.of_json(meta["waiting"])}
+        known = {name: value for name, value in meta.items() if name != "journal_lines"}
+        found = {**known, "waiting": Waiting.of_json(meta["waiting"])}
         if "estimates" in meta:  # not in checkpoints from before there was dynamic sampling
             found["estimates"] = Estimates.of_json(meta["estimates"])
         return Progress(**found)
@@ -265,7 +266,7 @@ class Coordinator:
         if "skipped_updates" in learned:
             batch = f"sft_{step + 1:06d}"
             self.records.folder.write_rollouts(batch, example_rows(sequences))
-            self._skipped(step + 1, learned, batch=batch)
+            self._skipped(step + 1, _not_finite(learned), batch=batch)
 
     async def _step(self) -> None:
         """Prompts -> rollouts -> scores -> update -> publish."""
@@ -277,6 +278,8 @@ class Coordinator:
                 learned = await self.team.learner.update(drawn.rollouts, rate=self.timed.rate)
             self.uncounted = True
             watch.lap("learn")
+        if drawn.overflow and not learned["tokens_trained"]:
+            learned = {**learned, "skipped_updates": 1.0}
         if config.rollout.ahead != "off":
             watch.lap("wait")
         self._watch_parity(learned)
@@ -310,8 +313,12 @@ class Coordinator:
             drawn.rollouts,
             tokens=config.records.tokens or skipped,
         )
+        overflow = f"rewards are so large that the advantages of {drawn.overflow} groups overflow"
         if skipped:
-            self._skipped(step + 1, learned, batch=f"step_{step + 1:06d}")
+            why = overflow if drawn.overflow else _not_finite(learned)
+            self._skipped(step + 1, why, batch=f"step_{step + 1:06d}")
+        elif drawn.overflow:
+            self.records.event("overflow", f"step {step + 1}: {overflow}", step=step + 1)
 
     def _check_rewards(self, drawn: Drawn, watch: Stopwatch) -> None:
         """Ends the run before too few rewards are learned from; the step is recorded, not counted.
@@ -332,19 +339,19 @@ class Coordinator:
         )
         raise TrainingStopped(f"step {step}: {why}")
 
-    def _skipped(self, step: int, learned: Mapping[str, float], *, batch: str) -> None:
+    def _skipped(self, step: int, why: str, *, batch: str) -> None:
         """Says that an update was skipped, and ends the run after several in a row.
 
         Raises:
             TrainingStopped: naming the version that the policy still is.
         """
-        self.records.skipped_update(step, learned, batch=batch)
+        self.records.skipped_update(step, why, batch=batch)
         in_a_row = self.progress.skipped_in_a_row
         if in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise TrainingStopped(
-                f"step {step}: {in_a_row} updates in a row were skipped, because loss or gradient "
-                "were not finite; adapter and optimizer are those before them; look at the "
-                f"rewards and log-probs in {self.records.folder.rollouts}"
+                f"step {step}: {in_a_row} updates in a row were skipped, this one because {why}; "
+                "adapter and optimizer are those before them; look at the rewards and log-probs in "
+                f"{self.records.folder.rollouts}"
             )
 
     async def _validate(self, *, last: bool = False) -> None:
@@ -378,7 +385,8 @@ class Coordinator:
     async def _save(self) -> None:
         watch, step = self._stopwatch(), self.progress.step
         self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
-        await self.team.learner.save(self.progress.to_meta())
+        meta = {**self.progress.to_meta(), "journal_lines": self.records.folder.sync()}
+        await self.team.learner.save(meta)
         seconds = watch.total_s
         self.timed.saved(step, seconds)
         self.records.folder.journal(
@@ -421,3 +429,9 @@ class Coordinator:
 
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self.deadline.clock.now)
+
+
+def _not_finite(learned: Mapping[str, float]) -> str:
+    """Why an update with these metrics was skipped."""
+    loss, norm = learned["loss"], learned["grad_norm"]
+    return f"its loss is {loss:g} and the norm of its gradient {norm:g}"

@@ -75,6 +75,11 @@ class Drawn:
         return [rollout for part in self.rounds for rollout in part.rollouts]
 
     @property
+    def overflow(self) -> int:
+        """Groups whose rewards are so large that computing their advantages overflows."""
+        return sum(part.stats.overflow for part in self.rounds)
+
+    @property
     def settled(self) -> Settled:
         """What became of the first round's rollouts; the other rounds have no cut-off."""
         return self.rounds[0].settled

@@ -52,16 +52,30 @@ class Exports:
         return int(self._journaled[-1]["version"]) if there else None
 
     @property
+    def adapter(self) -> str | None:
+        """Hash of the adapter in `export/`; None: there is none.
+
+        A version that was made again after its checkpoint was lost need not be the same.
+        """
+        return None if self.version is None else str(self._journaled[-1]["adapter_sha256"])
+
+    @property
     def pending(self) -> bool:
         """Whether a better version than the exported one is known."""
         best = self._examiner.best
-        return best is not None and best["step"] != self.version
+        return best is not None and best["adapter_sha256"] != self.adapter
 
     @property
     def measured(self) -> bool:
-        """Whether there is an export, and an evaluation has read its version."""
+        """Whether there is an export, and its adapter was evaluated."""
         evaluated = self._records.folder.events("evaluated")
-        return self.version in {entry["step"] for entry in evaluated}
+        return self.adapter in {entry["adapter_sha256"] for entry in evaluated}
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the exported adapter is the one that samplers have."""
+        assert self._team.published is not None
+        return self._team.published.sha256 == self.adapter
 
     async def rehearse(self) -> None:
         """Exports the policy in force if there is no export and no version is known to be better.
@@ -92,7 +106,15 @@ class Exports:
         report = await self._team.learner.export(
             str(self._records.folder.export), examples, which=which
         )
-        facts: dict[str, Any] = {**asdict(report), "seconds": watch.total_s, "reason": reason}
+        best, published = self._examiner.best, self._team.published
+        assert published is not None
+        exported = best["adapter_sha256"] if which == "best" and best else published.sha256
+        facts: dict[str, Any] = {
+            **asdict(report),
+            "adapter_sha256": exported,
+            "seconds": watch.total_s,
+            "reason": reason,
+        }
         self._journaled.append(facts)
         self._used_s += watch.total_s if reason != "rehearsal" else 0.0
         self._deadline.reserve.observe(EXPORT, watch.total_s)

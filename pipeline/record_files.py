@@ -2,6 +2,7 @@
 
     write_json, read_json   one object, replaced whole; its last key, `sha256`, is its hash
     append_row, read_rows   one object a line, appended; the last key of each, `crc32`, checks it
+                            and all lines before it
     write_rows, Contents    one object a line, replaced whole; row count and hash stand elsewhere
 
 Records that a resume goes back behind are moved, not deleted: `set_aside`.
@@ -23,6 +24,10 @@ from typing import Any
 
 Row = Mapping[str, Any]
 _CHECKED_LINE = re.compile(rb'(?P<row>\{.*), "crc32": "(?P<crc32>[0-9a-f]{8})"\}', re.DOTALL)
+
+
+_TAIL_BYTES = 2**20
+"""The last line is looked for in so much of a file first."""
 
 
 class DamagedFileError(ValueError):
@@ -97,19 +102,26 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def append_row(path: Path, row: Row) -> None:
     """Appends an object as one line, in place of the unfinished line of a killed process."""
-    line = _checked_line(row)
     with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(line)
+        end = file.tell()
+        file.seek(max(0, end - _TAIL_BYTES))
+        tail = file.read()
+        if end > _TAIL_BYTES and tail.count(b"\n") < 2:
+            file.seek(0)
+            tail = file.read()
+        finished, _, unfinished = tail.rpartition(b"\n")
+        if unfinished:
+            file.truncate(end - len(unfinished))
+        file.write(_checked_line(row, after=_crc_of(finished.rpartition(b"\n")[2])))
 
 
 def replace_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replaces a file by what `append_row` would have written for these objects."""
-    write_atomically(path, b"".join(map(_checked_line, rows)))
+    lines, crc = [], 0
+    for row in rows:
+        lines.append(_checked_line(row, after=crc))
+        crc = _crc_of(lines[-1].rstrip(b"\n"))
+    write_atomically(path, b"".join(lines))
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -122,15 +134,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         return
     # Not `splitlines`: strings may hold U+2028 and other characters that end lines for it.
     *lines, _ = path.read_bytes().split(b"\n")
+    crc = 0
     for number, line in enumerate(lines, start=1):
         match = _CHECKED_LINE.fullmatch(line)
         row = None if match is None else match["row"] + b"}"
-        if match is None or row is None or zlib.crc32(row) != int(match["crc32"], 16):
+        if match is None or row is None or zlib.crc32(row, crc) != int(match["crc32"], 16):
             raise DamagedFileError(
-                f"{path}, line {number}: damaged, or written by an earlier version: the line does "
-                "not have the checksum it names; restore the file from a copy, or start another "
-                "run with --run.name"
+                f"{path}, line {number}: damaged, or lines before it are missing, or written by an "
+                "earlier version: the line does not have the checksum it names; restore the file "
+                "from a copy, or start another run with --run.name"
             )
+        crc = int(match["crc32"], 16)
         yield json.loads(row)
 
 
@@ -192,9 +206,21 @@ def new_superseded(run: Path) -> Path:
     raise AssertionError
 
 
-def _checked_line(row: Row) -> bytes:
+def _checked_line(row: Row, *, after: int) -> bytes:
+    """The row as a line.
+
+    Args:
+        row: the object.
+        after: checksum of the line before; 0: there is none.
+    """
     text = _encode(row)
-    return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
+    return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text, after))
+
+
+def _crc_of(line: bytes) -> int:
+    """The checksum that a line names; 0 if it names none."""
+    match = _CHECKED_LINE.fullmatch(line)
+    return 0 if match is None else int(match["crc32"], 16)
 
 
 def _parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:

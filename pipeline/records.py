@@ -19,6 +19,9 @@ from pipeline.horizon import Plan
 from pipeline.run_dir import RunFolder
 from pipeline.tracking import Tracker
 
+_MOST_SHOWN = 1e6
+"""Larger numbers are shown with an exponent."""
+
 
 def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, float]:
     """What a step's rollouts were like. Means are over rollouts that have the value.
@@ -57,17 +60,20 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
 
 @np.errstate(over="ignore", invalid="ignore")
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Over rollouts that have a reward; means of the parts over all that the part has scored."""
+    """Over rollouts that have a reward; means of the parts over all that the part has scored.
+
+    A mean over nothing is left out: an error is not a zero.
+    """
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    metrics = {
-        f"{prefix}/mean": _mean(rewards),
-        f"{prefix}/std": float(np.std(rewards or [0.0])),
-        f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts),
-    }
+    metrics = {f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts)}
+    if rewards:
+        metrics |= {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards))}
     for name in rollouts[0].rewards:
         values = [rollout.rewards[name] for rollout in rollouts]
-        metrics[f"{prefix}/{name}"] = _mean([value for value in values if value is not None])
-        metrics[f"{prefix}/{name}_errors"] = float(sum(value is None for value in values))
+        scored = [value for value in values if value is not None]
+        if scored:
+            metrics[f"{prefix}/{name}"] = _mean(scored)
+        metrics[f"{prefix}/{name}_errors"] = float(len(values) - len(scored))
     return metrics
 
 
@@ -145,6 +151,10 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     }
 
 
+def _shown(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < _MOST_SHOWN else f"{value:.3g}"
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
@@ -207,8 +217,9 @@ class Records:
         if rollouts:
             share = metrics["reward/excluded_share"]
             excluded = f" ({share:.1%} excluded)" if share else ""
+            mean = _shown(metrics["reward/mean"]) if "reward/mean" in metrics else "none"
             found = (
-                f"reward {metrics['reward/mean']:.3f}{excluded}  "
+                f"reward {mean}{excluded}  "
                 f"tokens {metrics['rollout/tokens_mean']:.1f}  mixed {metrics['groups/mixed']:.0f}"
             )
         self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
@@ -260,16 +271,14 @@ class Records:
                 first=reasons[0],
             )
 
-    def skipped_update(self, step: int, learned: Mapping[str, float], *, batch: str) -> None:
+    def skipped_update(self, step: int, why: str, *, batch: str) -> None:
         """Journals and says that a step's update was skipped, and which file keeps its batch."""
-        loss, norm = f"{learned['loss']:g}", f"{learned['grad_norm']:g}"
         self.event(
             "update_skipped",
-            f"step {step}: the update was skipped, its loss is {loss} and the norm of its gradient "
-            f"{norm}; its batch is in {self.folder.rollouts / batch}.jsonl",
+            f"step {step}: the update was skipped: {why}; its batch is in "
+            f"{self.folder.rollouts / batch}.jsonl",
             step=step,
-            loss=loss,
-            grad_norm=norm,
+            why=why,
             batch=f"{self.folder.rollouts.name}/{batch}.jsonl",
         )
 

@@ -91,14 +91,20 @@ class RunFolder:
             )
 
     def _check_records(self) -> None:
-        rows, _ = self.metrics, self.plan
-        if rows and not self._journal.is_file():
+        rows, entries, _ = self.metrics, list(self.entries()), self.plan
+        if rows and not entries:
             raise DamagedFileError(
-                f"{self._journal} is missing, and {self._metrics.name} has {len(rows)} steps; "
-                "restore it from a copy, or start another run with --run.name"
+                f"{self._journal} is missing or empty, and {self._metrics.name} has {len(rows)} "
+                "steps; restore it from a copy, or start another run with --run.name"
             )
-        for _ in self.entries():
-            pass
+        written = None
+        with suppress(DamagedFileError):  # it is written again from the journal
+            written = read_json(self._summary)
+        if written is not None and self.summary is None:
+            raise DamagedFileError(
+                f"{self._journal} has lost its end: {self._summary.name} says that the run has "
+                "ended; restore it from a copy, or start another run with --run.name"
+            )
 
     def check_writable(self) -> None:
         """Makes a folder where the run folder is or will be, and removes it.
@@ -290,6 +296,14 @@ class RunFolder:
             DamagedFileError: if a line is damaged; with the remedy.
         """
         return read_rows(self._journal)
+
+    def sync(self) -> int:
+        """Makes journal and metrics survive a loss of power; returns the journal's lines."""
+        for path in (self._journal, self._metrics):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        return sum(1 for _ in self.entries())
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
         """The journal's entries of one kind, oldest first; raises as `entries`."""

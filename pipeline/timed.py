@@ -108,6 +108,7 @@ class Timed:
                 self._refuse(max(2 * self._deadline.clock.elapsed_s, time_s + more_s))
             self.abandoned("the validation", step)
             before = self._examiner.recorded_before()
+            await self._examiner.recover_best(step, save=save)
         answers = self._config.eval.samples * max(1, self._examiner.test_prompts)
         each_s = self._deadline.reserve.part_s(evaluation("test")) / answers
         self._deadline.pace.estimate_s = _AS_MUCH_AGAIN * each_s * self._config.rollout.size
@@ -244,7 +245,7 @@ class Timed:
             return result
         await self._validate_last(step, validate)
         recalled = await examiner.recall(step)
-        if recalled[1] is not None and recalled[1]["step"] != self.exports.version:
+        if recalled[1] is not None and not self.exports.in_force:
             await self.exports.export(recalled[0], reason="best")
         evaluated = recalled[1] is not None
         keep_s = deadline.exit_s if evaluated else deadline.keep_for_export_s(tests=False)
@@ -252,7 +253,7 @@ class Timed:
             share = deadline.evaluated_share(keep_s=keep_s)
             result = await examiner.test(step, recalled, before=before, share=share)
         better = result.tested or not self.exports.measured
-        if not evaluated and step != self.exports.version and better:
+        if not evaluated and not self.exports.in_force and better:
             await self.exports.export(result.which, reason="last")
         return result
 

@@ -114,9 +114,24 @@ class Examiner:
         if missing:
             async with self._in_force("initial" if step else "current"):
                 for name in missing:
-                    found[name] = await self._timed(name, self._tests[name])
-                    self._record(f"{name}_before", 0, found[name])
+                    if self._is_initial(name):
+                        found[name] = await self._timed(name, self._tests[name])
+                        self._record(f"{name}_before", 0, found[name])
         return found
+
+    def _is_initial(self, name: str) -> bool:
+        """Whether the adapter in force is the one that was measured before, as far as is known."""
+        entry, published = self._last(f"{name}_before"), self._team.published
+        assert published is not None
+        if entry is None or entry["adapter_sha256"] == published.sha256:
+            return True
+        self._records.event(
+            "before_lost",
+            f"{name}: what was measured before the first step is damaged and cannot be measured "
+            "again: lora.start is another adapter than it was; the summary goes without it",
+            name=name,
+        )
+        return False
 
     def recorded_before(self) -> dict[str, Evaluation]:
         """What the run folder has of `before`, by test set; damaged answers are journaled."""
@@ -202,15 +217,10 @@ class Examiner:
             step: the version in force.
             save: as for `validate`.
         """
-        best = self.best
-        if best is None:
-            return
-        file = await self._team.learner.recover_best(best["step"], best["adapter_sha256"])
-        if file == "recovered":
-            told = f"the file of the best adapter, of step {best['step']}, was missing or damaged"
-            self._records.event("best_recovered", f"{told}; it is written again", step=best["step"])
-        elif file == "lost":
-            await self._replace_best(best["step"], step, save=save)
+        known = bool(self._validated)
+        await self.recover_best(step, save=save)
+        if known and not self._validated:
+            await self.validate(step, save=save)
         needed = {step} if self.best is None else {step, self.best["step"]}
         for at in sorted(needed & self._validated.keys()):
             try:
@@ -220,6 +230,33 @@ class Examiner:
                 async with self._in_force("current" if at == step else "best"):
                     found = await self._timed("validation", self._validation)
                     self._record_validation(at, found)
+
+    async def recover_best(self, step: int, *, save: Callable[[], Awaitable[None]]) -> None:
+        """The part of `repair` that measures nothing: the best adapter is there, or given up."""
+        best = self.best
+        if best is None:
+            return
+        lost = best["step"]
+        file = await self._team.learner.recover_best(lost, best["adapter_sha256"])
+        what = f"the file of the best adapter, of step {lost}, was missing or damaged"
+        if file == "recovered":
+            self._records.event("best_recovered", f"{what}; it is written again", step=lost)
+        if file != "lost":
+            return
+        gone = sorted(self._validated.keys() - {step})
+        self._records.event(
+            "best_lost",
+            f"{what}, and neither checkpoints nor export have it; from now on the best is looked "
+            f"for from step {step} on",
+            step=step,
+            lost=lost,
+            gone=gone,
+        )
+        for at in gone:
+            del self._validated[at]
+        if step in self._validated:
+            await save()
+            await self._team.learner.keep_best()
 
     @asynccontextmanager
     async def _in_force(self, which: Which) -> AsyncIterator[None]:
@@ -235,27 +272,6 @@ class Examiner:
 
     def _tell_damaged(self, error: DamagedFileError) -> None:
         self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))
-
-    async def _replace_best(
-        self, lost: int, step: int, *, save: Callable[[], Awaitable[None]]
-    ) -> None:
-        """The current adapter becomes the best one: the others that were validated are gone."""
-        gone = sorted(self._validated.keys() - {step})
-        self._records.event(
-            "best_lost",
-            f"the best adapter, of step {lost}, is missing or damaged, and neither checkpoints nor "
-            f"export have it; from now on the best is looked for from step {step} on",
-            step=step,
-            lost=lost,
-            gone=gone,
-        )
-        for at in gone:
-            del self._validated[at]
-        if step in self._validated:
-            await save()
-            await self._team.learner.keep_best()
-        else:
-            await self.validate(step, save=save)
 
     def _decide(self, step: int) -> None:
         """Journals, before anything can interrupt it, that this step is one to validate at.

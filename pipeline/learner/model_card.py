@@ -144,7 +144,7 @@ def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[s
 def _accuracy(folder: RunFolder, config: Config, step: int) -> list[str]:
     """What the run measured, of the base and of this version, as far as it has by now."""
     # What was measured twice counts once.
-    measured = {(entry["name"], entry["step"]): entry for entry in folder.events("evaluated")}
+    measured = {(entry["name"], entry["step"]): entry for entry in folder.standing("evaluated")}
     rows = [
         f"| {entry['name']} | {entry['step']} | {_percent(entry)} | {entry['n']} |"
         for entry in measured.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from launch.demo import deadline_table
 from launch.demo.deadline_table import Row, find_minimum_s, mean_line
 from pipeline.evaluate.significance import measure_accuracy
+from pipeline.run_dir import RunFolder
 
 
 def row(seed: int, answers: dict[int, bool]) -> Row:
@@ -40,8 +40,7 @@ def test_the_least_budget_is_the_first_that_is_not_refused(
         if not left:
             return 0
         (folder / name).mkdir()
-        entry = {"time": 0, "event": "refused", "minimum_s": left.pop(0)}
-        (folder / name / "journal.jsonl").write_text(json.dumps(entry) + "\n", encoding="utf-8")
+        RunFolder(folder / name).journal("refused", minimum_s=left.pop(0))
         return 2
 
     monkeypatch.setattr(deadline_table, "train", train)

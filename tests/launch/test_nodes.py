@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
     found = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
     return found.returncode == 0
 

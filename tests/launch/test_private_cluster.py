@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -267,16 +268,22 @@ def running(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
 def cluster_of(process: subprocess.Popen[str]) -> tuple[Path, list[psutil.Process]]:
     """The cluster's folder and all processes of a run."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    commands = [one.cmdline() for one in family]
+    commands = []
+    for one in family:
+        with suppress(psutil.NoSuchProcess):  # Ray starts short-lived helpers
+            commands.append(one.cmdline())
     (folder,) = (Path(line[-1]) for line in commands if reaper.__file__ in line)
     return folder, family
 
 
 def is_open(process: psutil.Process) -> list[str]:
     """Addresses other than loopback that a process listens on."""
+    connections: list[Any] = []
+    with suppress(psutil.NoSuchProcess):
+        connections = process.net_connections("inet")
     return [
-        f"{process.name()}: {one.laddr}"
-        for one in process.net_connections("inet")
+        f"{process.pid}: {one.laddr}"
+        for one in connections
         if one.status == psutil.CONN_LISTEN
         and one.laddr.ip not in {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     ]

@@ -257,11 +257,39 @@ def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing
     assert left_behind(again.folder) == left_behind(whole.folder)
 
 
+def test_invariant_12_a_journal_that_has_lost_its_end_is_refused_and_nothing_changes(
+    tmp_path: Path,
+):
+    disk = Disk()
+    first = interrupted(tmp_path, disk, steps=3)
+    journal = first.folder.path / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    kept = next(number for number, line in enumerate(lines) if b'"event": "checkpoint"' in line)
+    journal.write_bytes(b"".join(lines[: kept - 1]))
+    before = contents(first.folder.path)
+    again = Session(first.prepared.config, disk)
+    told = rf"finds a checkpoint of step 2 .* it has {kept - 1}: it has lost its end"
+    with pytest.raises(ValueError, match=told):
+        again.run()
+    assert contents(first.folder.path) == before
+
+
+def test_lost_metrics_are_said_and_journaled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    disk = Disk()
+    first = interrupted(tmp_path, disk, steps=3)
+    (first.folder.path / "metrics.jsonl").unlink()
+    second = Session(first.prepared.config, disk)
+    assert second.run() == 0
+    (entry,) = second.events("metrics_lost")
+    assert entry["steps"] == [1, 2]
+    assert "metrics.jsonl lacks 2 of 2 steps, the first is 1" in capsys.readouterr().out
+
+
 def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     disk = Disk()
     first = interrupted(tmp_path / "one", disk, steps=3)
     other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
-    with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* has no journal"):
+    with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* it has 0: it has lost"):
         other.run()
     assert not other.folder.is_begun
     assert first.folder.is_begun

@@ -59,6 +59,14 @@ def test_modules_and_what_they_import_are_found_and_nothing_else(folder: Path):
     assert found(folder, "rewards.format:well_formed", "numpy:array") == []
 
 
+def test_a_file_in_the_place_of_one_of_ours_is_never_uploaded(folder: Path):
+    (folder / "rewards").mkdir()
+    (folder / "rewards/mine.py").write_text("from rewards.base import Tags\n")
+    (folder / "rewards/base.py").write_text("")
+    with pytest.raises(ValueError, match=r"mine.py cannot be imported: a package of this project"):
+        user_modules(["rewards.mine:f"], folder)
+
+
 @pytest.mark.parametrize("clash", ["rewards.py", "rewards/__init__.py"])
 def test_a_module_with_the_name_of_ours_is_refused(folder: Path, clash: str):
     (folder / clash).parent.mkdir(exist_ok=True)

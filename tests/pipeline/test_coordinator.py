@@ -571,6 +571,23 @@ def test_a_damaged_evaluation_before_is_measured_again_with_the_initial_policy(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
+def test_an_evaluation_before_is_not_measured_again_under_another_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, disk = watched(tmp_path), Disk()
+    first = interrupted(config, disk, "learner.update 0")
+    first.run()
+    (first.folder.rollouts / "test_before.jsonl").unlink()
+    second = process(config, disk)
+    monkeypatch.setattr("tests.fakes.FRESH", "cd" * 32)  # lora.start has changed
+    second.run()
+    (entry,) = second.events("before_lost")
+    assert entry["name"] == "test"
+    assert second.folder.summary is not None
+    assert "before" not in second.folder.summary["eval"]
+    assert "after" in second.folder.summary["eval"]
+
+
 # --- budgets
 
 

@@ -179,8 +179,9 @@ def test_a_skipped_update_is_counted_and_its_batch_kept(tmp_path: Path):
     run = unstable(Process(longer(tmp_path), disk=Disk()), [1, 2, 4])
     assert run.run() == "finished"
     events = run.events("update_skipped")
-    assert [(event["step"], event["loss"], event["batch"]) for event in events] == [
-        (step, "nan", f"rollouts/step_{step:06d}.jsonl") for step in (2, 3, 5)
+    why = "its loss is nan and the norm of its gradient nan"
+    assert [(event["step"], event["why"], event["batch"]) for event in events] == [
+        (step, why, f"rollouts/step_{step:06d}.jsonl") for step in (2, 3, 5)
     ]
     for step in range(1, 9):
         rows = run.folder.read_rollouts(f"step_{step:06d}") or []
@@ -194,10 +195,37 @@ def test_a_skipped_update_is_counted_and_its_batch_kept(tmp_path: Path):
     assert run.folder.summary["faults"]["skipped_updates"] == 3
 
 
+def test_steps_whose_advantages_overflow_are_skipped_updates(tmp_path: Path):
+    tables: dict[str, Any] = {**STEPS, "learner": {"loss": "dr_grpo"}}
+    run = Process(make_config(tmp_path, **tables), disk=Disk())
+    score = run.scorer.score
+
+    async def huge(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        scored = await score(inputs)
+        for number, row in enumerate(scored):
+            row["correct"] = Outcome(1e308 if number % 2 else -1e308, None)
+        return scored
+
+    update = run.learner.update
+
+    async def nothing(
+        rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
+        assert not any(rollout.advantage for rollout in rollouts)
+        return {**await update(rollouts, rate=rate), "tokens_trained": 0.0}
+
+    run.scorer.score = huge  # type: ignore[method-assign]
+    run.learner.update = nothing  # type: ignore[method-assign]
+    why = "step 3: 3 updates in a row were skipped, this one because rewards are so large"
+    with pytest.raises(TrainingStopped, match=why):
+        run.run()
+    assert [entry["step"] for entry in run.events("update_skipped")] == [1, 2, 3]
+
+
 def test_three_skipped_updates_in_a_row_stop_the_run_at_the_last_good_state(tmp_path: Path):
     disk = Disk()
     run = unstable(Process(longer(tmp_path), disk=disk), [0, 2, 3, 4])
-    why = "step 5: 3 updates in a row were skipped, because loss or gradient were not finite"
+    why = "step 5: 3 updates in a row were skipped, this one because its loss is nan and the norm"
     with pytest.raises(TrainingStopped, match=why):
         run.run()
     adapter, meta = disk[max(disk)]

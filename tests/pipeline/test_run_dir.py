@@ -331,6 +331,37 @@ def test_a_damaged_line_is_refused_and_an_unfinished_last_one_ignored(
         RunFolder.of(config).check(config)
 
 
+@pytest.mark.parametrize("gone", [0, 1, slice(0, 2)])
+def test_missing_lines_are_found(folder: RunFolder, config: Config, gone: int | slice):
+    for step in (1, 2, 3, 4):
+        folder.journal("checkpoint", step=step)
+    folder.close()
+    path = folder.path / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    del lines[gone]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DamagedFileError, match="or lines before it are missing"):
+        RunFolder.of(config).check(config)
+
+
+def test_a_journal_without_the_end_that_the_summary_has_is_refused(
+    folder: RunFolder, config: Config
+):
+    folder.journal("started")
+    folder.write_summary({"ended": "finished", "steps": 4})
+    folder.close()
+    path = folder.path / "journal.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl has lost its end: summary.json"):
+        RunFolder.of(config).check(config)
+
+
+def test_lines_longer_than_the_tail_that_is_looked_at_first(folder: RunFolder):
+    for text in ("a", "b" * 3 * 2**20, "c"):
+        folder.journal("said", text=text)
+    assert [len(entry["text"]) for entry in folder.events("said")] == [1, 3 * 2**20, 1]
+
+
 @pytest.mark.parametrize("damage", [lambda path: cut(path, 30), flip])
 def test_a_damaged_plan_is_refused_with_the_remedy(
     folder: RunFolder, config: Config, damage: Callable[[Path], None]
@@ -350,7 +381,7 @@ def test_a_damaged_configuration_and_a_missing_journal_are_refused(
     folder.close()
     journal = folder.path / "journal.jsonl"
     journal.rename(folder.path / "elsewhere")
-    with pytest.raises(DamagedFileError, match=r"journal.jsonl is missing, and metrics"):
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl is missing or empty, and metrics"):
         RunFolder.of(config).check(config)
     (folder.path / "elsewhere").rename(journal)
     cut(folder.path / "config.json", 30)

@@ -226,6 +226,25 @@ def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_tim
     assert ("before" in summary(second)["eval"]) == (not stalls)
 
 
+@pytest.mark.parametrize("best", ["damaged", "whole"])
+def test_invariant_10_a_best_adapter_that_is_lost_is_given_up_where_there_is_no_time(
+    tmp_path: Path, best: str
+):
+    disk, config = Disk(), validated(tmp_path, 450)
+    first = process_of(config, disk=disk, kills=[300.0])
+    assert first.run_in_time() == "killed"
+    (first.folder.rollouts / "test_before.jsonl").unlink()
+    if best == "damaged":
+        assert disk.best is not None
+        disk.best = (disk.best[0], "damaged")
+        for version in [version for version in disk if version < max(disk)]:
+            del disk[version]
+    second = process_of(config, disk=disk, stalls={("test", 1): 1e6})
+    assert second.run_in_time() == "finished"
+    assert summary(second)["wall_s"] <= 450
+    assert second.folder.export.is_dir()
+
+
 def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
     first = process_of(config, disk=disk)
