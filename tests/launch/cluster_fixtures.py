@@ -155,11 +155,21 @@ def running_node(head: Head, log: Path, *, without: Path | None = None) -> Itera
         mounted = f"mount -t tmpfs none {shlex.quote(str(without))} && exec {shlex.join(command)}"
         command = ["unshare", "--mount", "sh", "-c", mounted]
     with _running(command, head.environment, log) as process:
-        deadline = time.monotonic() + PATIENCE_S
-        while head.ray("status").stdout.count("/4.0 CPU") != 1:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
+        _wait_for_cpus(head, "/4.0 CPU", process, log)
         yield
+    # The head notices the end a little later.
+    _wait_for_cpus(head, "/0.0 CPU", process, log)
+
+
+def _wait_for_cpus(head: Head, shown: str, node: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when `ray status` shows so many CPUs; a head without any shows none."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        status = head.ray("status").stdout
+        if shown in status or (shown == "/0.0 CPU" and " CPU" not in status):
+            return
+        assert shown == "/0.0 CPU" or node.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, f"{status}{log.read_text()}"
 
 
 @contextlib.contextmanager
