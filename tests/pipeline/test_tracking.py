@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -142,7 +143,10 @@ def sync(command: str) -> None:
     """Does what a user is told to do later."""
     program, *arguments = shlex.split(command)
     path = Path(sys.executable).with_name(program)
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # it writes logs where it is called
+        done = subprocess.run(
+            [path, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, done.stderr
 
 

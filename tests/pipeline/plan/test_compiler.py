@@ -111,8 +111,8 @@ DECIDE_NOTHING = {
     *("pipeline/cores.py", "pipeline/data/order.py", "pipeline/datatypes.py"),
     "pipeline/plan/building.py",
     *("pipeline/model_files/hf_folder.py", "pipeline/model_files/model_source.py"),
-    *(f"pipeline/text/{name}.py" for name in ("chat", "sentencepieces", "tokenizer")),
-    "pipeline/text/tokenizer_json.py",
+    *(f"pipeline/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
+    *("pipeline/text/sentencepieces.py", "pipeline/text/tokenizer_json.py"),
 }
 """What programs import of the project, and are the same with another version of."""
 
