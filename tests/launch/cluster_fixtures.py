@@ -114,7 +114,9 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     gcs, dashboard, agent, grpc = _free_ports(4)
-    environment = os.environ | {
+    environment = {
+        # What a test process has told Ray about clusters of its own is not for this one.
+        **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
