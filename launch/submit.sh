@@ -13,11 +13,6 @@ set -euo pipefail
 
 usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 
-if [ -z "${1:-}" ]; then
-    usage >&2
-    exit 2
-fi
-
 for argument in "$@"; do
     case "$argument" in
         -h | --help) usage; exit 0 ;;
@@ -29,9 +24,13 @@ for argument in "$@"; do
 done
 
 wait_flag=()
-if [ "$1" = --no-wait ]; then
+if [ "${1:-}" = --no-wait ]; then
     wait_flag=(--no-wait)
     shift
+fi
+if [ -z "${1:-}" ]; then
+    usage >&2
+    exit 2
 fi
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

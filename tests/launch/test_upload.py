@@ -166,3 +166,23 @@ def test_a_name_of_ours_is_refused_when_it_is_submitted(folder: Path, submit: Su
         f"rewards.functions: {folder}/rewards.py cannot be imported: a package of this project has "
         "the same name; rename it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [
+        ([], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
+        (["--no-wait"], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
+        (["a.toml", "--help"], 0, "launch/submit.sh [--no-wait] CONFIG.toml"),
+        (["a.toml", "--rehearse"], 2, "--rehearse: a job cannot do that"),
+    ],
+)
+def test_a_submission_that_cannot_be_one_is_told_at_once(
+    arguments: list[str], status: int, shown: str
+):
+    script = Path(upload.__file__).with_name("submit.sh")
+    done = subprocess.run(
+        ["bash", str(script), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert shown in done.stdout + done.stderr
