@@ -10,9 +10,9 @@ from actors.opening import begin_model
 from actors.program_cache import share_programs
 from actors.sampler import SamplerActor
 from configs.schema import Config
-from pipeline.datatypes import Which
-from pipeline.plan.building import Ready
-from pipeline.plan.sizes import Sizes, sized
+from pipeline.contracts.adapters import Which
+from pipeline.contracts.builds import Ready
+from pipeline.contracts.sizes import Sizes, sized
 
 
 class ColocatedActor(LearnerActor, SamplerActor):
@@ -45,7 +45,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
             sha256: the sender's claim; the returned hash is what is found here.
             payload: what `publish` returned: which adapter.
         """
-        from pipeline.model import lora
+        from pipeline.compute.model import lora
 
         del sha256
 

@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from actors.program_cache import use_program_cache
-from pipeline.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -44,7 +44,7 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
         _share_host(count)
     import jax
 
-    from pipeline.model.sharding import make_mesh
+    from pipeline.compute.model.sharding import make_mesh
 
     use_program_cache()
     try:

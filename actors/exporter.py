@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from actors.opening import open_model
 from configs.schema import Config
-from pipeline.datatypes import Completion
-from pipeline.model_files.export_request import Format
-from pipeline.model_files.model_source import find_model
-from pipeline.text.tokenizer import open_tokenizer
+from pipeline.contracts.adapters import Format
+from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
-    from pipeline.learner.export import Exporter, Tuned
+    from pipeline.compute.learner.export import Exporter, Tuned
 
 
 class ExporterActor:
@@ -41,8 +41,8 @@ class ExporterActor:
             FileNotFoundError: if weights or adapter are not there.
         """
         opened = open_model(self.config, which="learner")
-        from pipeline.learner.export import Exporter, Tuned
-        from pipeline.model.adapter_source import load_adapter
+        from pipeline.compute.learner.export import Exporter, Tuned
+        from pipeline.compute.model.adapter_source import load_adapter
 
         assert self.config.lora.start is not None
         loaded = load_adapter(self.config.lora.start, opened.policy)
@@ -61,14 +61,14 @@ class ExporterActor:
 
     def begin(self, folder: str) -> None:
         """Makes the folder beside `folder` that is written into."""
-        from pipeline.learner.export import begin
+        from pipeline.compute.learner.export import begin
 
         self.fresh = begin(Path(folder))
 
     def add(self, kind: Format) -> float | None:
-        """See `pipeline.learner.export.Exporter.add`."""
+        """See `pipeline.compute.learner.export.Exporter.add`."""
         return self.exporter.add(self.fresh, kind, self.tuned, examples=self.examples)
 
     def finish(self, folder: str, formats: Sequence[Format]) -> None:
-        """See `pipeline.learner.export.Exporter.finish`."""
+        """See `pipeline.compute.learner.export.Exporter.finish`."""
         self.exporter.finish(self.fresh, Path(folder), self.tuned, formats=formats)

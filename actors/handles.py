@@ -19,24 +19,21 @@ from actors.placement import Lease, Reservation, lease, light
 from actors.rewards import RewardActor, RewardPool, WorkerDied
 from actors.sampler import SamplerActor
 from configs.schema import Config
-from pipeline.data.packing import Packed
-from pipeline.datatypes import (
+from pipeline.contracts.adapters import (
     BestFile,
-    Completion,
     ExportReport,
+    Format,
     OpenedAdapter,
     Published,
     Restored,
-    Rollout,
-    RolloutRequest,
     Which,
-    Work,
 )
-from pipeline.model_files.export_request import Format
-from pipeline.plan.building import Building, Ready
-from pipeline.plan.memory_use import MemoryUse
-from pipeline.plan.sizes import Sizes
-from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
+from pipeline.contracts.batches import Packed
+from pipeline.contracts.builds import Building, Ready
+from pipeline.contracts.memory import MemoryUse
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest, Work
+from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
 from rewards.base import Outcome, RewardInput
 
 # Two threads: one works, the other can be told to abort.
@@ -91,12 +88,12 @@ class RaySampler:
         self.actor = actor
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.balance.Resizable`."""
+        """See `pipeline.contracts.workers.Resizable`."""
         ready: Ready = await _call(self.actor.prepare.remote(sizes))
         return ready
 
     async def building(self) -> Building:
-        """See `pipeline.balance.Resizable`."""
+        """See `pipeline.contracts.workers.Resizable`."""
         building: Building = await _call(self.actor.building.remote())
         return building
 
@@ -108,40 +105,40 @@ class RaySampler:
         return sha
 
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
-        """See `pipeline.interfaces.Answerer`."""
+        """See `pipeline.contracts.workers.Answerer`."""
         opened: OpenedAdapter = await _call(self.actor.open_adapter.remote(path))
         return opened
 
     async def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
-        """See `pipeline.interfaces.Sampler`."""
+        """See `pipeline.contracts.workers.Sampler`."""
         drawn: list[Completion] = await _call(
             self.actor.generate.remote(list(requests), temperature=temperature, enough=enough)
         )
         return drawn
 
     async def drawing_speed(self) -> SamplerSpeed:
-        """See `pipeline.calibration.Draws`."""
+        """See `pipeline.contracts.workers.Draws`."""
         speed: SamplerSpeed = await _call(self.actor.drawing_speed.remote())
         return speed
 
     async def work(self) -> Work:
-        """See `pipeline.interfaces.Sampler`."""
+        """See `pipeline.contracts.workers.Sampler`."""
         work: Work = await _call(self.actor.work.remote())
         return work
 
     async def memory(self) -> MemoryUse:
-        """See `pipeline.rehearsal.account.Process`."""
+        """See `launch.rehearsal.account.Process`."""
         use: MemoryUse = await _call(self.actor.sampler_memory.remote())
         return use
 
     async def abort(self) -> None:
-        """See `pipeline.interfaces.Sampler`."""
+        """See `pipeline.contracts.workers.Sampler`."""
         await _call(self.actor.abort.remote())
 
     async def resume(self) -> None:
-        """See `pipeline.interfaces.Sampler`."""
+        """See `pipeline.contracts.workers.Sampler`."""
         await _call(self.actor.resume.remote())
 
 
@@ -152,17 +149,17 @@ class RayLearner:
         self.actor = actor
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.balance.Resizable`."""
+        """See `pipeline.contracts.workers.Resizable`."""
         ready: Ready = await _call(self.actor.prepare.remote(sizes))
         return ready
 
     async def building(self) -> Building:
-        """See `pipeline.balance.Resizable`."""
+        """See `pipeline.contracts.workers.Resizable`."""
         building: Building = await _call(self.actor.building.remote())
         return building
 
     async def memory(self) -> MemoryUse:
-        """See `pipeline.rehearsal.account.Process`."""
+        """See `launch.rehearsal.account.Process`."""
         use: MemoryUse = await _call(self.actor.learner_memory.remote())
         return use
 
@@ -172,52 +169,52 @@ class RayLearner:
         return restored
 
     async def publish(self, which: Which = "current") -> Published:
-        """See `pipeline.interfaces.Learner`; the payload stays in Ray's object store."""
+        """See `pipeline.contracts.workers.Learner`; the payload stays in Ray's object store."""
         label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
         version, sha = await _call(label)
         return Published(version, sha, payload)
 
     async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         rows: list[np.ndarray] = await _call(
             self.actor.score.remote(list(completions), which=which)
         )
         return rows
 
     async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         metrics: dict[str, float] = await _call(self.actor.imitate.remote(list(sequences)))
         return metrics
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts), rate=rate))
         return metrics
 
     async def learning_speed(self) -> LearnerSpeed:
-        """See `pipeline.calibration.Learns`."""
+        """See `pipeline.contracts.workers.Learns`."""
         speed: LearnerSpeed = await _call(self.actor.learning_speed.remote())
         return speed
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         await _call(self.actor.save.remote(dict(meta)))
 
     async def keep_best(self) -> None:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         await _call(self.actor.keep_best.remote())
 
     async def recover_best(self, version: int, sha256: str) -> BestFile:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         found: BestFile = await _call(self.actor.recover_best.remote(version, sha256))
         return found
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: Which
     ) -> ExportReport:
-        """See `pipeline.interfaces.Learner`."""
+        """See `pipeline.contracts.workers.Learner`."""
         report: ExportReport = await _call(
             self.actor.export.remote(folder, list(examples), which=which)
         )

@@ -15,23 +15,23 @@ from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
-from pipeline.data.packing import Packed
-from pipeline.datatypes import BestFile, Completion, ExportReport, Restored, Rollout, Which
-from pipeline.model_files.model_source import find_model
-from pipeline.plan.building import Building, BuildLog, Ready
-from pipeline.plan.memory_use import MemoryUse
-from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.speed import LearnerSpeed
-from pipeline.record_files import set_aside
-from pipeline.run_dir import RunFolder
-from pipeline.text.tokenizer import open_tokenizer
+from pipeline.contracts.adapters import BestFile, ExportReport, Restored, Which
+from pipeline.contracts.batches import Packed
+from pipeline.contracts.builds import Building, BuildLog, Ready
+from pipeline.contracts.memory import MemoryUse, OutOfMemory
+from pipeline.contracts.record_files import set_aside
+from pipeline.contracts.rollouts import Completion, Rollout
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import LearnerSpeed
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.tokenizer import open_tokenizer
+from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from pipeline.learner.checkpoint import Checkpoints
-    from pipeline.learner.export import Exporter
-    from pipeline.learner.learner import Learner
-    from pipeline.model.policy import Params
+    from pipeline.compute.learner.checkpoint import Checkpoints
+    from pipeline.compute.learner.export import Exporter
+    from pipeline.compute.learner.learner import Learner
+    from pipeline.compute.model.policy import Params
 
 PROBE_VERSION = -1
 
@@ -72,8 +72,8 @@ class LearnerActor:
         Raises:
             OutOfMemory: if the sizes of the configuration are too much.
         """
-        from pipeline.learner.checkpoint import Checkpoints
-        from pipeline.learner.learner import Learner
+        from pipeline.compute.learner.checkpoint import Checkpoints
+        from pipeline.compute.learner.learner import Learner
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
         if not hasattr(self, "learner"):
@@ -93,7 +93,7 @@ class LearnerActor:
 
     def _give_base(self, opened: OpenedModel) -> None:
         """Puts the base where it is computed with; what exports are scored by has sizes, too."""
-        from pipeline.learner.export import Exporter
+        from pipeline.compute.learner.export import Exporter
 
         config = self.config
         self.learner.base = opened.base
@@ -144,7 +144,7 @@ class LearnerActor:
         """
         import jax
 
-        from pipeline.model import lora
+        from pipeline.compute.model import lora
 
         def take() -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
             adapter, version = self._adapter(which)
@@ -168,7 +168,7 @@ class LearnerActor:
         return guarded("score", work)
 
     def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
-        """See `pipeline.learner.learner.Learner.imitate`.
+        """See `pipeline.compute.learner.learner.Learner.imitate`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch; the state is as it was.
@@ -176,7 +176,7 @@ class LearnerActor:
         return self._update(lambda: self.learner.imitate(sequences))
 
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
-        """See `pipeline.learner.learner.Learner.update`.
+        """See `pipeline.compute.learner.learner.Learner.update`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch; the state is as it was.
@@ -211,13 +211,13 @@ class LearnerActor:
             raise
 
     def _check_room(self, what: Literal["score", "update"]) -> None:
-        from pipeline.model.footprint import check_room
+        from pipeline.compute.model.footprint import check_room
 
         if self.config.plan.hbm_gib is not None:
             check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
 
     def learning_speed(self) -> LearnerSpeed:
-        """See `pipeline.learner.learner.Learner.speed`.
+        """See `pipeline.compute.learner.learner.Learner.speed`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch.
@@ -242,18 +242,18 @@ class LearnerActor:
 
     def keep_best(self) -> None:
         """Keeps the current adapter as the best so far, beside the checkpoints."""
-        from pipeline.model.adapter_file import write_adapter_file
+        from pipeline.compute.model.adapter_file import write_adapter_file
 
         state = self.learner.state
         write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
     def recover_best(self, version: int, sha256: str) -> BestFile:
-        """See `pipeline.interfaces.Learner`; looks at checkpoints and export, too."""
+        """See `pipeline.contracts.workers.Learner`; looks at checkpoints and export, too."""
         import jax
 
-        from pipeline.model import lora
-        from pipeline.model.adapter_file import read_adapter_file, write_adapter_file
-        from pipeline.model.adapter_source import load_adapter
+        from pipeline.compute.model import lora
+        from pipeline.compute.model.adapter_file import read_adapter_file, write_adapter_file
+        from pipeline.compute.model.adapter_source import load_adapter
 
         folder = RunFolder.of(self.config)
         with suppress(FileNotFoundError, ValueError):
@@ -278,12 +278,12 @@ class LearnerActor:
         return "lost"
 
     def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
-        """See `pipeline.learner.export.Exporter.export`.
+        """See `pipeline.compute.learner.export.Exporter.export`.
 
         Raises:
             OutOfMemory: if there is no room for it; the folder is as it was.
         """
-        from pipeline.learner.export import Tuned
+        from pipeline.compute.learner.export import Tuned
 
         def work() -> ExportReport:
             tuned = Tuned(*self._adapter(which))
@@ -307,7 +307,7 @@ class LearnerActor:
         if which == "previous":
             assert learner.state.previous is not None
             return learner.state.previous, learner.state.version - 1
-        from pipeline.model.adapter_file import read_adapter_file
+        from pipeline.compute.model.adapter_file import read_adapter_file
 
         adapter, version = read_adapter_file(self._best)
         return learner.policy.place_adapter(adapter), version

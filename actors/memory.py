@@ -10,9 +10,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from pipeline.plan.memory_use import MemoryUse
-from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.plan.sizes import Phase
+from pipeline.contracts.memory import MemoryUse, OutOfMemory
+from pipeline.contracts.sizes import Phase
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ def memory_use(needs: Mapping[str, int]) -> MemoryUse:
     """
     import jax
 
-    from pipeline.model.footprint import resident_bytes
+    from pipeline.compute.model.footprint import resident_bytes
 
     there = resident_bytes()
     programs = {name: there + size for name, size in needs.items()}

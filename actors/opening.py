@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 from actors.devices import open_mesh
 from configs.schema import Config
-from pipeline.model_files.model_source import find_model
-from pipeline.text.special_tokens import check_tokenizer
-from pipeline.text.tokenizer import open_tokenizer
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.special_tokens import check_tokenizer
+from pipeline.inputs.text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
-    from pipeline.model.policy import Params, Policy
-    from pipeline.model.vocabulary import Vocabulary
-    from pipeline.text.tokenizer import Tokenizer
+    from pipeline.compute.model.policy import Params, Policy
+    from pipeline.compute.model.vocabulary import Vocabulary
+    from pipeline.inputs.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def begin_model(config: Config, *, which: Literal["learner", "sampler"]) -> Open
         count, fsdp, tp = plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler
         quantization = config.sampler_quantization
     mesh = open_mesh(platform=plan.platform, count=count, fsdp=fsdp, tp=tp)
-    from pipeline.model.policy import make_policy
-    from pipeline.model.vocabulary import Vocabulary
-    from pipeline.model.weights import read_text_config
+    from pipeline.compute.model.policy import make_policy
+    from pipeline.compute.model.vocabulary import Vocabulary
+    from pipeline.compute.model.weights import read_text_config
 
     folder, tokenizer = find_model(config.model), open_tokenizer(config.model)
     vocabulary = Vocabulary.of(tokenizer, config.rollout)

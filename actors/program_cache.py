@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from pipeline.cache_folder import cache_folder
-from pipeline.held_folder import HeldFolder
+from pipeline.contracts.cache_folder import cache_folder
+from pipeline.contracts.folder_lock import HeldFolder
 
 MOST_BYTES = 4 * 2**30
 """Beyond this the oldest programs are deleted."""

@@ -11,16 +11,17 @@ from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
-from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest, Work
-from pipeline.plan.building import Building, BuildLog, Ready
-from pipeline.plan.memory_use import MemoryUse
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.speed import SamplerSpeed
+from pipeline.contracts.adapters import OpenedAdapter
+from pipeline.contracts.builds import Building, BuildLog, Ready
+from pipeline.contracts.memory import MemoryUse
+from pipeline.contracts.rollouts import Completion, RolloutRequest, Work
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import SamplerSpeed
 
 if TYPE_CHECKING:
-    from pipeline.decode.engine import Engine
-    from pipeline.decode.rollout_weights import RolloutWeights
-    from pipeline.model.policy import Params, Policy
+    from pipeline.compute.decode.engine import Engine
+    from pipeline.compute.decode.rollout_weights import RolloutWeights
+    from pipeline.compute.model.policy import Params, Policy
 
 
 class SamplerActor:
@@ -63,8 +64,8 @@ class SamplerActor:
         Raises:
             OutOfMemory: if the sizes of the configuration are too much.
         """
-        from pipeline.decode.engine import Engine
-        from pipeline.decode.rollout_weights import RolloutWeights, rollout_policy
+        from pipeline.compute.decode.engine import Engine
+        from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
 
         config, slots = self.config, self.config.plan.rollout_rows
         if not hasattr(self, "engine"):
@@ -100,7 +101,7 @@ class SamplerActor:
         Raises:
             OutOfMemory: if there is no room for it.
         """
-        from pipeline.model import lora
+        from pipeline.compute.model import lora
 
         del sha256  # the sender's claim; the answer is what is found here
 
@@ -130,8 +131,8 @@ class SamplerActor:
         return opened
 
     def _open(self, path: str | None) -> tuple[Params, OpenedAdapter]:
-        from pipeline.model import lora
-        from pipeline.model.adapter_source import load_adapter
+        from pipeline.compute.model import lora
+        from pipeline.compute.model.adapter_source import load_adapter
 
         if path is None:
             adapter = self.policy.no_adapter()
@@ -143,7 +144,7 @@ class SamplerActor:
     def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
     ) -> list[Completion]:
-        """See `pipeline.decode.engine.Engine.generate`.
+        """See `pipeline.compute.decode.engine.Engine.generate`.
 
         Raises:
             OutOfMemory: if there is no room for so many slots.
@@ -167,7 +168,7 @@ class SamplerActor:
         )
 
     def drawing_speed(self) -> SamplerSpeed:
-        """See `pipeline.decode.engine.Engine.speed`; with no adapter where there was none yet.
+        """See `Engine.speed`; a sampler without an adapter measures with a fresh one.
 
         Raises:
             OutOfMemory: if there is no room for so many slots.
@@ -182,7 +183,7 @@ class SamplerActor:
         return guarded("generate", work)
 
     def _check_slots(self) -> None:
-        from pipeline.model.footprint import check_room
+        from pipeline.compute.model.footprint import check_room
 
         if self.config.plan.hbm_gib is not None:
             check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)

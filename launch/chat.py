@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from pipeline.evaluate.conversation import Conversation
-    from pipeline.text.prompts import PromptMaker
+    from pipeline.inputs.text.prompts import PromptMaker
 
 DESCRIPTION = """\
 Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and see
@@ -88,7 +88,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     from launch.preparation import open_model_files
     from pipeline.evaluate.conversation import Conversation
     from pipeline.evaluate.measurement import open_adapter
-    from pipeline.text.prompts import PromptMaker
+    from pipeline.inputs.text.prompts import PromptMaker
 
     config = _one_at_a_time(config, adapter=str(folder))
     maker = PromptMaker(config.prompt, open_model_files(config))

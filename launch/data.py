@@ -71,10 +71,10 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         ValueError: what a run would refuse.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from pipeline.data.dataset import load_splits, separate
-    from pipeline.data.inspection import Inspector
-    from pipeline.text.prompts import PromptMaker
-    from pipeline.text.tokenizer import open_tokenizer
+    from pipeline.inputs.dataset.inspection import Inspector
+    from pipeline.inputs.dataset.load import load_splits, separate
+    from pipeline.inputs.text.prompts import PromptMaker
+    from pipeline.inputs.text.tokenizer import open_tokenizer
 
     if show < 0:
         raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")

@@ -23,18 +23,18 @@ from launch.exits import EXIT_FAILED, EXIT_MISTAKE
 from launch.output_file import output_file
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
-from pipeline.data.dataset import load_tests
-from pipeline.data.rows import report_lines
-from pipeline.data.splits import SETS, LoadedSplit
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.record_files import write_atomically
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
-from pipeline.plan.out_of_memory import OutOfMemory
+from pipeline.inputs.dataset.load import load_tests
+from pipeline.inputs.dataset.rows import report_lines
+from pipeline.inputs.dataset.splits import SETS, LoadedSplit
+from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.start import with_first_sizes
-from pipeline.record_files import write_atomically
-from pipeline.run_dir import RunFolder
-from pipeline.text.prompts import PromptMaker
-from pipeline.text.tokenizer import Tokenizer
+from pipeline.run.run_folder import RunFolder
 
 _TOLD = 10
 """Progress is told so many times where there is no terminal."""

@@ -17,9 +17,10 @@ from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE
 from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
-from pipeline.datatypes import Completion
-from pipeline.model_files.export_request import FORMATS, Format, find_checkpoint, find_examples
-from pipeline.run_dir import RunFolder
+from pipeline.contracts.adapters import FORMATS, Format
+from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.hub.export_request import find_checkpoint, find_examples
+from pipeline.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

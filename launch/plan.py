@@ -21,7 +21,7 @@ from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
 from launch.output_file import output_file
 
 if TYPE_CHECKING:
-    from pipeline.plan.report import Plan
+    from pipeline.report.plan_report import Plan
 
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
@@ -79,8 +79,8 @@ def _flags() -> argparse.ArgumentParser:
 
 def _run(config: Config, flags: argparse.Namespace) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from pipeline.plan.lines import lines
-    from pipeline.plan.report import report
+    from pipeline.report.plan_lines import lines
+    from pipeline.report.plan_report import report
 
     json_file = None if flags.json is None else output_file("--json", flags.json)
     found = _plan(config, flags)
@@ -100,14 +100,14 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
         FileNotFoundError: if the model's folder is not there.
         ValueError: what is wrong with the request.
     """
+    from pipeline.contracts.speeds import Lengths
+    from pipeline.inputs.hub.model_shape import shape_of
+    from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
-    from pipeline.plan.gains import gains
-    from pipeline.plan.hardware import topology_of
-    from pipeline.plan.remedies import remedies
-    from pipeline.plan.report import Plan
-    from pipeline.plan.search import Case, choose
-    from pipeline.plan.shapes import shape_of
-    from pipeline.plan.workload import Lengths
+    from pipeline.plan.search.gains import gains
+    from pipeline.plan.search.remedies import remedies
+    from pipeline.plan.search.search import Case, choose
+    from pipeline.report.plan_report import Plan
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
         raise ValueError(f"budget.until = {config.budget.until} is over; give a later one")

@@ -14,18 +14,18 @@ from configs.errors import Refusals
 from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
-from pipeline import tracking
-from pipeline.budget import Budget, check_more, extension, show_duration
-from pipeline.data.dataset import check_rows, load_data, setting_of
-from pipeline.data.order import check_window
-from pipeline.data.splits import LoadedData
-from pipeline.model_files import hf_folder
-from pipeline.model_files.model_source import find_model
-from pipeline.plan.hardware import refuse_plan_only
-from pipeline.reserve import least_run_s
-from pipeline.run_dir import RunFolder
-from pipeline.text.special_tokens import check_tokenizer
-from pipeline.text.tokenizer import Tokenizer, open_tokenizer
+from pipeline.control.budget import Budget, check_more, extension, show_duration
+from pipeline.control.reserve import least_run_s
+from pipeline.inputs.dataset.load import check_rows, load_data, setting_of
+from pipeline.inputs.dataset.order import check_window
+from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.inputs.hub import hf_folder
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.special_tokens import check_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer, open_tokenizer
+from pipeline.plan.cost_model.hardware import refuse_plan_only
+from pipeline.run import tracking
+from pipeline.run.run_folder import RunFolder
 
 _READ_FOR_DATA = (
     *("data", "prompt", "eval.sets", "sft", "run.phases"),

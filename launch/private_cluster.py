@@ -24,7 +24,7 @@ from ray._private import worker as ray_worker
 from actors.placement import cluster_is_gone
 from launch import reaper
 from launch.exits import Failure
-from pipeline.held_folder import HeldFolder
+from pipeline.contracts.folder_lock import HeldFolder
 
 _PAUSES_S = (2.0, 8.0)
 """Before another attempt to start. Ray itself waits 30 s for a node that a busy machine delays."""

@@ -17,20 +17,21 @@ from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
-from pipeline.balance import Balance
-from pipeline.balanced import Balanced
-from pipeline.budget import Budget, replaces_budget, used_s
-from pipeline.calibration import Beginning, Calibrated, calibrate
+from pipeline.contracts.adapters import Restored
+from pipeline.contracts.clock import Clock
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.control.budget import Budget, replaces_budget, used_s
+from pipeline.control.deadline import BudgetTooSmallError, Deadline
+from pipeline.control.reserve import EXIT, EXPORT, Reserve
 from pipeline.coordinator import Coordinator, Progress
-from pipeline.datatypes import Restored
-from pipeline.deadline import BudgetTooSmallError, Clock, Deadline
-from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.records import Console, Records
-from pipeline.reserve import EXIT, EXPORT, Reserve
-from pipeline.revision import Revision
-from pipeline.run_dir import RunFolder
-from pipeline.team import TrainingStopped, Workers
-from pipeline.tracking import Tracker
+from pipeline.plan.balance import Balance
+from pipeline.plan.calibration import Beginning, Calibrated, calibrate
+from pipeline.plan.revision import Revision
+from pipeline.rollout.balanced import Balanced
+from pipeline.rollout.team import TrainingStopped, Workers
+from pipeline.run.records import Console, Records
+from pipeline.run.run_folder import RunFolder
+from pipeline.run.tracking import Tracker
 
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads again; until it is measured it is taken for three loads."""

@@ -108,7 +108,7 @@ def _rehearse(command: CommandLine) -> int:
     found.refuse()
     config = read.config
     assert config is not None
-    from launch.rehearsal import Request, rehearse
+    from launch.rehearsal.command import Request, rehearse
 
     json_file = None if flags.json is None else output_file("--json", flags.json)
     return rehearse(Request(config, flags.random_weights, json_file, STARTED))

@@ -25,23 +25,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline.ahead import Supply
-from pipeline.data.packing import sequences_for_step
-from pipeline.data.splits import LoadedData
-from pipeline.deadline import Deadline, Stopwatch
-from pipeline.drawing import Drawer
-from pipeline.drawn import Drawn, Start
-from pipeline.dynamic import Estimates
+from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.control.deadline import Deadline
+from pipeline.control.timed import Timed
 from pipeline.evaluate.evaluation import Evaluation
-from pipeline.evaluate.examiner import Examiner
-from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.records import Records, example_rows
-from pipeline.scoring import too_many_excluded
-from pipeline.team import Interrupted, OutOfTime, Team, TrainingStopped, Workers
-from pipeline.text.prompts import PromptMaker
-from pipeline.text.tokenizer import Tokenizer
-from pipeline.timed import Timed
-from pipeline.waiting import Waiting
+from pipeline.evaluate.schedule import Examiner
+from pipeline.inputs.dataset.packing import sequences_for_step
+from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.rollout.ahead import Supply
+from pipeline.rollout.drawing import Drawer
+from pipeline.rollout.dynamic_sampling import Estimates
+from pipeline.rollout.partial import Waiting
+from pipeline.rollout.rollout_step import Drawn, Start
+from pipeline.rollout.scoring import too_many_excluded
+from pipeline.rollout.team import Interrupted, OutOfTime, Team, TrainingStopped, Workers
+from pipeline.run.records import Records, example_rows
 
 MAX_SKIPPED_IN_A_ROW = 3
 """So many skipped updates end the run: the next ones would hardly fare better."""

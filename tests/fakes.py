@@ -16,33 +16,23 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
-from pipeline.balanced import Balanced
-from pipeline.budget import used_s
+from pipeline.contracts.adapters import BestFile, ExportReport, Published, Restored, Which
+from pipeline.contracts.batches import Packed
+from pipeline.contracts.builds import Building, Ready
+from pipeline.contracts.clock import Clock
+from pipeline.contracts.rollouts import Completion, Example, Prompt, Rollout, RolloutRequest, Work
+from pipeline.contracts.sizes import Sizes
+from pipeline.control.budget import used_s
+from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator, Progress
-from pipeline.data.examples import LoadedExamples
-from pipeline.data.packing import Packed
-from pipeline.data.splits import LoadedData, LoadedSplit
-from pipeline.datatypes import (
-    BestFile,
-    Completion,
-    Example,
-    ExportReport,
-    Prompt,
-    Published,
-    Restored,
-    Rollout,
-    RolloutRequest,
-    Which,
-    Work,
-)
-from pipeline.deadline import Clock, Deadline
-from pipeline.plan.building import Building, Ready
-from pipeline.plan.sizes import Sizes
-from pipeline.records import Console, Records
-from pipeline.run_dir import RunFolder
-from pipeline.team import Workers
-from pipeline.text.tokenizer import Tokenizer
-from pipeline.tracking import Tracker
+from pipeline.inputs.dataset.demonstrations import LoadedExamples
+from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.rollout.balanced import Balanced
+from pipeline.rollout.team import Workers
+from pipeline.run.records import Console, Records
+from pipeline.run.run_folder import RunFolder
+from pipeline.run.tracking import Tracker
 from rewards.base import Outcome, RewardInput, score
 from rewards.resolve import resolve
 

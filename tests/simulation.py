@@ -15,15 +15,9 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.packing import Packed
-from pipeline.datatypes import (
-    Completion,
-    ExportReport,
-    Published,
-    Rollout,
-    RolloutRequest,
-    Which,
-)
+from pipeline.contracts.adapters import ExportReport, Published, Which
+from pipeline.contracts.batches import Packed
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
 from tests.fakes import PROMPTS, Disk, FakeLearner, FakeSampler, FakeScorer, Killed, Process, Script
 

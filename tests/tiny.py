@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config, Lora
-from pipeline.datatypes import Completion, Rollout, RolloutName, RolloutRequest
-from pipeline.decode.engine import Engine
-from pipeline.learner.learner import Learner
-from pipeline.model.architecture import architecture
-from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import make_mesh
-from pipeline.model.vocabulary import Vocabulary
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, RolloutRequest
 
 WINDOW = 8
 VOCAB = 96

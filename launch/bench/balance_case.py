@@ -34,16 +34,16 @@ from launch.bench.rollout_case import (
     make_policy,
     make_requests,
 )
-from pipeline.balance import Balance, Worker
-from pipeline.cache_folder import CACHE_VARIABLE
-from pipeline.calibration import Beginning, calibrate
-from pipeline.datatypes import Completion, Rollout, RolloutRequest
-from pipeline.decode.engine import Engine
-from pipeline.learner.learner import Learner
-from pipeline.plan.building import Building, BuildLog, Ready
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
-from pipeline.run_dir import RunFolder
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.learner.learner import Learner
+from pipeline.contracts.builds import Building, BuildLog, Ready
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
+from pipeline.plan.balance import Balance, Worker
+from pipeline.plan.calibration import Beginning, calibrate
+from pipeline.run.run_folder import RunFolder
 
 _RECIPE_STEPS = 32
 """Steps of the recipe in each run: it is slow, and they are alike."""
@@ -53,7 +53,7 @@ Step = Callable[[], int]
 
 
 class Process:
-    """Sampler and learner of one policy, as `pipeline.balance` and calibration see them.
+    """Sampler and learner of one policy, as `pipeline.plan.balance` and calibration see them.
 
     Args:
         config: sizes are open.
@@ -73,7 +73,7 @@ class Process:
         self._sizes: Sizes | None = None
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.balance.Resizable`."""
+        """See `pipeline.contracts.workers.Resizable`."""
         config, before = sized(self.config, sizes), self._sizes
         known = len(self.log.read().done)
         if before is None:
@@ -87,15 +87,15 @@ class Process:
         return Ready(0.0, self.log.read().done[known:])
 
     async def building(self) -> Building:
-        """See `pipeline.balance.Resizable`."""
+        """See `pipeline.contracts.workers.Resizable`."""
         return self.log.read()
 
     async def drawing_speed(self) -> SamplerSpeed:
-        """See `pipeline.calibration.Draws`."""
+        """See `pipeline.contracts.workers.Draws`."""
         return self.engine.speed(self.base, self.learner.state.adapter)
 
     async def learning_speed(self) -> LearnerSpeed:
-        """See `pipeline.calibration.Learns`."""
+        """See `pipeline.contracts.workers.Learns`."""
         return self.learner.speed()
 
     def make_engine(self, slots: int) -> Engine:

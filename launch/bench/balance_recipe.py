@@ -22,8 +22,8 @@ from configs.schema import Config
 from launch.bench.rollout_case import NEW, PROMPT, VOCABULARY
 from launch.bench.tunix_peer import Peer
 from launch.bench.tunix_sampler import TunixSampler
-from pipeline.datatypes import RolloutRequest
-from pipeline.model.policy import Params, Policy
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.contracts.rollouts import RolloutRequest
 
 SAMPLES = 2
 """Rollouts of a step, of one prompt."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.plan.compile import DoesNotFitError, Program
-from pipeline.plan.figures import estimated_seconds, whole_logits
-from pipeline.plan.hlo import parse
-from pipeline.plan.memory_report import HBM
-from pipeline.plan.topology import GIB, HBM_GIB
+from pipeline.compute.aot.compile import DoesNotFitError, Program
+from pipeline.compute.aot.figures import estimated_seconds, whole_logits
+from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.memory_report import HBM
+from pipeline.contracts.topology import GIB, HBM_GIB
 
 
 def figures(

@@ -8,7 +8,7 @@ from typing import Any
 from launch.bench.claims import invariant_3
 from launch.bench.models import preset_sequences
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
-from pipeline.plan.topology import TPU_COMPILER
+from pipeline.contracts.topology import TPU_COMPILER
 
 MOST, MOST_GIB = "128", 13.75
 """Sequences whose gradient is to fit, and what it may take of a chip; the rest is the sampler's."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.bench.child import CPU_ONLY
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
-from pipeline.plan.topology import TPU_COMPILER
+from pipeline.contracts.topology import TPU_COMPILER
 
 _EXACT = {"float32": 1e-5, "bfloat16": 1e-2}
 _MEANS = (296, 448, 576)

@@ -11,11 +11,11 @@ import numpy as np
 import configs
 from configs.load import load_config
 from launch.bench.counting import compilations
-from pipeline.datatypes import Completion, Rollout, RolloutName
-from pipeline.learner.learner import Learner
-from pipeline.model.policy import open_policy
-from pipeline.model.sharding import make_mesh
-from pipeline.model.vocabulary import Vocabulary
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.model.policy import open_policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 
 _ROOT = Path(configs.__file__).parents[1]
 _FIRST_ID = 8

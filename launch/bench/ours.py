@@ -11,12 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from launch.bench.compiled import figures
 from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
-from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.architecture import architecture
-from pipeline.model.head import Head, score
-from pipeline.model.policy import Policy
-from pipeline.model.sharding import BATCH_AXES, make_mesh
-from pipeline.plan.compile import VOCABULARY, compile_for, v5e_devices
+from pipeline.compute.aot.compile import VOCABULARY, compile_for, v5e_devices
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.head import Head, score
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
 
 
 def gradient(

@@ -2,7 +2,7 @@
 
 Arithmetic of gemma3-1b with a LoRA: 2 operations for each parameter and position in the forward
 pass, its repetition in the backward pass and the gradient of the activations; of attention the
-scores that the learner computes (pipeline/model/attention.py), masked or not.
+scores that the learner computes (pipeline/compute/model/attention.py), masked or not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from launch.bench.models import MODELS
-from pipeline.data.packing import BatchShape, first_fit
+from pipeline.contracts.batches import BatchShape
+from pipeline.inputs.dataset.packing import first_fit
 
 PROMPT_MEAN, COMPLETION_MEANS = 150, (296, 448, 576)
 """Tokens; GSM8K's prompts, and completions as they were seen in training."""

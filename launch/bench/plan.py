@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.bench.child import CPU_ONLY
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
-from pipeline.plan.topology import HBM_GIB
+from pipeline.contracts.topology import HBM_GIB
 
 FULL = 0.6
 """Share of a chip above which the narrow bounds hold."""

@@ -6,11 +6,11 @@ from typing import Any
 
 from configs.schema import Config
 from launch.bench.models import bench_config
+from pipeline.contracts.programs import split_name
+from pipeline.contracts.topology import GIB, HBM_GIB
+from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.compiler import compiled
-from pipeline.plan.program_memory import held
-from pipeline.plan.programs import split_name
-from pipeline.plan.shapes import shape_of
-from pipeline.plan.topology import GIB, HBM_GIB
+from pipeline.plan.cost_model.program_memory import held
 
 
 def compared(*, model: str, program: str, length: int, **settings: Any) -> dict[str, Any]:

@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from launch.bench.models import VOCAB
-from pipeline.model.head import Head, TopK, score
-from pipeline.model.sharding import BATCH_AXES, make_mesh
-from pipeline.plan.compile import compile_for, v5e_devices
-from pipeline.plan.hlo import parse
-from pipeline.plan.reads import bytes_read
+from pipeline.compute.aot.compile import compile_for, v5e_devices
+from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.reads import bytes_read
+from pipeline.compute.model.head import Head, TopK, score
+from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
 
 WIDTH = 1152
 """gemma3-1b's."""

@@ -11,7 +11,7 @@ from typing import Any
 from launch.bench.child import CPU_ONLY
 from launch.bench.claims import invariant_3
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
-from pipeline.plan.topology import TPU_COMPILER
+from pipeline.contracts.topology import TPU_COMPILER
 
 _MANY, _LENGTH = "ours, 512 slots", 1312
 _4B: dict[str, Any] = {"model": "gemma3_4b", "devices": 8}

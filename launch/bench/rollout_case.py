@@ -22,12 +22,12 @@ from configs.schema import Config
 from launch.bench.models import MODELS
 from launch.bench.tunix_peer import Peer
 from launch.bench.tunix_sampler import TunixSampler
-from pipeline.datatypes import RolloutName, RolloutRequest
-from pipeline.decode.engine import Engine
-from pipeline.model.architecture import architecture
-from pipeline.model.policy import Params, Policy
-from pipeline.model.sharding import make_mesh
-from pipeline.model.vocabulary import Vocabulary
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 
 GROUP = 8
 SLOTS, SEGMENT = 16, 8

@@ -12,24 +12,24 @@ from typing import Any
 import jax.numpy as jnp
 
 from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
-from pipeline.decode.cache import bytes_per_row
-from pipeline.decode.programs import DecodePrograms
-from pipeline.decode.rollout_weights import rollout_policy
-from pipeline.model.architecture import architecture
-from pipeline.model.gemma import Architecture
-from pipeline.model.policy import Policy
-from pipeline.model.sharding import make_mesh, placed
-from pipeline.plan.compile import (
+from pipeline.compute.aot.compile import (
     VOCABULARY,
     DoesNotFitError,
     Program,
     compile_for,
     v5e_devices,
 )
-from pipeline.plan.figures import estimated_seconds, whole_logits
-from pipeline.plan.hlo import parse
-from pipeline.plan.memory_report import HBM
-from pipeline.plan.topology import GIB, HBM_GIB
+from pipeline.compute.aot.figures import estimated_seconds, whole_logits
+from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.memory_report import HBM
+from pipeline.compute.decode.cache import bytes_per_row
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.decode.rollout_weights import rollout_policy
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.gemma import Architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh, placed
+from pipeline.contracts.topology import GIB, HBM_GIB
 
 
 def sampler(

@@ -24,8 +24,8 @@ from launch.bench.rollout_case import (
     make_lengths,
     make_requests,
 )
-from pipeline.datatypes import Completion, RolloutRequest
-from pipeline.model.head import scaled_logits
+from pipeline.compute.model.head import scaled_logits
+from pipeline.contracts.rollouts import Completion, RolloutRequest
 
 TIE = 1e-5
 """Scores this near to one another may come in either order."""

@@ -24,17 +24,17 @@ from configs.schema import Config
 from launch.bench.machine import available_bytes
 from launch.bench.models import MODELS, VOCAB
 from launch.bench.tunix_peer import Peer
-from pipeline.batching import micro_batches, token_weights
-from pipeline.datatypes import Completion, Rollout, RolloutName
-from pipeline.learner.batches import DeviceBatch, place_inputs
-from pipeline.learner.losses import weighted_sum
-from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.architecture import architecture
-from pipeline.model.attention import PackedAttention
-from pipeline.model.policy import Params, Policy
-from pipeline.model.remat import Remat
-from pipeline.model.sharding import make_mesh
-from pipeline.model.vocabulary import Vocabulary
+from pipeline.compute.learner.batches import DeviceBatch, place_inputs
+from pipeline.compute.learner.losses import weighted_sum
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.attention import PackedAttention
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.remat import Remat
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
+from pipeline.inputs.dataset.batching import micro_batches, token_weights
 
 PROMPT, COMPLETION = 256, 768
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=())

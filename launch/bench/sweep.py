@@ -9,7 +9,7 @@ from typing import Any
 from launch.bench.child import CPU_ONLY
 from launch.bench.claims import invariant_3
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
-from pipeline.plan.topology import TPU_COMPILER
+from pipeline.contracts.topology import TPU_COMPILER
 
 POSITIONS = 1312
 """Of a prompt and its completion on a v5e chip, but where a row says otherwise."""

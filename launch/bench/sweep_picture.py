@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.bench.sweep import POSITIONS, SMALL_POSITIONS
-from pipeline.plan.topology import HBM_GIB
+from pipeline.contracts.topology import HBM_GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

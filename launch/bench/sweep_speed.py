@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from launch.bench.rollout_case import PROMPT, VOCABULARY, case_config, make_policy
-from pipeline.decode.programs import DecodePrograms
-from pipeline.decode.rollout_weights import RolloutWeights
-from pipeline.decode.state import DecodeState, Heat
-from pipeline.model.sharding import build, by_row
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.decode.rollout_weights import RolloutWeights
+from pipeline.compute.decode.state import DecodeState, Heat
+from pipeline.compute.model.sharding import build, by_row
 
 
 def accelerator() -> dict[str, Any]:

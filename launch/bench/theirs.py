@@ -14,9 +14,9 @@ from launch.bench import tunix_peer
 from launch.bench.compiled import figures
 from launch.bench.models import PROMPT, VOCAB, own_sizes
 from launch.bench.tunix_sampler import TunixSampler
-from pipeline.plan.compile import VOCABULARY, DoesNotFitError, compile_for, v5e_devices
-from pipeline.plan.memory_report import HBM
-from pipeline.plan.topology import GIB, HBM_GIB
+from pipeline.compute.aot.compile import VOCABULARY, DoesNotFitError, compile_for, v5e_devices
+from pipeline.compute.aot.memory_report import HBM
+from pipeline.contracts.topology import GIB, HBM_GIB
 
 BETA = 0.08
 """Weight of the KL term in Tunix's own recipes; its reference is one log-prob a token."""

@@ -18,7 +18,7 @@ from jax.sharding import Sharding
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.gemma3.model import Gemma3
 
-from pipeline.model.vocabulary import Vocabulary
+from pipeline.compute.model.vocabulary import Vocabulary
 
 
 class TunixSampler(Sampler):

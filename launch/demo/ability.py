@@ -47,14 +47,14 @@ def measure(config: Config, *, prompts: int) -> Ability:
     import jax
     import numpy as np
 
-    from pipeline.data.dataset import load_data
-    from pipeline.decode.engine import Engine
+    from pipeline.compute.decode.engine import Engine
+    from pipeline.compute.model.policy import open_policy
+    from pipeline.compute.model.sharding import make_mesh
+    from pipeline.compute.model.vocabulary import Vocabulary
     from pipeline.evaluate.evaluation import judge, requests
-    from pipeline.model.policy import open_policy
-    from pipeline.model.sharding import make_mesh
-    from pipeline.model.vocabulary import Vocabulary
-    from pipeline.text.prompts import PromptMaker
-    from pipeline.text.tokenizer import read_tokenizer
+    from pipeline.inputs.dataset.load import load_data
+    from pipeline.inputs.text.prompts import PromptMaker
+    from pipeline.inputs.text.tokenizer import read_tokenizer
     from rewards.base import Tags
 
     folder = Path(config.model.path)

@@ -25,9 +25,9 @@ from configs.base import parse_duration_s
 from launch.demo.table import CONFIG
 from launch.exits import EXIT_MISTAKE
 from launch.output_file import output_file
-from pipeline.budget import show_duration
+from pipeline.control.budget import show_duration
 from pipeline.evaluate.significance import measure_accuracy
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 
 SEEDS = (0, 1, 2)
 FACTORS = (1, 2, 4)

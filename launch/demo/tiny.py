@@ -23,8 +23,8 @@ from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import Carelessness, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import train_tokenizer
-from pipeline.text.chat import render
-from pipeline.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.chat import render
+from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
 
 ARCHITECTURE: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -126,10 +126,10 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     import optax
     from tqdm import trange
 
-    from pipeline.model import save, weights
-    from pipeline.model.head import scaled_logits
-    from pipeline.model.policy import Params, Policy
-    from pipeline.model.sharding import make_mesh
+    from pipeline.compute.model import save, weights
+    from pipeline.compute.model.head import scaled_logits
+    from pipeline.compute.model.policy import Params, Policy
+    from pipeline.compute.model.sharding import make_mesh
 
     tokenizer = read_tokenizer(draft)
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))

@@ -11,11 +11,11 @@ from itertools import zip_longest
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.rows import Malformed, Row, clean_row
-from pipeline.datatypes import RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.contracts.workers import Answerer
 from pipeline.evaluate.measurement import answer, open_adapter
-from pipeline.interfaces import Answerer
-from pipeline.text.prompts import PromptMaker
+from pipeline.inputs.dataset.rows import Malformed, Row, clean_row
+from pipeline.inputs.text.prompts import PromptMaker
 
 _BETWEEN = " | "
 _NARROWEST = 8

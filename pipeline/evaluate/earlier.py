@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.run_dir import ENDED, RunFolder
+from pipeline.run.run_folder import ENDED, RunFolder
 
 
 def earlier_result(folder: RunFolder, name: str, *, adapter: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.datatypes import (
+from pipeline.contracts.rollouts import (
     Completion,
     Phase,
     Prompt,
@@ -21,7 +21,7 @@ from pipeline.datatypes import (
     StopReason,
 )
 from pipeline.evaluate.significance import Accuracy, compare_paired, measure_accuracy, pass_at
-from pipeline.text.prompts import PromptMaker
+from pipeline.inputs.text.prompts import PromptMaker
 from rewards.answers import Extraction, answer_key, find_answer, same_answer
 from rewards.base import Tags
 from rewards.format import is_well_formed

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.schema import Config
-from pipeline import dispatch, parity
-from pipeline.datatypes import Completion, OpenedAdapter, Prompt, Published, RolloutRequest
+from pipeline.contracts.adapters import OpenedAdapter, Published
+from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
+from pipeline.contracts.workers import Answerer
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
-from pipeline.interfaces import Answerer
-from pipeline.text.prompts import PromptMaker
-from pipeline.text.tokenizer import Tokenizer
+from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.rollout import dispatch, parity
 from rewards.base import Tags
 
 Advance = Callable[[int], None]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config, Source
-from pipeline.data.splits import LoadedSplit, fingerprint
+from pipeline.inputs.dataset.splits import LoadedSplit, fingerprint
 
 _EXTRACTIONS = {"tags": "the last answer block", "last_number": "the last number"}
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from configs.schema import Config
-from pipeline.batching import batch_shape
-from pipeline.plan.candidates import PLACE, placed
-from pipeline.plan.compile_time import compile_s
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.plan.cost_model.compile_time import compile_s
+from pipeline.plan.cost_model.programs import built_programs
+from pipeline.plan.cost_model.timing import Seconds, fixed
 from pipeline.plan.ladder import Ladder
-from pipeline.plan.programs import built_programs
-from pipeline.plan.search import Case, Planned, with_plan
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.timing import Seconds, fixed
+from pipeline.plan.search.candidates import PLACE, placed
+from pipeline.plan.search.search import Case, Planned, with_plan
 
 SHARE = 0.02
 """Default of `plan.calibration_share`."""
@@ -82,7 +82,7 @@ def _sizes(config: Config, ladder: Ladder, what: str) -> Iterator[Config]:
 
 
 def _sampler_s(case: Case, config: Config) -> Seconds:
-    """Measuring a sampler's programs, as `pipeline.decode.timing` does."""
+    """Measuring a sampler's programs, as `pipeline.compute.decode.timing` does."""
     pace, plan = case.pace(config), config.plan
     total = fixed(0.0, chip=case.topology.chip)
     for bucket in config.prompt_buckets:
@@ -96,7 +96,7 @@ def _sampler_s(case: Case, config: Config) -> Seconds:
 
 
 def _learner_s(case: Case, config: Config) -> Seconds:
-    """Measuring a learner's micro-batches, as `pipeline.learner.timing` does."""
+    """Measuring a learner's micro-batches, as `pipeline.compute.learner.timing` does."""
     pace, settings, seq = case.pace(config), config.learner, case.lengths.sequence
     others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
     total = fixed(0.0, chip=case.topology.chip)

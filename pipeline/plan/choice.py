@@ -13,11 +13,11 @@ from itertools import takewhile
 from typing import Any
 
 from configs.schema import Config
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import Lengths, Speeds
+from pipeline.plan.cost_model.speeds import learning_s, sampling_s
 from pipeline.plan.ladder import Ladder
-from pipeline.plan.search import Case
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.speed import Speeds, learning_s, sampling_s
-from pipeline.plan.workload import Lengths
+from pipeline.plan.search.search import Case
 
 _NEAR = 0.005
 """Sizes that are as fast to within this share are equal."""

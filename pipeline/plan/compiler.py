@@ -1,8 +1,8 @@
 """Asks the TPU compiler what programs of a run take, and keeps its answers. No JAX, no TPU.
 
-The compiler runs in a child process (`pipeline.plan.compile`). An answer is kept under everything
-that it depends on: the program's own settings, the model's sizes, the versions of compiler and
-libraries, and the sources of the programs.
+The compiler runs in a child process (`pipeline.compute.aot.compile`). The cache key of an answer
+holds everything that it depends on: the program's own settings, the model's sizes, the versions of
+compiler and libraries, and the sources of the programs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,28 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.cache_folder import cache_folder, keep_json, kept_json
-from pipeline.plan.programs import SAMPLER, depends_on, devices_of, split_name
-from pipeline.plan.shapes import ModelShape
-from pipeline.plan.topology import GIB, HOST, TPU_COMPILER, chips
+from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.programs import SAMPLER, devices_of, split_name
+from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chips
+from pipeline.plan.cost_model.programs import depends_on
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
 _READ_BY = tuple(
-    f"pipeline/plan/{name}.py" for name in ("compile", "figures", "hlo", "memory_report")
+    f"pipeline/compute/aot/{name}.py" for name in ("compile", "figures", "hlo", "memory_report")
 )
-_OF_BOTH = ("configs/*.py", "pipeline/model/*.py", "pipeline/model_files/hf_config.py", *_READ_BY)
+_OF_BOTH = (
+    "configs/*.py",
+    "pipeline/compute/model/*.py",
+    "pipeline/inputs/hub/hf_config.py",
+    *_READ_BY,
+)
 _SOURCES = {
-    "sampler": ("pipeline/decode/*.py", *_OF_BOTH),
+    "sampler": ("pipeline/compute/decode/*.py", *_OF_BOTH),
     "learner": (
-        "pipeline/learner/*.py",
-        "pipeline/batching.py",
-        "pipeline/data/packing.py",
+        "pipeline/compute/learner/*.py",
+        "pipeline/inputs/dataset/batching.py",
+        "pipeline/inputs/dataset/packing.py",
         *_OF_BOTH,
     ),
 }
@@ -92,7 +98,7 @@ def compiled(
         config: the run; all its sizes are set.
         shape: its model. An adapter of `lora.start` that gives keys and values a lora_a each counts
             as one that does not.
-        programs: by their names, see `pipeline.plan.programs`.
+        programs: by their names, see `pipeline.plan.cost_model.programs`.
         topology: chips that the run has; a process with fewer of them takes the first ones.
         say: is told what is compiled, and what came of it; None: nobody is.
 
@@ -175,7 +181,7 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     top = str(Path(pipeline.__file__).parents[1])
     paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.plan.compile"],
+        [sys.executable, "-m", "pipeline.compute.aot.compile"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

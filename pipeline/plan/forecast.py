@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 from configs.schema import Config, Source
+from pipeline.contracts.model_shape import DTYPE_BYTES
+from pipeline.control.reserve import SAFETY
 from pipeline.plan.calibrating import calibration_s, share_s
-from pipeline.plan.compile_time import compile_s
-from pipeline.plan.programs import built_programs
-from pipeline.plan.search import Case, Planned
-from pipeline.plan.shapes import DTYPE_BYTES
-from pipeline.plan.step import drawing, imitation_s
-from pipeline.plan.timing import Seconds, fixed
-from pipeline.reserve import SAFETY
+from pipeline.plan.cost_model.compile_time import compile_s
+from pipeline.plan.cost_model.programs import built_programs
+from pipeline.plan.cost_model.step import drawing, imitation_s
+from pipeline.plan.cost_model.timing import Seconds, fixed
+from pipeline.plan.search.search import Case, Planned
 
 Pace = Literal["low", "expected", "high"]
 """Which end of every time's range."""

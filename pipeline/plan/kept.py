@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from pipeline.cache_folder import cache_folder, keep_json, kept_json
-from pipeline.cores import cores
+from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
+from pipeline.contracts.cores import cores
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.programs import devices_of
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import Speeds
 from pipeline.plan.compiler import sources, versions
-from pipeline.plan.programs import depends_on, devices_of
-from pipeline.plan.shapes import ModelShape
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.speed import Speeds
+from pipeline.plan.cost_model.programs import depends_on
 
 _OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_tokens", "hbm_gib")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from configs.schema import Config
-from pipeline.plan.options import most_rows, most_slots
-from pipeline.plan.search import Case, measured
-from pipeline.plan.sizes import Sizes, sized
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.plan.search.options import most_rows, most_slots
+from pipeline.plan.search.search import Case, measured
 
 ABOVE = 8
 """What is estimated may be wrong by so much: larger sizes than this multiple are not tried."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from configs.schema import Config
-from pipeline.plan.hardware import topology_of
-from pipeline.plan.search import Case, planned_sizes
-from pipeline.plan.shapes import shape_of
-from pipeline.plan.sizes import Sizes, sized
-from pipeline.plan.workload import Lengths
-from pipeline.run_dir import RunFolder
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.hardware import topology_of
+from pipeline.plan.search.search import Case, planned_sizes
+from pipeline.run.run_folder import RunFolder
 
 
 def case_of(config: Config) -> Case:

@@ -13,13 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
+from pipeline.contracts.topology import GIB
 from pipeline.plan.compiler import Figures, Say, compiled, missing
-from pipeline.plan.memory import beside
-from pipeline.plan.options import larger, most_rows, most_slots
-from pipeline.plan.search import GAIN, Case, Planned, checked, in_its_place, measured, with_plan
-from pipeline.plan.step import Step
-from pipeline.plan.timing import Seconds
-from pipeline.plan.topology import GIB
+from pipeline.plan.cost_model.memory import beside
+from pipeline.plan.cost_model.step import Step
+from pipeline.plan.cost_model.timing import Seconds
+from pipeline.plan.search.options import larger, most_rows, most_slots
+from pipeline.plan.search.search import (
+    GAIN,
+    Case,
+    Planned,
+    checked,
+    in_its_place,
+    measured,
+    with_plan,
+)
 
 MOST = 8
 """Programs that are compiled for a plan at most."""

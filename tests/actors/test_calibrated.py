@@ -17,20 +17,19 @@ from actors.colocated import ColocatedActor
 from actors.opening import OpenedModel
 from configs.load import load_config
 from configs.schema import Config
-from pipeline.balance import Balance, Worker
-from pipeline.cache_folder import CACHE_VARIABLE
-from pipeline.calibration import Beginning, calibrate
-from pipeline.model.footprint import GIB, resident_bytes
-from pipeline.plan.building import Building, Ready
-from pipeline.plan.hardware import topology_of
+from pipeline.compute.model.footprint import GIB, resident_bytes
+from pipeline.contracts.builds import Building, Ready
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.speeds import LearnerSpeed, Lengths, SamplerSpeed
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.plan.balance import Balance, Worker
+from pipeline.plan.calibration import Beginning, calibrate
+from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.ladder import Ladder
-from pipeline.plan.search import Case
-from pipeline.plan.shapes import shape_of
-from pipeline.plan.sizes import Sizes
-from pipeline.plan.speed import LearnerSpeed, SamplerSpeed
-from pipeline.plan.workload import Lengths
-from pipeline.run_dir import RunFolder
-from pipeline.text.tokenizer import read_tokenizer
+from pipeline.plan.search.search import Case
+from pipeline.run.run_folder import RunFolder
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from actors.devices import environment, open_mesh
-from pipeline.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "qwix", "tunix", "torch")
@@ -47,7 +47,7 @@ def test_the_driver_and_the_control_plane_never_import_jax():
 
 
 def test_the_check_above_would_see_it():
-    assert "jax" in heavy_after("pipeline.model.sharding")
+    assert "jax" in heavy_after("pipeline.compute.model.sharding")
 
 
 def in_a_process(platform: str, *, count: int, asked: int) -> subprocess.CompletedProcess[str]:
@@ -107,7 +107,7 @@ def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch, kind: str):
 
     chips = [SimpleNamespace(platform="tpu", device_kind=kind, id=number) for number in range(2)]
     monkeypatch.setattr(jax, "devices", lambda: chips)
-    monkeypatch.setattr("pipeline.model.sharding.make_mesh", lambda devices, **_: devices)
+    monkeypatch.setattr("pipeline.compute.model.sharding.make_mesh", lambda devices, **_: devices)
     if kind == "TPU v5 lite":
         found: Any = open_mesh(platform="tpu", count=2)
         assert found == chips

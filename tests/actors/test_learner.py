@@ -9,9 +9,9 @@ import pytest
 
 from actors.colocated import ColocatedActor
 from actors.learner import LearnerActor
-from pipeline.learner.checkpoint import Checkpoints
-from pipeline.model import lora
-from pipeline.run_dir import RunFolder
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.model import lora
+from pipeline.run.run_folder import RunFolder
 from tests import tiny
 
 

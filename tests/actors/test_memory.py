@@ -18,14 +18,14 @@ from actors.colocated import ColocatedActor
 from actors.learner import LearnerActor
 from actors.memory import guarded
 from actors.opening import OpenedModel
-from pipeline.datatypes import Completion, Example
-from pipeline.learner.checkpoint import Checkpoints
-from pipeline.learner.state import LearnerState
-from pipeline.model.building import Builder
-from pipeline.model.footprint import GIB, NoRoomError, check_room, resident_bytes
-from pipeline.plan.out_of_memory import OutOfMemory
-from pipeline.plan.sizes import Sizes, smaller
-from pipeline.text.tokenizer import read_tokenizer
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.state import LearnerState
+from pipeline.compute.model.building import Builder
+from pipeline.compute.model.footprint import GIB, NoRoomError, check_room, resident_bytes
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.rollouts import Completion, Example
+from pipeline.contracts.sizes import Sizes, smaller
+from pipeline.inputs.text.tokenizer import read_tokenizer
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 
 from actors.opening import open_model
 from configs.schema import Config
-from pipeline.model import flax_checkpoint, weights
+from pipeline.compute.model import flax_checkpoint, weights
 from tests import tiny
 from tests.demo_texts import write_tokenizer
-from tests.pipeline.model import formats
+from tests.pipeline.compute.model import formats
 
 PIECES = 480
 

@@ -9,7 +9,7 @@ import pytest
 from actors.devices import kept_memory
 from actors.placement import Lease, lease, light, needed, shortage
 from configs.schema import Plan
-from pipeline.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 
 def plan(platform: str, placement: str, **changes: Any) -> Plan:

@@ -16,13 +16,13 @@ from actors.opening import OpenedModel, open_model
 from actors.sampler import SamplerActor
 from configs.schema import Config
 from launch.bench.counting import compilations
-from pipeline.datatypes import Completion
-from pipeline.decode.rollout_weights import RolloutWeights
-from pipeline.model import lora
-from pipeline.model.adapter_file import write_adapter_file
-from pipeline.model.sharding import make_mesh
-from pipeline.parity import Bounds
-from pipeline.text.tokenizer import read_tokenizer
+from pipeline.compute.decode.rollout_weights import RolloutWeights
+from pipeline.compute.model import lora
+from pipeline.compute.model.adapter_file import write_adapter_file
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.rollout.parity import Bounds
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 

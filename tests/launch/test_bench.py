@@ -29,9 +29,9 @@ from launch.bench import (
 from launch.bench.child import in_child
 from launch.bench.compiled import figures
 from launch.bench.table import Benchmark, Claim, Column, Row, Section
-from pipeline.model.head import Head
-from pipeline.model.sharding import make_mesh
-from pipeline.plan.compile import compile_for
+from pipeline.compute.aot.compile import compile_for
+from pipeline.compute.model.head import Head
+from pipeline.compute.model.sharding import make_mesh
 
 PROJECT = Path(__file__).parents[2]
 TINY = {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from launch.bench import plan, plan_case
+from pipeline.contracts.programs import devices_of
 from pipeline.plan import compiler
 from pipeline.plan.compiler import Figures
-from pipeline.plan.programs import devices_of
 
 GIB = 2**30
 ROWS = {row.name: row for section in plan.BENCHMARK.sections for row in section.rows}

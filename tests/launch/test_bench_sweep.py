@@ -19,9 +19,9 @@ from launch.bench import (
 )
 from launch.bench.child import in_child
 from launch.bench.table import Benchmark, Column, Row, Section
-from pipeline.decode.programs import DecodePrograms
-from pipeline.decode.rollout_weights import rollout_policy
-from pipeline.plan.topology import HBM_GIB
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.decode.rollout_weights import rollout_policy
+from pipeline.contracts.topology import HBM_GIB
 from tests.launch.tiny_rollouts import SIZES, TINY
 
 SECTIONS = {section.name: section for section in sweep.BENCHMARK.sections}

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 
 from launch import data, plan, preparation, session, train
 from launch.preparation import Prepared
-from pipeline.model import weights
+from pipeline.compute.model import weights
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
-from tests.pipeline.model import formats
+from tests.pipeline.compute.model import formats
 
 INDEX, SINGLE = formats.INDEX, formats.SINGLE
 NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"

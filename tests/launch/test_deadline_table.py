@@ -11,7 +11,7 @@ import pytest
 from launch.demo import deadline_table
 from launch.demo.deadline_table import Row, find_minimum_s, mean_line
 from pipeline.evaluate.significance import measure_accuracy
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 
 
 def row(seed: int, answers: dict[int, bool]) -> Row:

@@ -34,7 +34,7 @@ def request_file(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
 
 def opened(tokenizer: Path) -> Callable[..., object]:
     """The tokenizer alone: no weights are looked at."""
-    from pipeline.text.tokenizer import read_tokenizer
+    from pipeline.inputs.text.tokenizer import read_tokenizer
 
     return lambda _: read_tokenizer(tokenizer)
 
@@ -239,7 +239,8 @@ def test_the_driver_never_loads_jax():
     code = """
 import json, sys
 import launch.chat, launch.evaluation, launch.data
-import pipeline.evaluate.conversation, pipeline.data.inspection, actors.handles, actors.sampler
+import pipeline.evaluate.conversation, pipeline.inputs.dataset.inspection
+import actors.handles, actors.sampler
 print(json.dumps([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules]))
 """
     done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     PROJECT,

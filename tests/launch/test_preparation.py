@@ -10,8 +10,8 @@ from configs.load import load_config
 from configs.schema import Config
 from launch import preparation
 from launch.preparation import Prepared, finished, prepare
-from pipeline.budget import Budget
-from pipeline.run_dir import RunFolder
+from pipeline.control.budget import Budget
+from pipeline.run.run_folder import RunFolder
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import rows, write_request, write_rows
 

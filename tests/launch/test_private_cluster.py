@@ -20,7 +20,7 @@ import ray
 
 from launch import private_cluster, reaper
 from launch.exits import Failure
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     PROJECT,

@@ -10,7 +10,7 @@ import subprocess
 import psutil
 import pytest
 
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,

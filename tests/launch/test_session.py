@@ -20,13 +20,13 @@ from configs.schema import Config, Plan
 from launch.preparation import Prepared
 from launch.session import _clock, _coordinate, _noted, _start, _tracker, run_session
 from launch.stop import Stop
-from pipeline import tracking
-from pipeline.balanced import Balanced
-from pipeline.budget import Budget, used_s
-from pipeline.calibration import Beginning
-from pipeline.datatypes import Restored
-from pipeline.deadline import Clock
-from pipeline.run_dir import RunFolder
+from pipeline.contracts.adapters import Restored
+from pipeline.contracts.clock import Clock
+from pipeline.control.budget import Budget, used_s
+from pipeline.plan.calibration import Beginning
+from pipeline.rollout.balanced import Balanced
+from pipeline.run import tracking
+from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
     CharTokenizer,
     Disk,

@@ -15,7 +15,7 @@ import pytest
 from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import CONFIG, everything_below, rows, write_request, write_rows
 

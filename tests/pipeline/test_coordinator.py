@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline import record_files, run_dir, team
-from pipeline.data.order import prompts_for_step
-from pipeline.datatypes import Completion, Published, RolloutRequest
-from pipeline.parity import ParityError
+from pipeline.contracts import record_files
+from pipeline.contracts.adapters import Published
+from pipeline.contracts.rollouts import Completion, RolloutRequest
+from pipeline.inputs.dataset.order import prompts_for_step
+from pipeline.rollout import team
+from pipeline.rollout.parity import ParityError
+from pipeline.run import run_folder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (
     FRESH,
@@ -475,7 +478,7 @@ def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(
 
         return before
 
-    monkeypatch.setattr(run_dir, "append_row", counted(record_files.append_row))
+    monkeypatch.setattr(run_folder, "append_row", counted(record_files.append_row))
     monkeypatch.setattr(record_files, "write_atomically", counted(record_files.write_atomically))
     _, expected = undisturbed(tmp_path / "whole")
     for number in range(1000):

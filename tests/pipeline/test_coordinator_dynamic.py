@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.data.order import continued_prompts
-from pipeline.datatypes import Completion, Rollout, RolloutRequest
-from pipeline.dynamic import Estimates, gain, has_signal
-from pipeline.record_files import replace_rows
+from pipeline.contracts.record_files import replace_rows
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
+from pipeline.inputs.dataset.order import continued_prompts
+from pipeline.rollout.dynamic_sampling import Estimates, gain, has_signal
 from tests.fakes import (
     Disk,
     Killed,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.contracts.batches import Packed
+from pipeline.contracts.rollouts import Rollout
 from pipeline.coordinator import Progress
-from pipeline.data.packing import Packed
-from pipeline.datatypes import Rollout
-from pipeline.run_dir import RunFolder
-from pipeline.team import TrainingStopped
+from pipeline.rollout.team import TrainingStopped
+from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data
 

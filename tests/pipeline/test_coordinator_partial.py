@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.datatypes import Completion, RolloutRequest
+from pipeline.contracts.rollouts import Completion, RolloutRequest
 from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
 
 STEPS = 5

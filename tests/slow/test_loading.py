@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pipeline.model import weights
-from pipeline.model.architecture import architecture
-from pipeline.model.tensors import entry
-from pipeline.model_files.hf_folder import stored_tensors
+from pipeline.compute.model import weights
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.tensors import entry
+from pipeline.inputs.hub.hf_folder import stored_tensors
 
 CONFIG = Path(__file__).parent / "configs" / "gemma3_1b.json"
 BEYOND_DEVICE = 0.7e9

@@ -19,12 +19,12 @@ COMPILE = """
 import json
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
-from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.architecture import architecture
-from pipeline.model.policy import Policy
-from pipeline.model.sharding import build, make_mesh
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import build, make_mesh
 from tests import tiny
-from tests.pipeline.model.test_quantize import GEMMA3_1B
+from tests.pipeline.compute.model.test_quantize import GEMMA3_1B
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
 shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))

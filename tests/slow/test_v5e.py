@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan.topology import TPU_COMPILER
+from pipeline.contracts.topology import TPU_COMPILER
 
 PROJECT = Path(__file__).parents[2]
 HBM_GIB = 15.75
@@ -24,15 +24,15 @@ from pathlib import Path
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from configs.load import load_config
-from pipeline.decode.programs import DecodePrograms
-from pipeline.learner.programs import LearnerPrograms
-from pipeline.model.architecture import architecture
-from pipeline.model.policy import Policy
-from pipeline.model.sharding import make_mesh
-from pipeline.model.vocabulary import Vocabulary
-from pipeline.plan.figures import whole_logits
-from pipeline.plan.hlo import parse
-from pipeline.plan.memory_report import HBM, memory_spaces
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.aot.figures import whole_logits
+from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.memory_report import HBM, memory_spaces
 
 which, model, dump = sys.argv[1:]
 config = load_config(f"configs/{model}_gsm8k_v5e8.toml")

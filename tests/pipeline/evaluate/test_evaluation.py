@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Prompt
-from pipeline.datatypes import RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import (
     Answer,
     Evaluation,
@@ -18,7 +18,7 @@ from pipeline.evaluate.evaluation import (
     sample_counts,
 )
 from pipeline.evaluate.significance import compare_paired
-from pipeline.text.prompts import PromptMaker
+from pipeline.inputs.text.prompts import PromptMaker
 from rewards.answers import Extraction
 from rewards.base import Tags
 from tests.fakes import CharTokenizer, completion, make_prompts

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.data.rows import TooLong
-from pipeline.data.splits import LoadedSplit
-from pipeline.datatypes import Completion, OpenedAdapter, RolloutRequest
+from pipeline.contracts.adapters import OpenedAdapter
+from pipeline.contracts.rollouts import Completion, RolloutRequest
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import Measured, answer, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
-from pipeline.parity import ParityError
+from pipeline.inputs.dataset.rows import TooLong
+from pipeline.inputs.dataset.splits import LoadedSplit
+from pipeline.rollout.parity import ParityError
 from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_config, make_prompts
 
 TUNED = "/runs/a"

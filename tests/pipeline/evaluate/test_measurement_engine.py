@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.datatypes import Completion, OpenedAdapter, Prompt, Published, RolloutRequest, Work
+from pipeline.contracts.adapters import OpenedAdapter, Published
+from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest, Work
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import answer
 from tests import tiny

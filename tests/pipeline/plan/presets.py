@@ -6,10 +6,10 @@ from pathlib import Path
 
 from configs.load import load_config
 from configs.schema import Config
-from pipeline.plan.hardware import topology_of
-from pipeline.plan.search import Case
-from pipeline.plan.shapes import shape_of
-from pipeline.plan.workload import Lengths
+from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.hardware import topology_of
+from pipeline.plan.search.search import Case
 
 PROJECT = Path(__file__).parents[3]
 FREE = (

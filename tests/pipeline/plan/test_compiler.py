@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from configs.load import load_config
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.topology import HBM_GIB
+from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan import compiler
 from pipeline.plan.compiler import Figures, NoCompiler, compiled, key, missing
-from pipeline.plan.programs import depends_on, programs_of
-from pipeline.plan.shapes import ModelShape, shape_of
-from pipeline.plan.topology import HBM_GIB
+from pipeline.plan.cost_model.programs import depends_on, programs_of
 from tests import tiny
 
 PRESETS = Path(__file__).parents[3] / "configs"

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_config
-from pipeline.decode import timing as decode_timing
-from pipeline.learner import timing as learner_timing
+from pipeline.compute.decode import timing as decode_timing
+from pipeline.compute.learner import timing as learner_timing
+from pipeline.control.reserve import SAFETY
 from pipeline.plan import calibrating
 from pipeline.plan.forecast import PACES, Forecast, forecast
-from pipeline.plan.search import choose
-from pipeline.reserve import SAFETY
+from pipeline.plan.search.search import choose
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 GIB = 2**30

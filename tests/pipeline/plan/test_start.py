@@ -8,10 +8,10 @@ import configs
 from configs.load import load_config
 from configs.schema import Config
 from launch.chat import _one_at_a_time
-from pipeline.plan.search import planned_sizes
-from pipeline.plan.sizes import Sizes, sized
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.plan.search.search import planned_sizes
 from pipeline.plan.start import case_of, first_sizes, with_first_sizes
-from pipeline.run_dir import RunFolder
+from pipeline.run.run_folder import RunFolder
 
 OPEN = [
     ("plan.fixed", "false"),

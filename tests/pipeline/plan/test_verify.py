@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.topology import GIB
 from pipeline.plan import verify
 from pipeline.plan.compiler import Figures, NoCompiler
-from pipeline.plan.memory import beside, estimate, moment
-from pipeline.plan.programs import depends_on
-from pipeline.plan.search import GAIN, Case, Planned, choose, measured, with_plan
-from pipeline.plan.shapes import ModelShape
-from pipeline.plan.topology import GIB
+from pipeline.plan.cost_model.memory import beside, estimate, moment
+from pipeline.plan.cost_model.programs import depends_on
+from pipeline.plan.search.search import GAIN, Case, Planned, choose, measured, with_plan
 from pipeline.plan.verify import MOST, Verifier, larger_plans, largest_programs, program_s, timed
 from tests.pipeline.plan.presets import FREE, case, preset
 

@@ -1,0 +1,170 @@
+"""Compiles programs of a run for TPU chips that need not be there. The only file here with JAX.
+
+    python -m pipeline.compute.aot.compile            a request, JSON, on standard input
+
+It runs as a child process, in the environment `topology.TPU_COMPILER`; `pipeline.plan.compiler`
+starts it. The request has `config`, `shape` and `programs`; the answers, a line of JSON for each
+program as soon as it is known, in any order, are those that `answer` returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from configs.schema import Config
+from pipeline.compute.aot.figures import estimated_seconds
+from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.memory_report import HBM, memory_spaces
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.decode.rollout_weights import rollout_policy
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.programs import SAMPLER, devices_of, split_name
+from pipeline.contracts.topology import GIB, HOST
+
+VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
+"""Gemma 3's; which tokens they are changes nothing of what a program holds."""
+
+_AT_ONCE = 2
+"""Programs that are compiled at a time; each keeps one core busy and takes some GiB of memory."""
+
+_TRACING = threading.Lock()  # qwix changes functions of JAX while it traces a model
+
+_NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
+
+
+def v5e_devices(count: int) -> Sequence[jax.Device]:
+    """The first chips of a v5e-8 that need not be there."""
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=HOST)
+    return topology.devices[:count]
+
+
+class DoesNotFitError(Exception):
+    """A program that needs more memory than a chip has.
+
+    Attributes:
+        needs_gib: by the compiler's account; None: it gives none.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Reads the compiler's message."""
+        super().__init__(message)
+        used = _NEEDED.search(message)
+        self.needs_gib = float(used[1] or used[2]) if used else None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program compiled for a TPU.
+
+    Attributes:
+        text: optimised HLO.
+        bytes_of: what it holds of each memory space, arguments included.
+        stats: sizes of its arguments and results.
+    """
+
+    text: str
+    bytes_of: Mapping[str, int]
+    stats: Any
+
+
+def compile_for(traced: jax.stages.Traced) -> Program:
+    """Compiles for a TPU and reads the compiler's report on memory.
+
+    Raises:
+        DoesNotFitError: if the compiler finds no way to fit the program into a chip.
+    """
+    lowered = traced.lower(lowering_platforms=("tpu",))
+    with TemporaryDirectory() as folder:
+        options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        try:
+            compiled = lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) and "HbmOom" not in str(error):
+                raise
+            raise DoesNotFitError(str(error)) from None
+        (report,) = Path(folder).glob("*memory-usage-report.txt")
+        spaces = memory_spaces(report.read_text())
+    text = compiled.as_text()
+    assert text is not None
+    return Program(text, spaces, compiled.memory_analysis())
+
+
+def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
+    """Traces a program of the run for the chips of a v5e-8; `contracts.programs` has the names.
+
+    Raises:
+        ValueError: if there is no such program.
+    """
+    kind, size = split_name(program)
+    place = devices_of(config, program)
+    mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
+    policy = Policy.create(
+        architecture(shape.hf_config(), dtype=jnp.dtype(config.model.dtype)),
+        lora=config.lora,
+        mesh=mesh,
+        quantization=config.model.quantization,
+    )
+    sized = (size,) if size else ()
+    if kind in SAMPLER:
+        decode = DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)
+        return getattr(decode, f"trace_{kind}")(*sized)
+    return getattr(LearnerPrograms(policy, config, VOCABULARY), f"trace_{kind}")(*sized)
+
+
+def answer(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
+    """What the compiler says of a program: the fields of `compiler.Figures` as JSON values."""
+    with _TRACING:
+        began = time.monotonic()
+        traced = trace(config, shape, program)
+    try:
+        compiled = compile_for(traced)
+    except DoesNotFitError as error:
+        needs = None if error.needs_gib is None else round(error.needs_gib * GIB)
+        return {"fits": False, "hbm_bytes": needs, "compile_s": time.monotonic() - began}
+    stats = compiled.stats
+    return {
+        "fits": True,
+        "hbm_bytes": compiled.bytes_of[HBM],
+        "argument_bytes": stats.argument_size_in_bytes,
+        "output_bytes": stats.output_size_in_bytes,
+        "host_bytes": stats.host_argument_size_in_bytes + stats.host_temp_size_in_bytes,
+        "seconds": estimated_seconds(parse(compiled.text)),
+        "compile_s": time.monotonic() - began,
+    }
+
+
+def main() -> None:
+    """The child's side."""
+    request = json.load(sys.stdin)
+    config = Config.model_validate_json(json.dumps(request["config"]))
+    sizes = request["shape"]
+    shape = ModelShape(**{**sizes, "local": tuple(sizes["local"])})
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+        asked = {pool.submit(answer, config, shape, name): name for name in request["programs"]}
+        for future in as_completed(asked):
+            sys.stdout.write(json.dumps({"program": asked[future], **future.result()}) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

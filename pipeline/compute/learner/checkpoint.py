@@ -1,0 +1,182 @@
+"""Checkpoints of the learner through Orbax: atomic when written, verified when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from pipeline.compute.learner.state import LearnerState
+from pipeline.compute.model import lora
+from pipeline.contracts.record_files import set_aside
+
+Meta = dict[str, Any]
+"""What the coordinator wants back: cursor and counters, as JSON."""
+
+_STATUS = re.compile(r"([A-Z_]+): ")
+"""How TensorStore begins a message: with the status of Abseil that it stands for."""
+_DAMAGE = {"DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
+"""Those of files that are missing, cut off or do not decompress; others are of disk or memory."""
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of a run; made when the first checkpoint is.
+
+    Args:
+        folder: where.
+        keep: how many are kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._damaged: list[int] = []
+        self._opened: ocp.CheckpointManager | None = None
+
+    def _manager(self) -> ocp.CheckpointManager:
+        if self._opened is None:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._keep, enable_async_checkpointing=False
+            )
+            self._opened = ocp.CheckpointManager(self._folder, options=options)
+        return self._opened
+
+    def save(self, state: LearnerState, meta: Meta) -> None:
+        """Writes a checkpoint of this version; does nothing if there is one already.
+
+        What `restore` skipped as damaged moves to `superseded/` first.
+        """
+        if self._damaged:
+            # Orbax ignores every version up to the newest in the folder.
+            folders = [self._folder / str(step) for step in self._damaged]
+            set_aside(self._folder.parent, folders)
+            self._damaged.clear()
+            self._manager().reload()
+        if state.version in self._manager().all_steps():
+            return
+        meta = json.loads(json.dumps(meta))
+        facts = {
+            "version": state.version,
+            "updates": state.updates,
+            "sha256": _sha256(state, meta),
+            "adapter_sha256": lora.sha256(state.adapter),
+            "meta": meta,
+        }
+        saved = self._manager().save(
+            state.version,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
+            ),
+        )
+        assert saved, state.version
+
+    def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
+        """The newest checkpoint that can be read and whose content has the recorded hash.
+
+        Args:
+            like: a state with the shapes, types and shardings to restore to.
+
+        Returns:
+            State, the coordinator's part, and one line for each newer checkpoint that was passed
+            over because it is damaged; None if the folder holds no checkpoint at all.
+
+        Raises:
+            ValueError: if there are checkpoints and all of them are damaged.
+            OSError: if one cannot be read now. It may be whole, and is not passed over.
+            Exception: likewise what else kept one from being read, a lack of memory above all.
+        """
+        steps = self._manager().all_steps() if self._folder.is_dir() else []
+        damaged: dict[int, str] = {}
+        for step in sorted(steps, reverse=True):
+            try:
+                state, meta = self._restore(step, like)
+            except Exception as error:  # noqa: BLE001  # raised again, or reported
+                cause = _innermost(error)
+                if not _is_damage(cause):
+                    raise _undamaged(step, cause) from None
+                damaged[step] = f"checkpoint {step} is damaged: {_first_line(error)}"
+            else:
+                self._damaged = list(damaged)
+                return state, meta, list(damaged.values())
+        if damaged:
+            lines = "; ".join(damaged.values())
+            raise ValueError(
+                f"no usable checkpoint in {self._folder}: {lines}; nothing was changed. Restore "
+                "one from a copy, or start another run with --run.name"
+            )
+        return None
+
+    def _restore(self, step: int, like: LearnerState) -> tuple[LearnerState, Meta]:
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
+        restored = self._manager().restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
+            ),
+        )
+        facts, tree = restored["facts"], restored["state"]
+        state = replace(
+            like,
+            adapter=tree["adapter"],
+            optimizer=tree["optimizer"],
+            reference=tree.get("reference"),
+            previous=tree.get("previous"),
+            version=facts["version"],
+            updates=facts["updates"],
+        )
+        found = _sha256(state, facts["meta"])
+        if found != facts["sha256"]:
+            raise ValueError(f"the hash of its content is {found}, recorded was {facts['sha256']}")
+        return state, facts["meta"]
+
+
+def _tree(state: LearnerState) -> dict[str, Any]:
+    tree: dict[str, Any] = {"adapter": state.adapter, "optimizer": state.optimizer}
+    more = {"reference": state.reference, "previous": state.previous}
+    return tree | {name: adapter for name, adapter in more.items() if adapter is not None}
+
+
+def _sha256(state: LearnerState, meta: Meta) -> str:
+    """Hash of all that is saved. Orbax itself notices no damage inside large arrays."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(_tree(state)):
+        value = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} {value.shape}".encode())
+        digest.update(value.tobytes())
+    counters = [state.version, state.updates, meta]
+    digest.update(json.dumps(counters, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What was raised first: Orbax wraps what goes wrong while it reads an array."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether files are missing or malformed; what else goes wrong may go well the next time."""
+    if isinstance(error, ValueError) and (status := _STATUS.match(str(error))):
+        return status[1] in _DAMAGE
+    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    malformed = (ValueError, LookupError, AttributeError, TypeError)
+    return isinstance(error, (*missing, *malformed))
+
+
+def _undamaged(step: int, error: BaseException) -> BaseException:
+    """The error itself; where TensorStore calls any error a ValueError, what it is."""
+    if not isinstance(error, ValueError):
+        return error
+    return OSError(f"checkpoint {step} cannot be read: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,0 +1,173 @@
+"""The model card of an export: what was trained on what, how, and how well it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from configs.schema import Config, Learner
+from pipeline.inputs.hub.model_source import HF
+from pipeline.run.run_folder import RunFolder
+
+_PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")
+
+
+def model_card(
+    config: Config, *, step: int, formats: Sequence[str], dtype: str, multimodal: bool
+) -> str:
+    """The text of `README.md`, in Markdown, with the front matter that the Hub reads.
+
+    Args:
+        config: the run's.
+        step: version of the adapter.
+        formats: what the folder holds: `hf`, `peft`, `orbax`.
+        dtype: type of the merged weights.
+        multimodal: whether the base stood beside a vision tower.
+    """
+    base = base_name(config.model.path)[0]
+    tags = [*config.run.phases, "lora"]
+    front: dict[str, Any] = {"tags": tags, "pipeline_tag": "text-generation"}
+    if config.model.path.startswith(HF):
+        front["base_model"] = base
+    settings = json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    lines = [
+        "---",
+        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items()),
+        "---",
+        f"# {config.run.name}",
+        "",
+        f"`{base}`, {_history(config, step)} by gemma-grpo.",
+        "",
+        *_contents(formats, dtype, multimodal=multimodal),
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {what} | {fact} |" for what, fact in _facts(config, base).items()),
+        "",
+        *_accuracy(RunFolder.of(config), config, step),
+        "",
+        "## All settings",
+        "",
+        "```json",
+        settings,
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _history(config: Config, step: int) -> str:
+    """What the adapter has been through: `trained with SFT for 30 steps and GRPO for 50 steps`."""
+    imitated = min(step, config.sft_steps)
+    parts = {"SFT": imitated, "GRPO": step - imitated}
+    trained = " and ".join(f"{phase} for {n} steps" for phase, n in parts.items() if n)
+    return f"trained with {trained}" if trained else "with an adapter as it was before training,"
+
+
+def _facts(config: Config, base: str) -> dict[str, str]:
+    model, lora, rollout, learner = config.model, config.lora, config.rollout, config.learner
+    sources = [config.data.train.path, *(source.path for source in config.data.mixture)]
+    heat = f"temperature {rollout.temperature:g}"
+    more: dict[str, str] = {}
+    if lora.start is not None:
+        more["adapter at the start"] = f"`{lora.start}`"
+    if config.sft.train is not None:
+        sft = config.sft
+        more["warm start"] = (
+            f"`{config.sft.train.path}`, {sft.steps} steps of {sft.sequences_per_step} packed "
+            f"sequences, learning rate {sft.lr:g}, {sft.schedule}"
+        )
+    return {
+        "base": f"`{base}`, {model.dtype}, quantization {model.quantization}",
+        "adapter": f"LoRA on `{lora.targets}`, rank {lora.rank}, alpha {lora.alpha:g}, "
+        + lora.scaling,
+        **more,
+        "GRPO on": ", ".join(f"`{path}`" for path in sources),
+        "rewards": ", ".join(part.name for part in config.rewards.functions),
+        **_told(config),
+        "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
+        "loss": _loss(learner),
+        "learning rate": f"{learner.lr:g}, {learner.schedule}",
+        "seed": str(config.run.seed),
+        "made with": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+    }
+
+
+def _told(config: Config) -> dict[str, str]:
+    """What whoever serves the model has to be told, because it stands in no file of the model."""
+
+    def quoted(texts: Sequence[str]) -> str:
+        return ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in texts)
+
+    found = {}
+    if config.prompt.answer_prefix:
+        found["the model's turn begins with"] = quoted([config.prompt.answer_prefix])
+    if config.rollout.stop_strings:
+        found["an answer also ends with"] = quoted(config.rollout.stop_strings)
+    return found
+
+
+def _loss(learner: Learner) -> str:
+    """The terms of the loss: `dapo + 0.02 KL to the reference (topk)`."""
+    terms: list[str] = [learner.loss]
+    if learner.kl_coef:
+        terms.append(f"{learner.kl_coef:g} KL to the reference ({learner.kl})")
+    if learner.teacher is not None:
+        terms.append(f"{learner.distill_coef:g} KL to the teacher `{learner.teacher}`")
+    return " + ".join(terms)
+
+
+def base_name(path: str) -> tuple[str, str | None]:
+    """What a model is called where it came from, and the revision if one is named."""
+    if path.startswith(HF):
+        name, _, revision = path.removeprefix(HF).partition("@")
+        return name, revision or None
+    return path, None
+
+
+def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[str]:
+    lines = []
+    if "hf" in formats:
+        lines.append(f"* the merged model in {dtype}, for Hugging Face's tools")
+    if "orbax" in formats:
+        lines.append(f"* `flax/`: the merged model in {dtype}, an orbax checkpoint")
+    if "peft" in formats:
+        lines.append("* `adapter/`: the adapter alone, for PEFT, on the base")
+    if multimodal and len({"hf", "orbax"} & set(formats)):
+        lines.append(
+            "\nThe base stands beside a vision tower; the merged model is its text model alone."
+        )
+    return lines
+
+
+def _accuracy(folder: RunFolder, config: Config, step: int) -> list[str]:
+    """What the run measured, of the base and of this version, as far as it has by now."""
+    # What was measured twice counts once.
+    measured = {(entry["name"], entry["step"]): entry for entry in folder.standing("evaluated")}
+    rows = [
+        f"| {entry['name']} | {entry['step']} | {_percent(entry)} | {entry['n']} |"
+        for entry in measured.values()
+        if entry["step"] in {0, step}
+    ]
+    if not rows:
+        return []
+    protocol = config.eval
+    heat = "greedy" if protocol.temperature == 0 else f"temperature {protocol.temperature:g}"
+    how = f"{heat}, {protocol.samples} sample(s) a prompt, answer by {protocol.extraction}"
+    return [
+        "## Accuracy",
+        "",
+        f"The test split is `{config.data.test.path}`; {how}.",
+        "`before` is the policy that training began with. Of all versions the one with the best",
+        "validation is taken, so its validation looks a little better than it is.",
+        "",
+        "| evaluation | step | accuracy [95%] | prompts |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+
+
+def _percent(entry: Mapping[str, Any]) -> str:
+    low, high = entry["ci95"]
+    return f"{entry['accuracy']:.1%} [{low:.1%}, {high:.1%}]"

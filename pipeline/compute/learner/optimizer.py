@@ -1,0 +1,50 @@
+"""The optimizer: clipped gradients, AdamW, warm-up and decay, on float32 adapters."""
+
+from __future__ import annotations
+
+import optax
+
+from configs.schema import Config
+
+
+def grpo_rate(config: Config) -> optax.Schedule:
+    """Learning rate of the GRPO phase as a function of its updates so far.
+
+    Unused where `control.step_planner` plans the decay by the clock: there each step carries its rate.
+    """
+    learner = config.learner
+    updates = learner.updates_per_batch
+    decay = None if config.decay_steps is None else config.decay_steps * updates
+    return _schedule(
+        learner.schedule, peak=learner.lr, warmup=learner.warmup_steps * updates, decay=decay
+    )
+
+
+def imitation_rate(config: Config) -> optax.Schedule:
+    """Learning rate of the supervised phase as a function of its updates so far."""
+    sft = config.sft
+    return _schedule(sft.schedule, peak=sft.lr, warmup=sft.warmup_steps, decay=sft.steps)
+
+
+def _schedule(kind: str, *, peak: float, warmup: int, decay: int | None) -> optax.Schedule:
+    """A linear rise over `warmup` updates, then constant or falling to zero at update `decay`."""
+    # The first update must not be lost to a rate of zero, hence (n + 1) / warmup.
+    rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
+    if kind == "constant" or decay is None:
+        after: optax.Schedule = optax.constant_schedule(peak)
+    elif kind == "linear":
+        after = optax.linear_schedule(peak, 0.0, decay - warmup)
+    else:
+        after = optax.cosine_decay_schedule(peak, decay - warmup)
+    return optax.join_schedules([rise, after], [warmup]) if warmup else after
+
+
+def make_optimizer(config: Config, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Global-norm clipping, then AdamW (arXiv:1711.05101)."""
+    learner = config.learner
+    return optax.chain(
+        optax.clip_by_global_norm(learner.max_grad_norm),
+        optax.adamw(
+            rate, b1=learner.adam_b1, b2=learner.adam_b2, weight_decay=learner.weight_decay
+        ),
+    )

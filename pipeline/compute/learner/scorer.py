@@ -1,0 +1,65 @@
+"""Scores completions and does nothing else: for looking at a model that is not trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from configs.schema import Config
+from pipeline.compute.learner.batches import Inputs, place_inputs
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.contracts.batches import BatchShape
+from pipeline.contracts.rollouts import Completion, RolloutName
+from pipeline.inputs.dataset.batching import batches_to_score
+
+
+class Scorer:
+    """The learner's scoring program, compiled once for each size of a micro-batch.
+
+    Args:
+        policy: the model.
+        config: shapes and temperature.
+        vocabulary: token ids with a meaning.
+    """
+
+    def __init__(self, policy: Policy, config: Config, vocabulary: Vocabulary) -> None:
+        programs = LearnerPrograms(policy, config, vocabulary)
+        self._mesh, self._shape = policy.mesh, programs.shape
+        self._compiled = programs.compile_score()
+
+    def score(
+        self, completions: Sequence[Completion], *, adapter: Params, base: Params
+    ) -> list[np.ndarray]:
+        """Log-probs of each completion's tokens, float32, in the given order."""
+
+        def run(inputs: Inputs) -> jax.Array:
+            return self._compiled[len(inputs.tokens)](base, adapter, inputs)
+
+        return score_completions(completions, run, shape=self._shape, mesh=self._mesh)
+
+
+def score_completions(
+    completions: Sequence[Completion],
+    run: Callable[[Inputs], jax.Array],
+    *,
+    shape: BatchShape,
+    mesh: Mesh,
+) -> list[np.ndarray]:
+    """Log-probs of each completion's tokens, float32, in the given order.
+
+    Args:
+        completions: what is scored; their names must differ.
+        run: the log-probs of a micro-batch's targets, `rows seq`.
+        shape: sizes of micro-batches.
+        mesh: where they are placed.
+    """
+    scored: dict[RolloutName, np.ndarray] = {}
+    for batch in batches_to_score(completions, shape=shape):
+        logprobs = np.asarray(run(place_inputs(batch, mesh)))
+        scored |= {name: logprobs[place.row, place.drawn] for name, place in batch.places.items()}
+    return [scored[completion.name] for completion in completions]

@@ -1,0 +1,45 @@
+"""An adapter in one file, under our parameter names: float32, with its version and its hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from pipeline.compute.model import lora
+
+NAME = "adapter.safetensors"
+
+
+def write_adapter_file(folder: Path, adapter: Mapping[str, np.ndarray], *, version: int) -> None:
+    """Replaces the adapter in `folder`, so that a reader sees the old or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{NAME}.tmp"
+    tensors = {name: np.ascontiguousarray(value, np.float32) for name, value in adapter.items()}
+    facts = {"version": str(version), "sha256": lora.sha256(adapter)}
+    save_file(tensors, partial, metadata=facts)
+    partial.replace(folder / NAME)
+
+
+def read_adapter_file(folder: Path) -> tuple[dict[str, np.ndarray], int]:
+    """The adapter in `folder` and its version.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is damaged.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"no adapter at {path}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+            adapter = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if "sha256" not in facts or "version" not in facts or lora.sha256(adapter) != facts["sha256"]:
+        raise ValueError(f"{path} is damaged: its content has not the hash it names")
+    return adapter, int(facts["version"])

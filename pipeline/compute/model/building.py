@@ -1,0 +1,78 @@
+"""Compiles programs side by side, in threads: XLA lets go of Python's lock while it works.
+
+Tracing stays in the thread that asks, one program after the other: it is Python, and what it notes
+on modules is not meant for several threads. What is compiled does not depend on any of this.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from pipeline.compute.model.sharding import lowered
+from pipeline.contracts.builds import BuildLog, Built
+from pipeline.contracts.cores import cores
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_HIT = "/jax/compilation_cache/cache_hits"
+_here = threading.local()
+
+
+def _listen(event: str, **_: Any) -> None:
+    if event == _HIT:
+        _here.hits = getattr(_here, "hits", 0) + 1
+
+
+jax.monitoring.register_event_listener(_listen)
+
+
+class Builder:
+    """Compiles for one mesh, on as many threads as there are cores; to be used in a `with`.
+
+    Args:
+        mesh: devices, which need not be on this machine.
+        log: told about each program.
+    """
+
+    def __init__(self, mesh: Mesh, *, log: BuildLog | None = None) -> None:
+        self._mesh = mesh
+        self._log = BuildLog() if log is None else log
+        # More would only need more memory: a large program's compilation takes gigabytes.
+        self._pool = ThreadPoolExecutor(cores())
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def build(self, name: str, traced: jax.stages.Traced) -> Future[jax.stages.Compiled]:
+        """Lowers the program now and compiles it soon."""
+        self._log.asked()
+        return self._pool.submit(self._compile, name, lowered(traced, self._mesh))
+
+    def _compile(self, name: str, program: jax.stages.Lowered) -> jax.stages.Compiled:
+        hits, started = getattr(_here, "hits", 0), time.monotonic()
+        compiled = program.compile()
+        seconds, cached = time.monotonic() - started, getattr(_here, "hits", 0) > hits
+        self._log.done(Built(name, seconds, cached))
+        return compiled
+
+
+def results(futures: Mapping[K, Future[V]]) -> dict[K, V]:
+    """What the futures will be; raises what the first that fails has raised."""
+    return {key: future.result() for key, future in futures.items()}

@@ -1,0 +1,168 @@
+"""Google's own checkpoints: orbax, in the layout of the gemma library, as Kaggle gives them out.
+
+A tensor's name is its path in the tree, such as `layer_0/attn/q_einsum/w`; whether the tree is flat
+(`transformer/layer_0/attn/q_einsum`, then `w`) or nested makes no difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax import checkpoint as ocp
+
+from pipeline.inputs.hub.hf_folder import flax_part
+
+_LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+# By family, layers and width: what shapes do not tell.
+_PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
+    ("gemma3_text", 18, 640): {"sliding_window": 512},
+    ("gemma3_text", 26, 1152): {"sliding_window": 512},
+    ("gemma3_text", 34, 2560): {"sliding_window": 1024, **_LINEAR_BY_8},
+    ("gemma3_text", 48, 3840): {"sliding_window": 1024, **_LINEAR_BY_8},
+    ("gemma3_text", 62, 5376): {
+        "sliding_window": 1024,
+        "query_pre_attn_scalar": 168,
+        **_LINEAR_BY_8,
+    },
+    ("gemma2", 26, 2304): {},
+    ("gemma2", 42, 3584): {},
+    ("gemma2", 46, 4608): {"query_pre_attn_scalar": 144},
+}
+_TOP = re.compile(r"^(params/)?(transformer/)?")
+_GATING = {"gate_proj": 0, "up_proj": 1}
+
+
+class FlaxCheckpoint:
+    """The text model's tensors in a checkpoint; those of the vision tower are left aside.
+
+    Attributes:
+        shapes: of the tensors, by their names.
+        dtypes: their types, in NumPy's words.
+        ignored: tensors that may be there or not.
+    """
+
+    ignored: frozenset[str] = frozenset()
+
+    def __init__(self, place: Path) -> None:
+        """Read what is there, without the tensors themselves.
+
+        Raises:
+            ValueError: if orbax cannot read it.
+        """
+        self._place = place
+        self._paths: dict[str, tuple[str, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
+        for path, leaf in _leaves(place).items():
+            name = _TOP.sub("", "/".join(path))
+            if flax_part(name) is None:
+                self._paths[name] = path
+                self.shapes[name] = tuple(leaf.shape)
+                self.dtypes[name] = str(np.dtype(leaf.dtype))
+
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """The tensor that holds our parameter `name`, and its shape."""
+        tensor, half = _tensor(name)
+        if half is None:
+            return {tensor: shape}
+        # Gemma 2 2B keeps these matrices as they are multiplied, all later ones the other way.
+        straight, turned = (2, *shape), (2, *shape[::-1])
+        return {tensor: straight if self.shapes.get(tensor) == straight else turned}
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Our parameter `name` in the checkpoint's type."""
+        tensor, half = _tensor(name)
+        stored = self._restore(tensor)
+        if half is None:
+            return stored
+        return stored[half] if stored.shape[1:] == shape != shape[::-1] else stored[half].T
+
+    def _restore(self, tensor: str) -> np.ndarray:
+        path = self._paths[tensor]
+        only = ocp.args.PyTreeRestore(
+            item=_nested(path, 0),
+            restore_args=_nested(path, ocp.RestoreArgs(restore_type=np.ndarray)),
+            partial_restore=True,
+        )
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                found: Any = checkpointer.restore(self._place, args=only)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{tensor} in {self._place} is damaged: {error}") from None
+        for key in path:
+            found = found[key]
+        return found
+
+
+def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """A `config.json` for a checkpoint with these tensors.
+
+    Raises:
+        ValueError: if no Gemma with such shapes has been published.
+    """
+    layers = {match[1] for name in shapes if (match := re.match(r"layer_(\d+)/", name))}
+    vocab, embed = shapes.get("embedder/input_embedding", (0, 0))
+    attn = "layer_0/attn"
+    family = "gemma3_text" if f"{attn}/_query_norm/scale" in shapes else "gemma2"
+    known = _PUBLISHED.get((family, len(layers), embed))
+    joined = shapes.get(f"{attn}/qkv_einsum/w", (3, 0, 0, 0))
+    heads, _, head_dim = shapes.get(f"{attn}/q_einsum/w", joined[1:])
+    kv_heads = shapes.get(f"{attn}/kv_einsum/w", joined)[1]
+    hidden = shapes.get("layer_0/mlp/linear/w", (0, 0))[0]
+    if known is None or not (heads and kv_heads and hidden):
+        raise ValueError(
+            f"there is no config.json, and {len(layers)} layers of width {embed} are no published "
+            "Gemma 2 or 3; put the model's config.json beside the checkpoint"
+        )
+    return {
+        "model_type": family,
+        "num_hidden_layers": len(layers),
+        "vocab_size": vocab,
+        "hidden_size": embed,
+        "intermediate_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        **known,
+    }
+
+
+def _leaves(place: Path) -> dict[tuple[str, ...], Any]:
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            found = checkpointer.metadata(place)
+        tree = getattr(found, "item_metadata", found)
+        flat, _ = jax.tree_util.tree_flatten_with_path(getattr(tree, "tree", tree))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place} is damaged: {error}") from None
+    if not flat:
+        raise ValueError(f"{place} is damaged: orbax finds no tensors in it")
+    return {tuple(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in flat}
+
+
+def _nested(path: tuple[str, ...], leaf: Any) -> Any:
+    for key in reversed(path):
+        leaf = {key: leaf}
+    return leaf
+
+
+def _tensor(name: str) -> tuple[str, int | None]:
+    """The tensor that holds one of our parameters, and which half of it, if it holds two."""
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
+    if match is None:
+        return name.replace(".", "/"), None
+    layer, module = f"layer_{match[1]}", match[2].replace(".", "/")
+    kind = module.removeprefix("mlp/")
+    if kind in _GATING:
+        return f"{layer}/mlp/gating_einsum/w", _GATING[kind]
+    if kind == "down_proj":
+        return f"{layer}/mlp/linear/w", None
+    return f"{layer}/{module}/{match[3]}", None

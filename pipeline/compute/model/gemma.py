@@ -1,0 +1,226 @@
+"""Gemma 2 and 3 from tokens to hidden states, on the modules of Tunix's Gemma 3.
+
+Gemma 2 (arXiv:2408.00118) is Gemma 3 (arXiv:2503.19786) with soft-capped scores in place of norms
+of queries and keys, and other sizes; so both are one class with one set of parameter names.
+
+The forward pass is ours for three reasons: qwix attaches LoRA to the outermost `__call__` only, so
+every use of the model has to go through that one method; it must return hidden states, because the
+logits of a 262,144-entry vocabulary must never exist whole; and attention must be exchangeable,
+because training, prefill and decoding attend to different things (`Attend`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Float, Int
+from tunix.models.gemma3 import model as gemma3
+
+from pipeline.compute.model.attention import Attend, LayerCache, attend_causally
+from pipeline.compute.model.lookup import look_up
+from pipeline.compute.model.remat import Parts, Remat
+from pipeline.compute.model.sharding import gathered_sharding, mesh_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The shape of a model.
+
+    Attributes:
+        config: Tunix's, with the sizes.
+        local: for each layer, whether it sees a window only.
+        query_scale: queries are multiplied by this before attention.
+        query_key_norm: whether queries and keys are normalised.
+        attention_softcap: bound of the attention scores; None: they have none.
+        final_softcap: bound of the logits; None: they have none.
+    """
+
+    config: gemma3.ModelConfig
+    local: tuple[bool, ...]
+    query_scale: float
+    query_key_norm: bool
+    attention_softcap: float | None
+    final_softcap: float | None
+
+    def build(self, rngs: nnx.Rngs, activations: NamedSharding | None = None) -> Gemma:
+        """The model with fresh parameters; call it under `nnx.eval_shape` to allocate nothing."""
+        return Gemma(self, activations=activations, rngs=rngs)
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a query of `layer` sees; None: all."""
+        return self.config.sliding_window_size if self.local[layer] else None
+
+
+class Gemma(nnx.Module):
+    """The model; its `__call__` returns hidden states.
+
+    Args:
+        architecture: its shape.
+        activations: how hidden states are sharded; None leaves it to the compiler.
+        rngs: initialises parameters.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        activations: NamedSharding | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        config = architecture.config
+        dtype = config.param_dtype
+        self.architecture = architecture
+        self.activations = activations
+        self.embedder = gemma3.Embedder(
+            config.num_embed, config.embed_dim, rngs=rngs, param_dtype=dtype
+        )
+        self.layers = nnx.List(
+            [_make_layer(architecture, local=local, rngs=rngs) for local in architecture.local]
+        )
+        self.final_norm = gemma3.RMSNorm(config.embed_dim, rngs=rngs, param_dtype=dtype)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch seq"],
+        positions: Int[Array, "batch seq"],
+        *,
+        attend: Attend = attend_causally,
+        caches: Sequence[LayerCache] | None = None,
+        remat: Remat | None = None,
+    ) -> tuple[Float[Array, "batch seq embed"], tuple[LayerCache, ...]]:
+        """Hidden states after the final norm, and what `attend` kept for each layer.
+
+        Args:
+            tokens: token ids.
+            positions: position of each token in its sequence, for RoPE.
+            attend: attention over the caches.
+            caches: one entry a layer for `attend`; None: an empty one for each.
+            remat: what a backward pass keeps; None: there will be none. With it `attend` has to be
+                a pytree of arrays with a leading axis of rows, and there are no caches.
+        """
+        if remat is not None:
+            return self._for_gradient(tokens, positions, attend, remat), ()
+        x = self._constrain(self._embed(tokens))
+        kept = []
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+            x, cache = _layer(layer, x, positions, self.architecture, attend, cache)  # noqa: PLW2901
+            x = self._constrain(x)
+            kept.append(cache)
+        return _normalize(self.final_norm, x), tuple(kept)
+
+    def _for_gradient(
+        self,
+        tokens: Int[Array, "batch seq"],
+        positions: Int[Array, "batch seq"],
+        attend: Attend,
+        remat: Remat,
+    ) -> Float[Array, "batch seq embed"]:
+        assert self.activations is not None
+        parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=mesh_of(self.activations))
+        others = jax.tree.map(parts.split, (positions, attend))
+        gather = partial(nnx.map_state, partial(_gathered, parts.mesh))
+        x = parts.split(self._constrain(self._embed(tokens)))
+        for layer in self.layers:
+            adapter, base, run = _pure(layer, self.architecture)
+            x = remat.layer_on_parts(parts, run, gather=gather)(adapter, base, x, *others)
+        normalize = remat.wrap(partial(_normalize, self.final_norm))
+        x = remat.wrap_parts(partial(parts.map, normalize))(x)
+        return self._constrain(parts.join(x))
+
+    def _embed(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
+        mesh = None if self.activations is None else mesh_of(self.activations)
+        x = look_up(tokens, self.embedder.input_embedding[...], mesh=mesh)
+        return x * jnp.sqrt(x.shape[-1]).astype(x.dtype)
+
+    def _constrain(self, x: jax.Array) -> jax.Array:
+        if self.activations is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, self.activations)
+
+
+def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> gemma3.DecoderLayer:
+    kind = gemma3.AttentionType.LOCAL_SLIDING if local else gemma3.AttentionType.GLOBAL
+    layer = gemma3.DecoderLayer(architecture.config, attn_type=kind, rngs=rngs)
+    if not architecture.query_key_norm:
+        del layer.attn._query_norm, layer.attn._key_norm  # noqa: SLF001  # Tunix's names
+    return layer
+
+
+def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+    """A frozen parameter of a layer as its computation needs it."""
+    place = gathered_sharding(".".join(map(str, path)), variable.shape, mesh)
+    return variable.replace(jax.lax.with_sharding_constraint(variable[...], place))
+
+
+def _pure(
+    layer: gemma3.DecoderLayer, architecture: Architecture
+) -> tuple[nnx.State, nnx.State, Callable[..., jax.Array]]:
+    """The layer's adapter, what else it has, and the layer as a pure function of both.
+
+    `jax.checkpoint` and `jax.lax.map` need one, and `nnx.remat` fails inside Tunix's Gemma 3
+    (TraceContextError). The adapter is cast in there, too: what comes in as float32 gets a gradient
+    that is summed in float32 over the parts of the batch.
+    """
+    graphdef, adapter, base = nnx.split(layer, nnx.LoRAParam, ...)
+    dtype = architecture.config.param_dtype
+
+    def cast(_: Any, variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+        return variable.replace(variable[...].astype(dtype))
+
+    def run(
+        adapter: nnx.State, base: nnx.State, x: jax.Array, positions: jax.Array, attend: Attend
+    ) -> jax.Array:
+        merged = nnx.merge(graphdef, nnx.map_state(cast, adapter), base)
+        return _layer(merged, x, positions, architecture, attend, None)[0]
+
+    return adapter, base, run
+
+
+def _layer(
+    layer: gemma3.DecoderLayer,
+    x: jax.Array,
+    positions: jax.Array,
+    architecture: Architecture,
+    attend: Attend,
+    cache: LayerCache,
+) -> tuple[jax.Array, LayerCache]:
+    attn = layer.attn
+    h = _normalize(layer.pre_attention_norm, x)
+    if attn.use_qkv_einsum:
+        query, key, value = attn.qkv_einsum(h)
+    else:
+        query = attn.q_einsum(h)
+        key, value = attn.kv_einsum(h)
+    if architecture.query_key_norm:
+        query = _normalize(attn._query_norm, query)  # noqa: SLF001  # Tunix's names
+        key = _normalize(attn._key_norm, key)  # noqa: SLF001
+    rope = {
+        "head_dim": attn.head_dim,
+        "base_frequency": attn.rope_base_frequency,
+        "scale_factor": attn.rope_scale_factor,
+    }
+    query, key = (gemma3.apply_rope(x, positions, **rope) for x in (query, key))
+    local = attn.attn_type == gemma3.AttentionType.LOCAL_SLIDING
+    encoded, cache = attend(
+        query * architecture.query_scale,
+        key,
+        value,
+        window=attn.sliding_window_size if local else None,
+        softcap=architecture.attention_softcap,
+        cache=cache,
+    )
+    x += _normalize(layer.post_attention_norm, attn.attn_vec_einsum(encoded))
+    h = layer.mlp(_normalize(layer.pre_ffw_norm, x))
+    return x + _normalize(layer.post_ffw_norm, h), cache
+
+
+def _normalize(norm: gemma3.RMSNorm, x: jax.Array) -> jax.Array:
+    # In float32 whatever the type of x, as the reference implementation does.
+    return norm(x.astype(jnp.float32)).astype(x.dtype)

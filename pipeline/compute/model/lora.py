@@ -1,0 +1,172 @@
+"""The adapter: which matrices carry LoRA, how it starts, how it is named, hashed and merged.
+
+LoRA (arXiv:2106.09685) is attached by qwix. An adapter is a flat dict from parameter path to
+float32 array; that is what is trained, hashed, shipped and saved. Fresh, it is the identity.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from flax import nnx
+from tunix.models.gemma3 import model as gemma3
+
+from configs.schema import Lora
+from pipeline.compute.model import quantize
+from pipeline.compute.model.gemma import Gemma
+from pipeline.compute.model.sharding import batch_shards, mesh_of, platform
+
+Adapter = dict[str, jax.Array]
+
+_TARGETS = {
+    "attention": r"layers/\d+/attn/\w+",
+    "mlp": r"layers/\d+/mlp/\w+",
+    "all": r"layers/\d+/(attn|mlp)/\w+",
+}
+
+FUSED = {"kv_einsum": 2, "qkv_einsum": 3}
+"""Matrices that hold several projections; they share one lora_a."""
+
+# How lora_a and lora_b multiply to the shape of the matrix they adapt.
+_MERGE = {
+    "q_einsum.w": "dr,rnh->ndh",
+    "kv_einsum.w": "dr,rckh->ckdh",
+    "qkv_einsum.w": "dr,rcnh->cndh",
+    "attn_vec_einsum.w": "nhr,rd->nhd",
+    "gate_proj.kernel": "dr,rf->df",
+    "up_proj.kernel": "dr,rf->df",
+    "down_proj.kernel": "fr,rd->fd",
+}
+
+
+def attach(
+    model: Gemma, lora: Lora, *, quantization: str = "none", separate: bool = False
+) -> Gemma:
+    """The model with qwix LoRA on the target matrices; call it under `nnx.eval_shape`.
+
+    The model has to be an argument of what is traced: qwix 0.1.8 looks for a matrix among the
+    operations that made it, and does not find a quantized one that was made in the same trace.
+
+    Args:
+        model: without an adapter.
+        lora: rank, scale and targets.
+        quantization: how the matrices of all layers are kept, adapted or not.
+        separate: give a fused matrix the rank of its projections together, so that each of them
+            can have a lora_a of its own.
+
+    Raises:
+        ValueError: if `lora.targets` matches no matrix.
+    """
+    modules = {
+        "/".join(map(str, path)): module
+        for path, module in nnx.iter_modules(model)
+        if path[:1] == ("layers",) and isinstance(module, gemma3.Einsum | nnx.Linear)
+    }
+    adapted = targets(list(modules), lora)
+    rules: dict[qwix.QuantizationRule, list[str]] = {}
+    for path, module in modules.items():
+        how = quantize.rule(module, path.split("/")[-1], quantization=quantization)
+        if path in adapted:
+            rank = lora.rank * (FUSED.get(path.split("/")[-1], 1) if separate else 1)
+            # qwix multiplies by alpha / rank.
+            rule = qwix.LoraRule(rank=rank, alpha=lora.scale * rank, **how)
+        elif how:
+            rule = qwix.QuantizationRule(**how)
+        else:
+            continue
+        rules.setdefault(rule, []).append(path)
+    mesh = None if model.activations is None else mesh_of(model.activations)
+    provider = quantize.Provider(
+        [_at(rule, paths) for rule, paths in rules.items()],
+        quantization=quantization,
+        flat=mesh is not None and platform(mesh) == "cpu",
+    )
+    # A row for every device that has rows of its own.
+    rows = 1 if mesh is None else batch_shards(mesh)
+    tokens = jnp.zeros((rows, 1), jnp.int32)
+    wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
+    found = {
+        "/".join(map(str, path))
+        for path, module in nnx.iter_modules(wrapped)
+        if any(isinstance(value, nnx.LoRAParam) for value in vars(module).values())
+    }
+    assert found == adapted, found ^ adapted  # qwix passes over what it does not recognise
+    return wrapped
+
+
+def _at(rule: qwix.QuantizationRule, paths: Sequence[str]) -> qwix.QuantizationRule:
+    return replace(rule, module_path="|".join(map(re.escape, paths)))
+
+
+def targets(modules: Sequence[str], lora: Lora) -> set[str]:
+    """The module paths that `lora.targets` selects.
+
+    Raises:
+        ValueError: if there are none, with the nearest and a few others.
+    """
+    pattern = _TARGETS.get(lora.targets, lora.targets)
+    found = {path for path in modules if re.fullmatch(pattern, path)}
+    if not found:
+        nearest = difflib.get_close_matches(pattern.replace("\\d+", "0"), modules, 1, cutoff=0.0)
+        raise ValueError(
+            f"lora.targets = {lora.targets!r} matches no whole module path; nearest: "
+            f"{nearest[0]}; there are {', '.join(modules[:7])} ... {modules[-1]}"
+        )
+    return found
+
+
+def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
+    """A new adapter: A is He-uniform, B is zero, so that it changes nothing yet."""
+    return _draw(shapes, seed=seed, lora_b=0.0)
+
+
+def probe(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
+    """A random adapter that changes every output; only for comparing sampler and learner."""
+    return _draw(shapes, seed=seed, lora_b=0.02)
+
+
+def _draw(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, lora_b: float) -> Adapter:
+    he_uniform = jax.nn.initializers.he_uniform()
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    adapter = {}
+    for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True):
+        if name.endswith("_lora_a"):
+            adapter[name] = he_uniform(key, shape.shape, jnp.float32)
+        else:
+            adapter[name] = lora_b * jax.random.normal(key, shape.shape, jnp.float32)
+    return adapter
+
+
+def sha256(adapter: Mapping[str, np.ndarray | jax.Array]) -> str:
+    """Hash over names, shapes and float32 values, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(adapter):
+        value = np.ascontiguousarray(np.asarray(adapter[name], dtype="<f4"))
+        digest.update(f"{name}{value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def delta(name: str, adapter: Mapping[str, jax.Array], *, lora: Lora) -> jax.Array | None:
+    """What the adapter adds to the base parameter `name`, float32; None if it is not adapted."""
+    if f"{name}_lora_a" not in adapter:
+        return None
+    equation = _MERGE[".".join(name.split(".")[-2:])]
+    a, b = adapter[f"{name}_lora_a"], adapter[f"{name}_lora_b"]
+    return jnp.einsum(equation, a, b, precision="highest") * lora.scale
+
+
+def merge(
+    name: str, value: jax.Array, adapter: Mapping[str, jax.Array], *, lora: Lora
+) -> jax.Array:
+    """Base parameter `name` plus what the adapter adds, float32; `value` if it is not adapted."""
+    change = delta(name, adapter, lora=lora)
+    return value if change is None else value.astype(jnp.float32) + change

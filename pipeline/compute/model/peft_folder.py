@@ -1,0 +1,240 @@
+"""Reads and writes PEFT's adapter folders: `adapter_config.json`, `adapter_model.safetensors`.
+
+Only files, keys and numbers; which of our matrices a projection belongs to is in `projections.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from configs.schema import Lora
+from pipeline.compute.model.projections import Pair, Place
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+TEXT, MULTIMODAL = "model.layers", "model.language_model.layers"
+"""Where Hugging Face's text and multimodal models have their layers."""
+
+_KEY = re.compile(
+    r"base_model\.model\.(?:language_model\.)?(?:model\.)?(?:language_model\.)?"
+    r"layers\.(\d+)\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)"
+    r"\.lora_([AB])(?:\.default)?\.weight"
+)
+# These change the base before training, and what they did is not in the folder.
+_CHANGES_BASE = ("pissa", "corda", "olora", "lora_ga")
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "use_dora": (False, None),
+    "bias": ("none",),
+    "lora_bias": (False, None),
+    "modules_to_save": (None, []),
+    "use_qalora": (False, None),
+    "trainable_token_indices": (None, []),
+    "target_parameters": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_bdlora": (None, False),
+}
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """What a folder holds.
+
+    Attributes:
+        folder: where it came from.
+        config: its `adapter_config.json`.
+        pairs: float32 matrices of each projection.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    pairs: Mapping[Place, Pair]
+
+    def scale(self, place: Place) -> float:
+        """What the product of a projection's two matrices is multiplied by."""
+        alpha = self._setting(place, "alpha_pattern", "lora_alpha")
+        rank = self.pairs[place][0].shape[0]
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def expected_rank(self, place: Place) -> int:
+        """The rank that the configuration gives a projection."""
+        return int(self._setting(place, "rank_pattern", "r"))
+
+    def _setting(self, place: Place, patterns: str, default: str) -> float:
+        module = f"{TEXT}.{place[0]}.{place[1]}"
+        for pattern, value in (self.config.get(patterns) or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return float(value)
+        return float(self.config[default])
+
+
+def read_peft(folder: Path) -> PeftAdapter:
+    """The adapter in a PEFT folder.
+
+    Raises:
+        FileNotFoundError: if one of its two files is absent.
+        ValueError: if it is damaged, contradicts itself, or is no plain LoRA of a Gemma's
+            attention and MLP.
+    """
+    config = _read_config(folder / CONFIG)
+    path = folder / TENSORS
+    if not path.is_file():
+        raise FileNotFoundError(f"lora.start: {folder} has no {TENSORS}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"lora.start: {path} is damaged: {error}") from None
+    halves, problems = _halves(tensors)
+    pairs = {place: (half["A"], half["B"]) for place, half in halves.items() if len(half) == 2}
+    adapter = PeftAdapter(folder, config, pairs)
+    for place, (a, b) in pairs.items():
+        rank = adapter.expected_rank(place)
+        if not a.shape[0] == b.shape[1] == rank:
+            found = f"lora_A is {a.shape}, lora_B is {b.shape}"
+            problems.append(f"rank of {named(place)}: {found}, {CONFIG} says {rank}")
+    if not halves:
+        problems.append("missing: lora_A and lora_B of any layer")
+    if problems:
+        raise ValueError(f"lora.start: {path} is no LoRA of a Gemma:\n  " + "\n  ".join(problems))
+    return adapter
+
+
+def named(place: Place) -> str:
+    """A projection in words of Hugging Face's."""
+    return f"layers.{place[0]}.{place[1]}"
+
+
+def _halves(
+    tensors: Mapping[str, np.ndarray],
+) -> tuple[dict[Place, dict[str, np.ndarray]], list[str]]:
+    """The matrices by projection and half, and what is wrong with the keys."""
+    halves: dict[Place, dict[str, np.ndarray]] = {}
+    problems = []
+    for key, value in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            problems.append(f"surplus: {key}")
+        elif value.ndim != 2:
+            problems.append(f"shape of {key}: {value.shape}, must be a matrix")
+        else:
+            place = Place(int(match[1]), match[2])
+            halves.setdefault(place, {})[match[3]] = np.asarray(value, np.float32)
+    problems += [
+        f"missing: lora_{half} of {named(place)}"
+        for place, found in halves.items()
+        for half in "AB"
+        if half not in found
+    ]
+    return halves, problems
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"lora.start: no file {path}") from None
+    except ValueError as error:
+        raise ValueError(f"lora.start: {path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"lora.start: {path} is not a JSON object")
+    problems = [
+        f"{key} is {config[key]!r}, must be {valid[0]!r}"
+        for key, valid in _MUST_BE.items()
+        if key in config and config[key] not in valid
+    ]
+    problems += [
+        f"{key} is {config.get(key)!r}, must be a number above 0"
+        for key in ("r", "lora_alpha")
+        if not isinstance(config.get(key), int | float) or config[key] <= 0
+    ]
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+        problems.append(f"init_lora_weights {start!r} changed the base it was trained on")
+    if problems:
+        raise ValueError(f"lora.start: {path}: " + "; ".join(problems))
+    return config
+
+
+def write_peft(
+    folder: Path,
+    pairs: Mapping[Place, Pair],
+    *,
+    lora: Lora,
+    base: str,
+    revision: str | None,
+    layers: str,
+) -> None:
+    """Writes a PEFT folder.
+
+    Args:
+        folder: made if it is not there.
+        pairs: of each adapted projection.
+        lora: rank and scale that they were trained with.
+        base: what the model that they adapt is called.
+        revision: of that model, if one is named.
+        layers: where it has its layers: `TEXT` or `MULTIMODAL`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for place, pair in pairs.items():
+        module = f"{layers}.{place.layer}.{place.projection}"
+        for half, value in zip("AB", pair, strict=True):
+            key = f"base_model.model.{module}.lora_{half}.weight"
+            tensors[key] = np.ascontiguousarray(value, np.float32)
+    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    # Projections that have a lora_A of their own in one matrix of ours: see `projections.py`.
+    ranks = {
+        place.projection.split(".")[-1]: pair[0].shape[0]
+        for place, pair in pairs.items()
+        if pair[0].shape[0] != lora.rank
+    }
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "use_rslora": lora.scaling == "rslora",
+        "rank_pattern": ranks,
+        "alpha_pattern": {
+            name: lora.scale * (math.sqrt(rank) if lora.scaling == "rslora" else rank)
+            for name, rank in ranks.items()
+        },
+        "target_modules": target_modules(list(pairs), layers=layers),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def target_modules(places: Sequence[Place], *, layers: str) -> list[str]:
+    """Names by which PEFT finds exactly these projections.
+
+    The last parts of the names where they are the same in every layer of a text model; elsewhere
+    whole names, because a multimodal model's vision tower has projections of the same names.
+    """
+    by_layer: dict[int, set[str]] = {}
+    for place in places:
+        by_layer.setdefault(place.layer, set()).add(place.projection)
+    everywhere = set.intersection(*by_layer.values())
+    alike = all(found == everywhere for found in by_layer.values())
+    if layers == TEXT and alike and sorted(by_layer) == list(range(len(by_layer))):
+        return sorted(projection.split(".")[-1] for projection in everywhere)
+    return [f"{layers}.{place.layer}.{place.projection}" for place in sorted(places)]

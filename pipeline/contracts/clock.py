@@ -1,0 +1,84 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Clock:
+    """Time used by the run, earlier processes included.
+
+    Attributes:
+        started: when this process started, on the scale of `now`.
+        used_before_s: what earlier processes of the run used.
+        now: reads the clock, in seconds.
+        waited_s: what this process has waited for devices.
+    """
+
+    started: float
+    used_before_s: float = 0.0
+    now: Callable[[], float] = time.monotonic
+    waited_s: float = field(default=0.0, init=False)
+    _stopped: float | None = field(default=None, init=False)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds used so far."""
+        until = self.now() if self._stopped is None else self._stopped
+        return self.used_before_s + until - self.started
+
+    @contextmanager
+    def waiting(self, *, used: bool) -> Iterator[None]:
+        """Measures what passes meanwhile as waiting for devices.
+
+        Args:
+            used: whether it counts as time used by the run.
+        """
+        began = self.now()
+        if not used:
+            self._stopped = began
+        try:
+            yield
+        finally:
+            waited_s = self.now() - began
+            self.waited_s += waited_s
+            if not used:
+                self.started += waited_s
+                self._stopped = None
+
+
+class Stopwatch:
+    """Seconds by part of a step.
+
+    Args:
+        now: reads the clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._started = self._last = now()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Ends the part that began at the last lap; laps of one name are added up."""
+        now = self._now()
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def lap_s(self, name: str) -> float:
+        """Seconds of a part that has ended."""
+        return self._laps[name]
+
+    @property
+    def total_s(self) -> float:
+        """Seconds so far."""
+        return self._now() - self._started
+
+    def metrics(self) -> dict[str, float]:
+        """`time/PART_s` and, from the start to the last lap, `time/step_s`."""
+        laps = {f"time/{name}_s": seconds for name, seconds in self._laps.items()}
+        return {**laps, "time/step_s": self._last - self._started}

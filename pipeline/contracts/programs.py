@@ -1,0 +1,56 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.schema import Config
+
+SAMPLER = ("empty", "prefill", "fill", "segment")
+"""Kinds of a sampler's programs; those that compact slots are small and left out."""
+
+LEARNER = ("score", "keep", "gradient", "imitation", "apply")
+"""Kinds of a learner's programs."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Those that run a program.
+
+    Attributes:
+        count: how many.
+        fsdp: parts of the weights that are gathered layer by layer.
+        tp: parts of heads and widths that are computed apart.
+    """
+
+    count: int
+    fsdp: int
+    tp: int
+
+    @property
+    def shards(self) -> int:
+        """Parts into which rows are split."""
+        return self.count // self.tp
+
+
+def split_name(program: str) -> tuple[str, int]:
+    """Kind and size of a program; 0 for one that has none.
+
+    Raises:
+        ValueError: if there is no such program.
+    """
+    kind, _, size = program.partition(" ")
+    sized = kind not in {"empty", "apply"}
+    if kind not in SAMPLER + LEARNER or sized != size.isdecimal():
+        known = ", ".join(f"{k} N" if k not in {"empty", "apply"} else k for k in SAMPLER + LEARNER)
+        raise ValueError(f"{program!r} is no program of a run; there are {known}")
+    return kind, int(size or 0)
+
+
+def devices_of(config: Config, program: str) -> Devices:
+    """The devices of the process that runs it."""
+    kind, _ = split_name(program)
+    plan = config.plan
+    if kind in SAMPLER:
+        return Devices(plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler)
+    return Devices(plan.learner_devices, plan.fsdp, plan.tp)

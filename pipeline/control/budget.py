@@ -1,0 +1,205 @@
+"""A run's budget: what its configuration gives, what `--extend` has added, what has been used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from configs.budget import Budget as Setting
+from configs.schema import Config, parse_duration_s
+from pipeline.control.reserve import CHECKPOINT, EXPORT
+from pipeline.run.run_folder import RunFolder
+
+_TYPING_S = 60.0
+"""An instant that is named as the least is still to come when it is given."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Steps, seconds, or an instant in seconds since 1970; the others are None."""
+
+    steps: int | None
+    time_s: float | None
+    until_s: float | None = None
+
+    def __add__(self, other: Budget) -> Budget:
+        """The sum of two budgets of the same kind; time is added to an instant, too."""
+        if self.steps is not None:
+            return Budget(self.steps + (other.steps or 0), None)
+        if self.until_s is not None:
+            return Budget(None, None, self.until_s + (other.time_s or 0.0))
+        return Budget(None, (self.time_s or 0.0) + (other.time_s or 0.0))
+
+    @staticmethod
+    def of(config: Config, folder: RunFolder) -> Budget:
+        """The configured budget and its extensions, which are in the run's journal.
+
+        One that the run has not gone on with last replaces that and all that had been added to it.
+        """
+        total = given = Budget.given(config.budget)
+        if replaces_budget(config, folder):
+            return given
+        for entry in folder.entries():
+            # Another one than this was never in force, or is not any more.
+            if entry["event"] == "budget" and Budget.of_entry(entry) == given:
+                total = given
+            elif entry["event"] == "extended":
+                total += Budget(entry["steps"], entry["time_s"])
+        return total
+
+    @staticmethod
+    def of_entry(entry: Mapping[str, Any]) -> Budget:
+        """What the journal says of one."""
+        return Budget(entry["steps"], entry["time_s"], entry["until_s"])
+
+    @staticmethod
+    def given(setting: Setting) -> Budget:
+        """What a configuration says."""
+        return Budget(setting.steps, setting.time_s, setting.until_s)
+
+    def deadline_s(self, *, elapsed_s: float, now_s: float) -> float | None:
+        """Seconds of the run after which it has to have ended; None: there is no such bound.
+
+        Args:
+            elapsed_s: used by now.
+            now_s: seconds since 1970 now.
+        """
+        return self.time_s if self.until_s is None else elapsed_s + self.until_s - now_s
+
+    @property
+    def name(self) -> str:
+        """The budget in words, as a setting."""
+        if self.steps is not None:
+            return f"budget.steps = {self.steps}"
+        if self.until_s is None:
+            return f"budget.time = {show_duration(self.time_s or 0.0)}"
+        until = datetime.fromtimestamp(self.until_s).astimezone()
+        return f"budget.until = {until.isoformat(timespec='seconds')}"
+
+
+def replaces_budget(config: Config, folder: RunFolder) -> bool:
+    """Whether there is a run, and its configuration had another budget until now."""
+    if not folder.is_begun:
+        return False
+    before = Setting.model_validate(folder.settings["budget"])
+    return Budget.given(before) != Budget.given(config.budget)
+
+
+def used_s(folder: RunFolder) -> float:
+    """Seconds that earlier processes used, also those that ended without a new checkpoint.
+
+    What a process did after the last thing that it wrote down is not known. To be asked before the
+    folder is rewound.
+    """
+    known = [folder.noted_s]
+    known += [row.get("time/elapsed_s", 0.0) for row in folder.metrics]
+    for entry in folder.entries():
+        known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
+    return max(known, default=0.0)
+
+
+def least_more_s(folder: RunFolder) -> float:
+    """Seconds that a run took at least, by its own records, to start, for a step and for its end.
+
+    Of all times that a part was done the shortest one counts: with less nothing can be gained.
+    """
+    parts: dict[str, float] = {}
+
+    def took(part: str, seconds: float) -> None:
+        parts[part] = min(seconds, parts.get(part, seconds))
+
+    before_s = waited_s = 0.0
+    for entry in folder.entries():
+        match entry["event"]:
+            case "waited":
+                # Written down when the process has started, as if it had waited until then.
+                waited_s += entry["seconds"]
+                continue
+            case "waited_for_devices":
+                waited_s += entry["seconds"] if entry["used"] else 0.0
+            case "started":
+                took("start", entry["elapsed_s"] - before_s - waited_s)
+                waited_s = 0.0
+            case "reserved":
+                took(entry["reason"], entry["seconds"])
+            case "exported":
+                took(EXPORT, entry["seconds"])
+            case "checkpoint":
+                took(CHECKPOINT, entry["seconds"])
+        before_s = max(before_s, entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0))
+    for row in folder.metrics:
+        took("step", row["time/step_s"])
+    return sum(parts.values())
+
+
+def check_more(
+    budget: Budget, folder: RunFolder, *, waited_s: float, now_s: float, added: Budget | None
+) -> None:
+    """Refuses a budget that leaves a finished run no time for anything but another, worse end.
+
+    Args:
+        budget: extensions included.
+        folder: of a finished run.
+        waited_s: seconds before this process started that count as used.
+        now_s: seconds since 1970 now.
+        added: the extension that is asked for, if one is.
+
+    Raises:
+        ValueError: naming the least that is not refused.
+    """
+    elapsed_s, more_s = used_s(folder) + waited_s, least_more_s(folder)
+    deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
+    if deadline_s is None or deadline_s >= elapsed_s + more_s:
+        return
+    missing_s = elapsed_s + more_s - deadline_s
+    if budget.until_s is not None:
+        missing_s += _TYPING_S
+    least = (budget + Budget(None, missing_s)).name
+    if added is not None:
+        least = f"--extend {show_duration((added.time_s or 0.0) + missing_s)}"
+    left = show_duration(max(deadline_s - elapsed_s, 0.0))
+    raise ValueError(
+        f"{budget.name} is too short: {left} of it are left after what the finished run in "
+        f"{folder.path} has used; to start, a step and the end took it at least "
+        f"{show_duration(more_s)}; the least that does is {least}"
+    )
+
+
+def show_duration(seconds: float) -> str:
+    """A duration as `budget.time` takes it, to the next whole second."""
+    whole = int(-(-seconds // 1))
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "m"), (rest, "s")]
+    return "".join(f"{amount}{unit}" for amount, unit in parts if amount) or "0s"
+
+
+def extension(text: str, config: Config, folder: RunFolder) -> Budget:
+    """The budget that `--extend TEXT` adds.
+
+    Raises:
+        ValueError: if there is no finished run to extend, or the amount is not of the budget's
+            kind, or the learning rate has decayed to zero, so that nothing would be learned.
+    """
+    if folder.summary is None or folder.summary["ended"] != "finished":
+        # Else the same command again, which resumes, would extend a second time.
+        raise ValueError(
+            f"--extend: there is no finished run in {folder.path}; without --extend the same "
+            "command starts it or goes on with it"
+        )
+    if config.learner.schedule != "constant":
+        raise ValueError(
+            f"--extend: learner.schedule = {config.learner.schedule!r} ends with a learning rate "
+            "of zero; only runs with schedule = 'constant' can be extended"
+        )
+    if config.budget.steps is None:
+        key = "budget.time" if config.budget.until is None else "budget.until"
+        try:
+            return Budget(None, parse_duration_s(text))
+        except ValueError as error:
+            raise ValueError(f"--extend: this run has {key}; {error}") from None
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"--extend {text}: this run has budget.steps; give a number of steps")
+    return Budget(int(text), None)

@@ -1,0 +1,135 @@
+"""Reads a split's rows, from a JSONL or Parquet file or from the hub, through `datasets`.
+
+Says of every row that cannot be used which one it is and why; knows nothing of prompts and drops
+nothing in silence. Importing this is cheap: `datasets` is imported by the first read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from configs.schema import Source
+from pipeline.inputs.dataset.jsonl import parse_jsonl
+from pipeline.inputs.dataset.rows import DataError, Malformed, Row, clean_row
+from pipeline.inputs.text.chat import check_columns
+
+
+def read_rows(
+    source: Source, *, columns: Sequence[str], where: str
+) -> tuple[list[Row], list[Malformed]]:
+    """The rows of `source`, those whose `columns` hold text or a number and the others.
+
+    Args:
+        source: what to read.
+        columns: columns that every row needs; their values become text.
+        where: the setting that named the source, for error messages.
+
+    Raises:
+        DataError: if the source cannot be read, has no rows, or no row has one of `columns`.
+    """
+    is_jsonl = source.path.endswith(".jsonl")
+    if is_jsonl:
+        raw, malformed = parse_jsonl(_existing(source, where=where), limit=source.limit)
+    else:
+        raw, malformed = _load(source, where=where), []
+    if not raw and not malformed:
+        raise DataError(f"{where}: {source.path} has no rows")
+    if raw:
+        present = {name for row in raw for name in row.values}
+        try:
+            check_columns(columns, present=present, where=f"{where}: {source.path}")
+        except ValueError as error:
+            raise DataError(str(error)) from None
+    cleaned = [clean_row(row, columns=columns) for row in raw]
+    malformed += [row for row in cleaned if isinstance(row, Malformed)]
+    rows = [row for row in cleaned if isinstance(row, Row)]
+    return (
+        _through_datasets(rows) if is_jsonl and rows else rows,
+        sorted(malformed, key=lambda bad: bad.row),
+    )
+
+
+def _load(source: Source, *, where: str) -> list[Row]:
+    """Rows of a Parquet file or of a hub dataset."""
+    path = str(_existing(source, where=where)) if source.is_file else source.path
+    with _quiet_datasets() as datasets, TemporaryDirectory() as cache:
+        try:
+            if source.is_file:
+                dataset = datasets.load_dataset(
+                    "parquet", data_files=path, split="train", cache_dir=cache, keep_in_memory=True
+                )
+            else:
+                dataset = datasets.load_dataset(path, source.subset, split=source.split)
+        except Exception as error:  # the hub's clients share no base class
+            raise DataError(_explain(error, source=source, where=where)) from error
+        count = len(dataset) if source.limit is None else min(source.limit, len(dataset))
+        return [Row(n, values) for n, values in enumerate(dataset.select(range(count)), start=1)]
+
+
+def _through_datasets(rows: Sequence[Row]) -> list[Row]:
+    """The same rows as `datasets` holds them, so that a JSONL file is read as any other dataset.
+
+    Every row gets every column, None where it has none; a column whose values Arrow cannot hold
+    together becomes JSON text.
+    """
+    with _quiet_datasets() as datasets:
+        names = dict.fromkeys(name for row in rows for name in row.values)
+        columns = {name: [row.values.get(name) for row in rows] for name in names}
+        for name, values in columns.items():
+            try:
+                datasets.Dataset.from_dict({name: values})
+            except (TypeError, ValueError, OverflowError):
+                columns[name] = [None if v is None else json.dumps(v) for v in values]
+        dataset = datasets.Dataset.from_dict(columns)
+        return [Row(row.number, v) for row, v in zip(rows, dataset, strict=True)]
+
+
+def _existing(source: Source, *, where: str) -> Path:
+    path = Path(source.path)
+    if path.is_file():
+        return path
+    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    nearest = difflib.get_close_matches(path.name, beside, n=1)
+    hint = f"nearest: {path.parent / nearest[0]}" if nearest else f"in {path.parent.absolute()}"
+    raise DataError(f"{where}.path: no file {source.path}; {hint}")
+
+
+def _explain(error: Exception, *, source: Source, where: str) -> str:
+    """One sentence on why a dataset cannot be loaded."""
+    what = " ".join(str(error).split()) or type(error).__name__
+    if source.is_file:
+        return f"{where}.path: {source.path} is not a Parquet file that can be read: {what}"
+    if isinstance(error, ConnectionError):
+        return (
+            f"{where}: the hub cannot be reached for {source.path!r} ({what}); connect, or "
+            "download it and give its .jsonl or .parquet file"
+        )
+    named = f"{source.path!r} (subset {source.subset!r}, split {source.split!r})"
+    if "gated" in what:
+        return f"{where}: {named} asks for consent on the hub; give it there, `hf auth login`"
+    return f"{where}: the hub does not give {named}: {what}"
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[Any]:
+    """The `datasets` package with progress bars and the hub's retry notices switched off."""
+    import datasets  # late, for it takes seconds
+
+    had_bars = not datasets.are_progress_bars_disabled()
+    hub_log = logging.getLogger("huggingface_hub")
+    level = hub_log.level
+    datasets.disable_progress_bars()
+    hub_log.setLevel(logging.ERROR)
+    try:
+        yield datasets
+    finally:
+        hub_log.setLevel(level)
+        if had_bars:
+            datasets.enable_progress_bars()

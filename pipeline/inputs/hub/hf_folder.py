@@ -1,0 +1,295 @@
+"""Files of a model's folder: which there must be, and what stands in them. No JAX."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from pipeline.inputs.hub.hf_config import is_multimodal, text_config
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
+_TEXT_PREFIXES = {
+    # As published, and as transformers 5 names the same.
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_OTHER_PARTS = {
+    "vision_tower.": "the vision tower",
+    "model.vision_tower.": "the vision tower",
+    "multi_modal_projector.": "the projector",
+    "model.multi_modal_projector.": "the projector",
+}
+_FLAX_VISION = re.compile(r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder)/|/mm_")
+_MOST_TEXT_BYTES = 16 * 2**20
+_WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file.
+
+    Attributes:
+        name: its name in the file.
+        path: the file.
+        dtype: its type in safetensors' words, such as BF16.
+        shape: its shape.
+        offset: of its first byte in the file.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def data(self) -> np.ndarray:
+        """Its bytes, mapped from the file and not in memory of one's own."""
+        size = prod(self.shape) * _BYTES[self.dtype]
+        return np.memmap(self.path, np.uint8, "r", self.offset, (size,))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`.
+
+    Raises:
+        FileNotFoundError: if the folder or the file is absent.
+        ValueError: if it is no file with a JSON object.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model.path: no folder {folder}")
+    path = folder / "config.json"
+    if path.exists() and not path.is_file():
+        raise ValueError(f"model.path: {path} is not a file")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
+        )
+    return read_object(path)
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """The whole configuration of the folder's text model; see `hf_config.text_config`.
+
+    Raises:
+        FileNotFoundError: as `read_config`.
+        ValueError: as `read_config`, or naming what is not computed here.
+    """
+    config = read_config(folder)
+    try:
+        return text_config(config)
+    except ValueError as error:
+        raise ValueError(f"model.path: {folder}: {error}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files.
+
+    Raises:
+        FileNotFoundError: naming the weight files that are absent.
+        ValueError: if the index cannot be read.
+    """
+    weight_map = _read_index(folder)
+    names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise FileNotFoundError(f"model.path: {folder} lacks {', '.join(absent)}")
+    return [folder / name for name in names]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder by their names in the files.
+
+    Raises:
+        FileNotFoundError: naming the weight files that are absent.
+        ValueError: naming the files that are damaged and the tensors that are not where the index
+            says, or stand in two files.
+    """
+    found: dict[str, StoredTensor] = {}
+    problems = []
+    for path in weight_files(folder):
+        try:
+            tensors = _read_header(path)
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{path} is damaged: {error}")
+            continue
+        problems += [
+            f"{name} stands in {found[name].path} and in {path}"
+            for name in tensors
+            if name in found
+        ]
+        found |= tensors
+    if not problems:
+        for name, file in sorted((_read_index(folder) or {}).items()):
+            if name not in found or found[name].path.name != file:
+                problems.append(f"{folder / INDEX} says {name} is in {file}, where it is not")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
+def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+    """The tensors of the text model by the names they have in a folder of it alone.
+
+    Returns:
+        The tensors, and of what else is there the number of tensors by part.
+
+    Raises:
+        FileNotFoundError: as `stored_tensors` and `read_config`.
+        ValueError: likewise.
+    """
+    text: dict[str, StoredTensor] = {}
+    skipped: dict[str, int] = {}
+    whole = is_multimodal(read_config(folder))
+    for name, tensor in stored_tensors(folder).items():
+        part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
+        if whole and part is not None:
+            skipped[part] = skipped.get(part, 0) + 1
+        else:
+            text[_text_name(name) if whole else name] = tensor
+    return text, skipped
+
+
+def flax_folder(folder: Path) -> Path | None:
+    """The orbax checkpoint in a folder: the folder itself, or the one that stands in it.
+
+    Kaggle gives the checkpoint a folder of its own, beside the tokenizer. Where there are
+    safetensors, they are the model.
+    """
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return None
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if any((place / mark).is_file() for mark in FLAX_MARKS):
+            return place
+    return None
+
+
+def check_folder(folder: Path) -> list[str]:
+    """Looks whether a model's folder is one, as far as can be told without reading weights.
+
+    Returns:
+        What the user should know, a sentence each.
+
+    Raises:
+        FileNotFoundError: naming the files that are absent.
+        ValueError: naming what is damaged or not supported.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model.path: no folder {folder}")
+    checkpoint = flax_folder(folder)
+    if checkpoint is None or (folder / "config.json").exists():
+        read_text_config(folder)
+    skipped = text_tensors(folder)[1] if checkpoint is None else _flax_parts(checkpoint)
+    if not skipped:
+        return []
+    parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(skipped.items()))
+    return [f"{folder}: only the text model is used; {parts} are skipped"]
+
+
+def flax_part(name: str) -> str | None:
+    """The part of the model that a tensor of a flax checkpoint belongs to; None: the text model.
+
+    Args:
+        name: its path in the tree, joined by slashes.
+    """
+    return "the vision tower" if _FLAX_VISION.search(name) else None
+
+
+def _flax_parts(place: Path) -> dict[str, int]:
+    """What else is in a flax checkpoint, if orbax wrote down in words what there is."""
+    path = place / "_METADATA"
+    tree = read_object(path).get("tree_metadata", {}) if path.is_file() else {}
+    try:
+        entries = [entry["key_metadata"] for entry in tree.values()]
+        names = ["/".join(str(key["key"]) for key in entry) for entry in entries]
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError(f"model.path: {path} is damaged: no tree_metadata of tensors") from None
+    parts = [part for name in names if (part := flax_part(name)) is not None]
+    return {part: parts.count(part) for part in parts}
+
+
+def _text_name(name: str) -> str:
+    for prefix, plain in _TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
+
+
+def _read_index(folder: Path) -> Mapping[str, str] | None:
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and _WEIGHT_FILE.fullmatch(file) for file in weight_map.values()
+    ):
+        raise ValueError(f"model.path: {path} is damaged: no weight_map of names to files")
+    return weight_map
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: if it is none, or cannot be read.
+    """
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"model.path: {path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"model.path: {path} is not read: it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"model.path: {path} is not a JSON object")
+    return found
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        ValueError: if it cannot be read, is no UTF-8, or is larger than 16 MiB.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MOST_TEXT_BYTES:
+            most = f"{_MOST_TEXT_BYTES:,}"
+            raise ValueError(f"model.path: {path} has {size:,} bytes; at most {most} are read")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"model.path: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"model.path: {path} is not UTF-8 text: {error}") from None
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """What the file's header says; the library has looked whether the file is as long as it says.
+
+    Layout: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
+
+    Raises:
+        SafetensorError: if the file is damaged.
+    """
+    with safe_open(path, framework="numpy"):
+        pass
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {
+        name: StoredTensor(
+            name, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }

@@ -1,0 +1,98 @@
+"""A model's folder with random weights: everything of the real one but what it has learned. No JAX.
+
+Of the real sizes, in the type that the run computes in, so that reading it takes what the real one
+does. The numbers are scaled like those of a fresh model: nothing overflows, all tokens are likely.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.model_source import TOKENIZER_FILES
+from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
+
+_TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_SHARD_BYTES = 5 * 10**9
+_AT_ONCE = 2**24
+"""Numbers that are drawn at a time."""
+
+
+def write_random_folder(folder: Path, shape: ModelShape, *, tokenizer: Path | None) -> None:
+    """Writes configuration and tokenizer, all but the weights.
+
+    Args:
+        folder: made if it is not there.
+        shape: the model's sizes.
+        tokenizer: a folder with the tokenizer's files, which are copied; None: it stands elsewhere.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(shape.hf_config(), indent=2)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        for name in TOKENIZER_FILES:
+            if (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, folder / name)
+
+
+def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: int) -> None:
+    """Writes the weights.
+
+    Args:
+        folder: one of `write_random_folder`.
+        shape: the model's sizes.
+        dtype: a `model.dtype`.
+        seed: of the weights.
+    """
+    specs = list(_tensors(shape, dtype))
+    rng = np.random.default_rng(seed)
+    drawn = (_draw(spec, rng) for spec in specs)
+    write_shards(folder, plan_shards(specs, shard_bytes=_SHARD_BYTES), drawn)
+
+
+def _tensors(shape: ModelShape, dtype: str) -> Iterator[TensorSpec]:
+    """All tensors of the text model, by Hugging Face's names."""
+    d, f, h = shape.embed, shape.hidden, shape.head_dim
+
+    def spec(name: str, *size: int) -> TensorSpec:
+        return TensorSpec(f"{name}.weight", size, dtype)
+
+    yield spec("model.embed_tokens", shape.vocab, d)
+    for layer in range(shape.layers):
+        at = f"model.layers.{layer}"
+        for norm in (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ):
+            yield spec(f"{at}.{norm}", d)
+        yield spec(f"{at}.self_attn.q_proj", shape.heads * h, d)
+        yield spec(f"{at}.self_attn.k_proj", shape.kv_heads * h, d)
+        yield spec(f"{at}.self_attn.v_proj", shape.kv_heads * h, d)
+        yield spec(f"{at}.self_attn.o_proj", d, shape.heads * h)
+        if shape.query_key_norm:
+            yield spec(f"{at}.self_attn.q_norm", h)
+            yield spec(f"{at}.self_attn.k_norm", h)
+        yield spec(f"{at}.mlp.gate_proj", f, d)
+        yield spec(f"{at}.mlp.up_proj", f, d)
+        yield spec(f"{at}.mlp.down_proj", d, f)
+    yield spec("model.norm", d)
+
+
+def _draw(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    """Norms are zeros, which Gemma adds one to; matrices keep the size of what they are given."""
+    if len(spec.shape) == 1:
+        return np.zeros(spec.shape, _TYPES[spec.dtype])
+    found = np.empty(spec.shape, _TYPES[spec.dtype])
+    flat, scale = found.reshape(-1), np.float32(spec.shape[1] ** -0.5)
+    for start in range(0, flat.size, _AT_ONCE):
+        part = flat[start : start + _AT_ONCE]
+        part[:] = rng.standard_normal(part.size, np.float32) * scale
+    return found

@@ -1,0 +1,99 @@
+"""Writes safetensors files tensor by tensor: no more than one is in memory at a time.
+
+Layout of a file: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.inputs.hub.hf_folder import INDEX, SINGLE
+
+_WORDS = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to be written: its name, its shape and its type in NumPy's words."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in the file."""
+        return prod(self.shape) * _WORDS[self.dtype][1]
+
+
+def plan_shards(specs: Sequence[TensorSpec], *, shard_bytes: int) -> list[list[TensorSpec]]:
+    """Cuts the sequence into files of at most `shard_bytes`; a larger tensor has one to itself."""
+    shards: list[list[TensorSpec]] = [[]]
+    used = 0
+    for spec in specs:
+        if shards[-1] and used + spec.num_bytes > shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(spec)
+        used += spec.num_bytes
+    return shards
+
+
+def write_shards(
+    folder: Path, shards: Sequence[Sequence[TensorSpec]], tensors: Iterator[np.ndarray]
+) -> None:
+    """Writes `model.safetensors`, or several files and their index as Hugging Face names them.
+
+    Args:
+        folder: an existing folder.
+        shards: from `plan_shards`.
+        tensors: in the order of the plan; taken one by one.
+    """
+    count = len(shards)
+    names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    if count == 1:
+        names = [SINGLE]
+    for name, shard in zip(names, shards, strict=True):
+        _write_file(folder / name, shard, tensors)
+    assert next(tensors, None) is None
+    if count > 1:
+        pairs = zip(names, shards, strict=True)
+        index = {
+            "metadata": {"total_size": sum(spec.num_bytes for shard in shards for spec in shard)},
+            "weight_map": {spec.name: name for name, shard in pairs for spec in shard},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_file(path: Path, shard: Sequence[TensorSpec], tensors: Iterator[np.ndarray]) -> None:
+    with path.open("wb") as file:
+        file.write(_header(shard))
+        for spec in shard:
+            value = next(tensors)
+            assert (value.shape, str(value.dtype)) == (spec.shape, spec.dtype), spec
+            file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(shard: Sequence[TensorSpec]) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for spec in shard:
+        start, end = end, end + spec.num_bytes
+        header[spec.name] = {
+            "dtype": _WORDS[spec.dtype][0],
+            "shape": spec.shape,
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # So that the tensors begin at a multiple of 8.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

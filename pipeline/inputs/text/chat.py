@@ -1,0 +1,202 @@
+"""From a dataset row to what the model reads: the template, worked examples, and the model's turns.
+
+The one source of prompts for training and evaluation. Only the template is a template: braces in
+the system text or in the data stand for themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as show
+from string import Formatter
+
+from configs.schema import Prompt
+from pipeline.inputs.hub.hf_folder import read_object, read_text
+from pipeline.inputs.text.jinja_sandbox import compile_template, describe, try_template
+
+START_OF_TURN = "<start_of_turn>"
+END_OF_TURN = "<end_of_turn>"
+_SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+Turn = tuple[str, str]
+"""Who speaks, `user` or `assistant`, and what."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """How a model writes turns.
+
+    Attributes:
+        path: the file it was read from.
+        text: Jinja.
+    """
+
+    path: Path
+    text: str
+
+    def render(self, turns: Sequence[Turn]) -> str:
+        """The turns and the opening of the model's next one, without <bos>.
+
+        The first rendering in a process tries the template in a child process, so that one that
+        needs too much time or memory is refused.
+
+        Raises:
+            ValueError: naming the file, if the template cannot be rendered.
+        """
+        messages = [{"role": who, "content": text} for who, text in turns]
+        variables = {"messages": messages, "add_generation_prompt": True, **_SPECIAL}
+        try:
+            if self.text not in _TRIED:
+                try_template(self.text, variables)
+                _TRIED.add(self.text)
+            text = compile_template(self.text)(**variables)
+        except Exception as error:  # noqa: BLE001  # templates raise whatever they like
+            raise ValueError(
+                f"{self.path}: the chat template fails: {describe(error)}; "
+                'prompt.turn = "gemma" writes Gemma\'s turns without it'
+            ) from None
+        return text.removeprefix(_SPECIAL["bos_token"])
+
+
+_TRIED: set[str] = set()
+"""Templates that a child process has rendered."""
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """Columns that `template` names, in order, each once.
+
+    Placeholders are bare column names: what stands between the braces is looked up as it is, never
+    evaluated.
+
+    Raises:
+        ValueError: if the template cannot be read, formats or converts, or names no column.
+    """
+    columns = dict.fromkeys(column for _, column in _parse(template) if column is not None)
+    if not columns:
+        raise ValueError(
+            f"prompt.template = {template!r} names no column, so that all prompts would be equal; "
+            "write for example '{question}'"
+        )
+    return tuple(columns)
+
+
+def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str) -> None:
+    """Refuse columns that the dataset lacks.
+
+    Raises:
+        ValueError: with a line for each of `columns` that is not `present`; names the nearest one
+            that is and that no other of them stands for.
+    """
+    known, wanted = sorted(present), list(dict.fromkeys(columns))
+    absent = [column for column in wanted if column not in known]
+    if not absent:
+        return
+    left = [column for column in known if column not in wanted]
+    nearest = _pairs(absent, left)
+    lines = []
+    for column in absent:
+        hint = f"it has {known}" if known else "it has no columns"
+        if column in nearest:
+            hint = f"nearest: {nearest[column]!r} (of {known})"
+        lines.append(f"{where} has no column {column!r}; {hint}")
+    raise ValueError("\n".join(lines))
+
+
+def _pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """The most alike of `others` for each name; none is taken twice."""
+    alike = {
+        (name, other): difflib.SequenceMatcher(None, name, other).ratio()
+        for name in names
+        for other in others
+    }
+    found: dict[str, str] = {}
+    for name, other in sorted(alike, key=lambda pair: -alike[pair]):
+        if name not in found and other not in found.values():
+            found[name] = other
+    return found
+
+
+def render(prompt: Prompt, row: Mapping[str, object], *, template: ChatTemplate | None) -> str:
+    """The prompt of `row`, without <bos>; a completion is what the model writes next.
+
+    Worked examples (`prompt.shots`) come before the question, each as a turn of the user and one of
+    the model; `prompt.system` opens the user's first turn. In plain text the two parts of an
+    example follow one another as they are, and an empty line ends it.
+
+    Args:
+        prompt: how to ask.
+        row: the columns of the dataset's row.
+        template: the chat template of the model's folder, which `prompt.turn = "auto"` uses; None:
+            Gemma's turns are used.
+
+    Raises:
+        ValueError: if `prompt.template` is wrong or names a column that `row` lacks, or if the chat
+            template cannot be rendered.
+    """
+    check_columns(template_columns(prompt.template), present=row, where="the row")
+    question = "".join(
+        literal + ("" if column is None else str(row[column]))
+        for literal, column in _parse(prompt.template)
+    )
+    opening = f"{prompt.system}\n\n" if prompt.system else ""
+    if prompt.turn == "plain":
+        shots = "".join(f"{shot.user}{shot.model}\n\n" for shot in prompt.shots)
+        return opening + shots + question
+    examples = [(("user", shot.user), ("assistant", shot.model)) for shot in prompt.shots]
+    turns = [*(turn for example in examples for turn in example), ("user", question)]
+    turns[0] = ("user", opening + turns[0][1])
+    if prompt.turn == "auto" and template is not None:
+        return template.render(turns)
+    return _gemmas_turns(turns)
+
+
+def read_chat_template(folder: Path) -> ChatTemplate | None:
+    """The chat template of a Hugging Face folder; None if it has none.
+
+    It stands in `chat_template.jinja`, in `chat_template.json` or in `tokenizer_config.json`; of
+    several under names it is the one named default.
+
+    Raises:
+        ValueError: if a file cannot be read, or what is there is no text.
+    """
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(path, read_text(path))
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        found = read_object(path).get("chat_template") if path.is_file() else None
+        if isinstance(found, list):
+            entries = [entry for entry in found if isinstance(entry, dict)]
+            named = {str(entry.get("name")): entry.get("template") for entry in entries}
+            if len(entries) < len(found):
+                raise ValueError(f"{path}: chat_template is a list of things that are no templates")
+            found = named.get("default")
+        if found is not None and not isinstance(found, str):
+            raise ValueError(f"{path}: chat_template is {show(found)}, not the text of a template")
+        if found is not None:
+            return ChatTemplate(path, found)
+    return None
+
+
+def _gemmas_turns(turns: Sequence[Turn]) -> str:
+    names = {"user": "user", "assistant": "model"}
+    spoken = "".join(f"{START_OF_TURN}{names[who]}\n{text}{END_OF_TURN}\n" for who, text in turns)
+    return f"{spoken}{START_OF_TURN}model\n"
+
+
+def _parse(template: str) -> list[tuple[str, str | None]]:
+    """Pieces of the template: a literal text and the column that follows it, if one does."""
+    where = f"prompt.template = {template!r}"
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; write {{{{ and }}}} for braces") from None
+    for _, column, spec, conversion in parsed:
+        if column == "":
+            raise ValueError(f"{where}: empty braces; name a column, e.g. {{question}}")
+        if spec or conversion:
+            raise ValueError(f"{where}: {{{column}}} is converted or formatted; write {{{column}}}")
+    return [(literal, column) for literal, column, _, _ in parsed]

@@ -1,0 +1,220 @@
+"""The machines that a plan can be made for: what their chips hold, their speed, their price.
+
+Published limits, not measurements. Finds nothing out about accelerators that are here: only of the
+CPU, whose memory and cores are those of this machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass, replace
+
+from configs.schema import Config
+from pipeline.contracts.topology import GIB, HBM_GIB
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device.
+
+    Attributes:
+        name: as people call it.
+        platform: a `plan.platform`.
+        hbm_gib: memory that programs may use.
+        bf16_flops: most operations a second in bfloat16; of a CPU what its cores do in float32.
+        int8_flops: likewise in 8 bits.
+        bytes_per_s: most bytes read or written a second.
+        link_bytes_per_s: most bytes a second to other chips, all links together.
+        layer_s: least seconds of a layer in a decode step, however little it has to do.
+        chip_hour_usd: list price; None: none is known.
+    """
+
+    name: str
+    platform: str
+    hbm_gib: float
+    bf16_flops: float
+    int8_flops: float
+    bytes_per_s: float
+    link_bytes_per_s: float
+    layer_s: float
+    chip_hour_usd: float | None = None
+
+    @property
+    def knee(self) -> float:
+        """Operations for each byte read, below which memory is what takes the time."""
+        return self.bf16_flops / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Chips that work on one run.
+
+    Attributes:
+        name: as `--topology` takes it.
+        chip: of one kind.
+        chips: how many.
+        hosts: machines that hold them.
+        compiler: the TPU compiler's name for it; None: programs are not compiled for it here.
+    """
+
+    name: str
+    chip: Chip
+    chips: int
+    hosts: int
+    compiler: str | None = None
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether there are links between its devices: virtual ones have none."""
+        return self.chips > 1 and self.chip.platform != "cpu"
+
+    @property
+    def why_not_trained(self) -> str | None:
+        """Why a run cannot have it; None: it can."""
+        if self.hosts > 1:
+            return (
+                f"{self.name} is {self.hosts} hosts, and a run works on one: it is planned for, by "
+                "data parallelism over the hosts, but not trained on"
+            )
+        if self.chip.platform == "tpu" and self.compiler is None:
+            return f"{self.name} is planned for from its published limits, but not trained on"
+        return None
+
+
+# HBM: 16 GB less what the runtime keeps; https://cloud.google.com/tpu/docs/v5e, v5p, v6e and the
+# list prices of us-central1, us-east5 in 2025, on demand.
+_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 60e-6, 1.20)
+_V5P = Chip("TPU v5p", "tpu", 95.0, 459e12, 918e12, 2765e9, 600e9, 60e-6, 4.20)
+_V6E = Chip("TPU v6e", "tpu", 31.25, 918e12, 1836e12, 1640e9, 448e9, 60e-6, 2.70)
+# By memory, with the limits of the common card of that size: L4, A100, H100, H200, dense.
+_GPUS = {
+    24: Chip("GPU of 24 GB", "gpu", 22.0, 121e12, 242e12, 300e9, 32e9, 20e-6),
+    40: Chip("GPU of 40 GB", "gpu", 38.0, 312e12, 624e12, 1555e9, 300e9, 20e-6),
+    80: Chip("GPU of 80 GB", "gpu", 77.0, 989e12, 1979e12, 3350e9, 450e9, 20e-6),
+    141: Chip("GPU of 141 GB", "gpu", 137.0, 989e12, 1979e12, 4800e9, 450e9, 20e-6),
+}
+_CORE_FLOPS, _CORE_BYTES_PER_S = 50e9, 8e9
+"""Of a CPU's core on matrices of a small model."""
+
+
+def _topologies() -> dict[str, Topology]:
+    compiled = {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4"}
+    found = [Topology(f"v5e-{n}", _V5E, n, 1, name) for n, name in compiled.items()]
+    found += [Topology(f"v5e-{n}", _V5E, n, n // 8) for n in (16, 32, 64, 128, 256)]
+    # The number in a v5p's name counts cores, of which a chip has two.
+    found += [Topology(f"v5p-{2 * n}", _V5P, n, -(-n // 4)) for n in (4, 8, 16, 32, 64)]
+    found += [Topology(f"v6e-{n}", _V6E, n, 1) for n in (1, 4, 8)]
+    found += [Topology(f"v6e-{n}", _V6E, n, n // 4) for n in (16, 32, 64, 128, 256)]
+    for size, chip in _GPUS.items():
+        found += [Topology(f"gpu-{size}", chip, 1, 1)]
+        found += [Topology(f"gpu-{size}x{n}", chip, n, 1) for n in (2, 4, 8)]
+    return {topology.name: topology for topology in found}
+
+
+TOPOLOGIES = _topologies()
+"""By name; `cpu` is beside these."""
+
+
+def cpu(devices: int, *, at_once: int) -> Topology:
+    """This machine's CPU as virtual devices.
+
+    Args:
+        devices: that share its memory.
+        at_once: of these, that share its cores: processes take turns.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    cores = os.cpu_count() or 1
+    flops, speed = cores * _CORE_FLOPS / at_once, cores * _CORE_BYTES_PER_S / at_once
+    chip = Chip("CPU", "cpu", memory / devices, flops, flops, speed, speed, 40e-6)
+    return Topology("cpu", chip, devices, 1)
+
+
+def devices_of(config: Config) -> int:
+    """Devices of all the run's processes."""
+    plan = config.plan
+    if plan.placement == "colocated":
+        return plan.learner_devices
+    return plan.learner_devices + plan.num_samplers * plan.devices_per_sampler
+
+
+def topology_of(config: Config, name: str | None) -> Topology:
+    """What the plan is made for: `name`, or else what the configuration trains on.
+
+    A price that the configuration gives stands in place of the list's, and memory that it bounds
+    is no more than it says.
+
+    Raises:
+        ValueError: if there is no such topology, if it is of another platform than the
+            configuration, or if the configuration alone does not tell one.
+    """
+    found = _named(name) if name is not None and name != "cpu" else None
+    platform, count = config.plan.platform, devices_of(config)
+    if found is None and platform == "cpu":
+        found = cpu(count, at_once=config.plan.learner_devices)
+    kind = "cpu" if name == "cpu" else None if found is None else found.chip.platform
+    if kind is not None and kind != platform:
+        raise ValueError(
+            f"command line: --topology {name}: plan.platform is {platform!r}, not {kind!r}; "
+            f"nearest valid: {_nearest(platform, count)}, or --plan.platform {kind}"
+        )
+    if found is None and platform == "tpu" and count <= TOPOLOGIES["v5e-256"].chips:
+        found = TOPOLOGIES[_nearest(platform, count)]
+    if found is None:
+        raise ValueError(
+            f'plan.platform = "{platform}" with {count} device(s) does not say what is planned '
+            f"for; nearest valid: --topology {_nearest(platform, count)}"
+        )
+    return replace(found, chip=_as_configured(found.chip, config))
+
+
+def _as_configured(chip: Chip, config: Config) -> Chip:
+    price, most = config.plan.chip_hour_usd, config.plan.hbm_gib
+    if price is not None:
+        chip = replace(chip, chip_hour_usd=price)
+    return chip if most is None else replace(chip, hbm_gib=min(most, chip.hbm_gib))
+
+
+def refuse_plan_only(config: Config) -> None:
+    """Does nothing if a run can have the devices that it asks for, as far as their number tells.
+
+    Raises:
+        ValueError: if it is more chips than one host has.
+    """
+    if config.plan.platform != "tpu":
+        return
+    why = topology_of(config, None).why_not_trained
+    if why is not None:
+        what = f"{devices_of(config)} chips: {why}; nearest valid: 8"
+        raise ValueError(f"plan.learner_devices = {config.plan.learner_devices}: {what}")
+
+
+def _named(name: str) -> Topology:
+    if name in TOPOLOGIES:
+        return TOPOLOGIES[name]
+    close = _closest(name)
+    kinds = "cpu, v5e-1 to v5e-256, v5p-8 to v5p-128, v6e-1 to v6e-256, gpu-24 to gpu-141x8"
+    raise ValueError(
+        f"command line: --topology {name}: there is none of this name; there are {kinds}; nearest "
+        f"valid: {close}"
+    )
+
+
+def _closest(name: str) -> str:
+    """The topology of the same kind whose number is closest, else the one spelt most alike."""
+    family, _, number = name.partition("-")
+    alike = [known for known in TOPOLOGIES if re.fullmatch(rf"{re.escape(family)}-\d+", known)]
+    if alike and number.isdecimal():
+        return min(alike, key=lambda known: abs(int(known.partition("-")[2]) - int(number)))
+    return difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)[0]
+
+
+def _nearest(platform: str, count: int) -> str:
+    """The smallest topology of the platform that has so many chips, or else the largest."""
+    if platform == "cpu":
+        return "cpu"
+    kinds = {"tpu": r"v5e-\d+", "gpu": r"gpu-80(x\d+)?"}[platform]
+    found = [topology for name, topology in TOPOLOGIES.items() if re.fullmatch(kinds, name)]
+    enough = [topology for topology in found if topology.chips >= count]
+    return (enough or found[-1:])[0].name

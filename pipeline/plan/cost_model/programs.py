@@ -1,0 +1,119 @@
+"""The compiled programs of a run by name, which devices run them, and what each depends on. No JAX.
+
+A name is a kind and, but for `empty` and `apply`, a size: the positions of a prompt (prefill,
+fill), slots (segment), or packed rows (score, keep, gradient, imitation); all over all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from configs.schema import Config
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.programs import SAMPLER, devices_of, split_name
+from pipeline.inputs.dataset.batching import batch_shape
+
+# What a run's tables have that a kind of program does not depend on. All other keys count, so that
+# a key that is new counts, too.
+_PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
+_DECIDES = {"fixed", "placement", "chip_hour_usd", "hbm_gib", "calibration_share"}
+_NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
+_OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
+_OF_SAMPLER = {
+    "rollout_rows",
+    "kv_cache",
+    "rollout_weights",
+    "segment_steps",
+    "prefill_tokens",
+}
+_WORDS = {"stop_tokens", "stop_strings", "forbidden_tokens"}
+_OF_STEP = {
+    *("group_size", "prompts_per_step", "min_prompts_per_step", "max_prompts_per_step"),
+    *("dynamic_sampling", "ahead", "overlong_tokens", "partial", "cut_off"),
+    *_WORDS,
+}
+_ROLLOUT = {
+    "sampler": _OF_STEP | {"temperature"},
+    "learner": _OF_STEP | {"max_prompt_tokens", "max_new_tokens", "top_k", "top_p", "min_p"},
+}
+_RATES = {"lr", "schedule", "warmup_steps", "decay_steps", "weight_decay", "adam_b1", "adam_b2"}
+_OF_UPDATE = _RATES | {"max_grad_norm"}
+_OF_HEAD = {"head_tokens", "head_vocab"}
+
+
+def programs_of(config: Config) -> tuple[str, ...]:
+    """Those that the TPU compiler can be asked about; `built_programs` has all."""
+    buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
+    learner = ["score", "gradient"]
+    learner += ["keep"] if config.learner.keeps_top_k else []
+    learner += ["imitation"] if config.run.warm_start else []
+    return (
+        "empty",
+        *(f"prefill {bucket}" for bucket in buckets),
+        *(f"fill {bucket}" for bucket in buckets),
+        *(f"segment {slots}" for slots in config.plan.slots),
+        *(f"{kind} {rows}" for kind in learner for rows in sizes),
+        "apply",
+    )
+
+
+def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
+    """All that samplers and learner build, once each, by the names in their `BuildLog`s.
+
+    What merges or quantizes weights stands in none. A compaction is one program for what is not in
+    the caches, and one for each kind of ring.
+    """
+    most, rings = config.rollout.max_tokens, dict[int, None]()
+    if shape.local_layers:
+        rings[min(shape.window, most)] = None
+    if shape.global_layers:
+        rings[most] = None
+    named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
+    named += ["apply imitation"] if config.run.warm_start else []
+    for slots in config.plan.slots[1:]:
+        named.append(f"compact {slots} slots")
+        named += [f"compact {slots} rings of {positions}" for positions in rings]
+    return tuple(named)
+
+
+def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
+    """Everything of configuration and model that can change what is compiled, as JSON values."""
+    kind, size = split_name(program)
+    found: dict[str, Any] = {
+        "program": program,
+        "devices": asdict(devices_of(config, program)),
+        "shape": {**asdict(shape), "local": list(shape.local)},
+        "model": {"dtype": config.model.dtype, "quantization": config.model.quantization},
+        "lora": _without(config.lora, {"start"}),
+    }
+    if kind in SAMPLER:
+        ignored = _NOT_COMPILED | _OF_LEARNER
+        if kind in {"prefill", "fill"}:
+            found["prompts"] = config.prefill_rows(size)
+            ignored |= {"prefill_tokens", "segment_steps"}
+        if kind in {"prefill", "segment"}:
+            ignored |= {"rollout_rows"}
+        if kind == "segment":
+            found["segment_steps"] = config.segment_steps
+            ignored |= {"prefill_tokens", "segment_steps"}
+        elif kind != "empty":
+            ignored |= _OF_HEAD
+        found["plan"] = _without(config.plan, ignored)
+        found["rollout"] = _without(config.rollout, _ROLLOUT["sampler"])
+        return found
+    found["plan"] = _without(config.plan, _NOT_COMPILED | _OF_SAMPLER | {"micro_batch_tokens"})
+    found["row_tokens"] = config.row_tokens
+    found["rollout"] = _without(config.rollout, _ROLLOUT["learner"])
+    found["learner"] = _without(config.learner, set() if kind == "apply" else _OF_UPDATE)
+    found["learner"]["teacher"] = config.learner.teacher is not None
+    if kind == "apply":
+        found["learner"]["decay_steps"] = config.decay_steps
+        found["learner"]["rate_is_told"] = config.plans_decay
+    return found
+
+
+def _without(table: Any, ignored: Collection[str]) -> dict[str, Any]:
+    values: dict[str, Any] = table.model_dump(mode="json")
+    return {key: value for key, value in values.items() if key not in ignored}

@@ -1,0 +1,289 @@
+"""How long the phases of a step take: a roofline with a few constants, each result with its range.
+
+The least is the roofline itself (https://doi.org/10.1145/1498765.1498785): the chip's published
+operations or bytes a second, whichever takes longer. What is expected is more, by shares of those
+limits that were fitted to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured").
+Nothing here was measured on a TPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from configs.schema import Config
+from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
+from pipeline.plan.cost_model.hardware import Chip
+from pipeline.plan.cost_model.program_memory import Sizes
+
+Regime = Literal["compute", "bandwidth", "links", "latency"]
+"""What a phase is bound by: arithmetic, memory, other chips, or how many small things there are."""
+
+# Shares of the chip's limits that are expected.
+_DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS, _ATTENTION_FLOPS = 0.5, 0.5, 0.44, 0.15
+_WEIGHT_BYTES, _CACHE_BYTES, _FURTHER_CACHE_BYTES = 0.9, 0.8, 0.45
+_FULL_ROWS = 128
+"""Rows whose caches are read at the first of these shares of the bandwidth; the others' at the
+second: there the compiler's estimates turn."""
+_SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
+"""What is expected may take so many times longer."""
+_DEQUANTIZE = 5.3
+"""Bytes moved for each of a matrix that is computed back from 8 or 4 bits before each product."""
+_CUT_BYTES = 300.0
+"""Bytes moved for each entry of the vocabulary where top-k, top-p or min-p look at it again."""
+_MOST_SLOTS, _WORTH = 4096, 1.25
+"""Slots up to which a knee is looked for, and what twice as many have to bring below it."""
+_REDUCE_S = 25e-6
+"""Least seconds of an exchange between chips."""
+_LAUNCH_S = 1e-3
+"""Least seconds of a program, and of the host's look at what has ended."""
+_PASSES = {"none": 2.0, "dots": 2.1, "full": 3.0, "offload": 3.0}
+"""How often a layer is computed for a gradient, by `plan.remat`; there is none of the weights."""
+_HEAD_PASSES = 3.0
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A time with its range.
+
+    Attributes:
+        low: what the limits of the hardware leave.
+        expected: what plans are compared by.
+        high: what it may be.
+        regime: what takes most of it.
+    """
+
+    low: float
+    expected: float
+    high: float
+    regime: Regime
+
+    def __add__(self, other: Seconds) -> Seconds:
+        """One after the other."""
+        regime = self.regime if self.expected >= other.expected else other.regime
+        low, expected = self.low + other.low, self.expected + other.expected
+        return Seconds(low, expected, self.high + other.high, regime)
+
+    def longer(self, other: Seconds) -> Seconds:
+        """Both at the same time."""
+        regime = self.regime if self.expected >= other.expected else other.regime
+        low, expected = max(self.low, other.low), max(self.expected, other.expected)
+        return Seconds(low, expected, max(self.high, other.high), regime)
+
+    def __mul__(self, times: float) -> Seconds:
+        """So many of it."""
+        return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
+
+
+def fixed(seconds: float, *, chip: Chip) -> Seconds:
+    """A time that does not depend on the model, as uncertain as the others."""
+    spread = _SPREAD[chip.platform]
+    return Seconds(seconds / spread, seconds, seconds * spread, "latency")
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a program asks of each chip: operations, bytes, exchanges, and how many small steps."""
+
+    flops: float = 0.0
+    attention_flops: float = 0.0
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    rows: int = 0
+    link_bytes: float = 0.0
+    latency_s: float = 0.0
+
+    def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
+        """By what the chip can do."""
+        peak = chip.int8_flops if int8 else chip.bf16_flops
+        link_s = self.link_bytes / chip.link_bytes_per_s
+        compute = (self.flops / peak) + self.attention_flops / chip.bf16_flops
+        memory = (self.weight_bytes + self.cache_bytes) / chip.bytes_per_s
+        low = max(compute, memory, link_s)
+        slow_compute = self.flops / (flops_share * chip.bf16_flops)
+        slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
+        weights = self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
+        caches = self._caches_s(chip)
+        return _expected(
+            low,
+            {
+                "compute": slow_compute,
+                "bandwidth": weights + caches,
+                "links": link_s,
+                "latency": self.latency_s,
+            },
+            together=bool(self.cache_bytes),
+            chip=chip,
+        )
+
+    def _caches_s(self, chip: Chip) -> float:
+        """Seconds in which the caches are read."""
+        full = min(1.0, _FULL_ROWS / max(1, self.rows)) * self.cache_bytes
+        further = self.cache_bytes - full
+        return (full / _CACHE_BYTES + further / _FURTHER_CACHE_BYTES) / chip.bytes_per_s
+
+
+def _expected(low: float, parts: dict[Regime, float], *, together: bool, chip: Chip) -> Seconds:
+    """Arithmetic and memory overlap where matrices are large; in a decode step they add up."""
+    regime: Regime = max(parts, key=lambda name: parts[name])
+    busy = parts["compute"], parts["bandwidth"]
+    total = (sum(busy) if together else max(busy)) + parts["links"] + parts["latency"]
+    expected = max(low, total)
+    return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
+
+
+@lru_cache
+def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> float:
+    """Read when everything in the base is multiplied with once."""
+    found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
+    if quantization in {"int8", "nf4"}:
+        found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
+    return found
+
+
+@lru_cache
+def _parameters(shape: ModelShape) -> tuple[int, int]:
+    """Of the whole base, and of all but the embedding."""
+    return shape.parameters, shape.parameters - shape.embedding_parameters
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a configuration's programs are on a chip.
+
+    Attributes:
+        config: placement, types and lengths; its sizes are not read.
+        shape: the model.
+        chip: what runs it.
+    """
+
+    config: Config
+    shape: ModelShape
+    chip: Chip
+
+    def decode_step(self, slots: int) -> Seconds:
+        """One token for each of so many slots on a shard, a chip or a group of tp chips."""
+        plan, shape, tp = self.config.plan, self.shape, self.config.plan.tp_of_sampler
+        base = self._base_bytes(of_sampler=True)
+        cache = slots * self.kv_bytes_per_row(recent=self.config.segment_steps)
+        cut = _CUT_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
+        merged = plan.rollout_weights == "merged"
+        load = _Load(
+            flops=2 * slots * (_parameters(shape)[0] + (0 if merged else self._adapter)) / tp,
+            attention_flops=0.0,
+            weight_bytes=base + cut / tp,
+            cache_bytes=cache,
+            rows=slots,
+            link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
+            # Adapted matrices are two more small products each.
+            latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
+            + self._reductions(tp),
+        )
+        int8 = self.config.sampler_quantization == "int8_matmul"
+        return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
+
+    def settle(self, slots: int) -> Seconds:
+        """What ends a segment: new positions are brought home, the host looks at what has ended."""
+        size = 2 * slots * self.kv_bytes_per_row()
+        load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
+        return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
+
+    def prefill(self, positions: int, *, seq: int) -> Seconds:
+        """Reading so many prompt positions on a shard, in prompts of `seq`."""
+        tp = self.config.plan.tp_of_sampler
+        body = _parameters(self.shape)[1] + self._adapter
+        load = _Load(
+            flops=2 * positions * body / tp,
+            attention_flops=positions * self.attention_flops(seq) / tp,
+            weight_bytes=self._base_bytes(of_sampler=True),
+            link_bytes=self._gathered(self.config.plan.fsdp_of_sampler, tp)
+            + self._reduced(positions, tp),
+            latency_s=_LAUNCH_S + self._reductions(tp),
+        )
+        int8 = self.config.sampler_quantization == "int8_matmul"
+        return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
+
+    def score(self, positions: int, *, seq: float) -> Seconds:
+        """Log-probs at so many positions of a shard's micro-batch, or the likeliest tokens there.
+
+        The exact top k looks at the scores twice.
+        """
+        head = 2.0 if self.config.learner.keeps_top_k else 1.0
+        return self._learn(positions, seq=seq, passes=1.0, head=head)
+
+    def gradient(self, positions: int, *, seq: float) -> Seconds:
+        """The gradient of a shard's micro-batch."""
+        passes = _PASSES[self.config.plan.remat]
+        return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES)
+
+    def apply(self) -> Seconds:
+        """Exchanging the gradient of the adapter, and one update of it."""
+        size = 4.0 * self._adapter
+        links = 2 * size if self.config.plan.learner_devices > 1 else 0.0
+        load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
+        return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
+
+    def knee(self) -> int:
+        """Slots of a shard from which twice as many draw less than a quarter more."""
+        few, many = 1, _MOST_SLOTS
+        while few < many:
+            slots = (few + many) // 2
+            gained = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
+            few, many = (few, slots) if gained < _WORTH else (slots + 1, many)
+        return few
+
+    def kv_bytes_per_row(self, *, recent: int = 0) -> int:
+        """Of the caches of one rollout on a chip, with what a segment adds to them."""
+        sizes = Sizes.of(self.config, self.shape, "empty")
+        rings = sizes.rings(1, self.config.rollout.max_tokens), sizes.rings(1, recent)
+        return sum(sum(ring.values()) for ring in rings)
+
+    def attention_flops(self, seq: float) -> float:
+        """Of the scores and of what they weigh, for a position of a sequence, all layers."""
+        shape = self.shape
+        seen = shape.local_layers * min(shape.window, seq / 2) + shape.global_layers * seq / 2
+        return 4 * shape.heads * shape.head_dim * seen
+
+    def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
+        shape, plan = self.shape, self.config.plan
+        body = _parameters(shape)[1]
+        # A gradient of the adapter itself is one product more.
+        adapter = self._adapter * (passes + (1 if passes > 1 else 0))
+        flops = 2 * positions * (passes * body + head * shape.embedding_parameters + adapter)
+        # The scores of the backward pass are computed for keys, values and queries.
+        attention = positions * self.attention_flops(seq) * (passes + (1 if passes > 1 else 0))
+        load = _Load(
+            flops=flops / plan.tp,
+            attention_flops=attention / plan.tp,
+            weight_bytes=passes * self._base_bytes(of_sampler=False),
+            link_bytes=passes
+            * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp)),
+            latency_s=_LAUNCH_S + passes * self._reductions(plan.tp),
+        )
+        int8 = self.config.model.quantization == "int8_matmul"
+        return load.seconds(self.chip, flops_share=_LEARN_FLOPS, int8=int8)
+
+    @property
+    def _adapter(self) -> int:
+        return self.shape.adapter_parameters(self.config.lora)
+
+    def _base_bytes(self, *, of_sampler: bool) -> float:
+        """Read of a chip's memory when everything in the base is multiplied with once."""
+        plan, shape, dtype = self.config.plan, self.shape, self.config.model.dtype
+        kind = self.config.sampler_quantization if of_sampler else self.config.model.quantization
+        tp = plan.tp_of_sampler if of_sampler else plan.tp
+        return _base_bytes(shape, dtype, kind, tp)
+
+    def _gathered(self, fsdp: int, tp: int) -> float:
+        """Bytes that a chip is sent of weights that others have."""
+        return (1 - 1 / fsdp) * _base_bytes(self.shape, self.config.model.dtype, "none", tp)
+
+    def _reduced(self, positions: int, tp: int) -> float:
+        """Bytes that a chip exchanges where each computes a part of the widths."""
+        size = DTYPE_BYTES[self.config.model.dtype] * positions * self.shape.embed
+        return 4 * self.shape.layers * size * (tp - 1) / tp
+
+    def _reductions(self, tp: int) -> float:
+        """Seconds of two exchanges in each layer."""
+        return 2 * self.shape.layers * _REDUCE_S if tp > 1 else 0.0

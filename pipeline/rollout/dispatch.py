@@ -1,0 +1,54 @@
+"""Which sampler draws which rollouts: a function of names, never of arrival order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+
+from configs.training import enough
+from pipeline.contracts.rollouts import Completion, RolloutRequest, Work
+from pipeline.contracts.workers import Sampler
+
+
+def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[RolloutRequest]]:
+    """Deals groups, in the order of their names, to the samplers in turn.
+
+    A group stays together, because a sampler reads its prompt once.
+    """
+    named = sorted(requests, key=lambda request: request.name)
+    groups = groupby(named, key=lambda request: request.name.group)
+    dealt: list[list[RolloutRequest]] = [[] for _ in range(samplers)]
+    for number, (_, members) in enumerate(groups):
+        dealt[number % samplers] += members
+    return dealt
+
+
+async def generate(
+    samplers: Sequence[Sampler],
+    requests: Sequence[RolloutRequest],
+    *,
+    temperature: float,
+    cut_off: float | None = None,
+) -> tuple[list[Completion], Work]:
+    """Draws all requests on all samplers at once; completions in the order of the requests.
+
+    Args:
+        samplers: who draws.
+        requests: what is drawn.
+        temperature: 0 is greedy.
+        cut_off: share of what each sampler is asked for after whose end it cuts the others; None:
+            it draws all to their end.
+    """
+
+    async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
+        ending = None if cut_off is None else enough(len(share), cut_off=cut_off)
+        completions = await sampler.generate(share, temperature=temperature, enough=ending)
+        total.add(await sampler.work())
+        return completions
+
+    total = Work()
+    dealt = zip(samplers, shares(requests, samplers=len(samplers)), strict=True)
+    drawn = await asyncio.gather(*(one(sampler, share) for sampler, share in dealt if share))
+    by_name = {completion.name: completion for part in drawn for completion in part}
+    return [by_name[request.name] for request in requests], total

@@ -1,0 +1,325 @@
+"""What a run leaves behind: a step's metrics and rollouts, in files, in W&B and on the console."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from configs.schema import Config
+from pipeline.contracts.batches import Packed
+from pipeline.contracts.rollouts import Rollout
+from pipeline.control.step_planner import Plan
+from pipeline.run.run_folder import RunFolder
+from pipeline.run.tracking import Tracker
+
+_MOST_SHOWN = 1e6
+"""Larger numbers are shown with an exponent."""
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
+    """Over rollouts that have a reward; means of the parts over all that the part has scored.
+
+    A mean over nothing is left out: an error is not a zero.
+    """
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    metrics = {f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts)}
+    if rewards:
+        metrics |= {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards))}
+    for name in rollouts[0].rewards:
+        values = [rollout.rewards[name] for rollout in rollouts]
+        scored = [value for value in values if value is not None]
+        if scored:
+            metrics[f"{prefix}/{name}"] = _mean(scored)
+        metrics[f"{prefix}/{name}_errors"] = float(len(values) - len(scored))
+    return metrics
+
+
+def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
+    """Rollouts as JSON objects; with `tokens` also token ids and log-probs."""
+    rows = []
+    for rollout in rollouts:
+        drawn = rollout.completion
+        row: dict[str, Any] = {
+            "prompt_id": drawn.name.prompt_id,
+            "sample": drawn.name.sample,
+            "step": drawn.name.step,
+            "versions": [stretch.version for stretch in drawn.stretches],
+            "version_tokens": [stretch.tokens for stretch in drawn.stretches],
+            "adapter_sha256": drawn.adapter_sha256,
+            "text": rollout.text,
+            "num_tokens": len(drawn.tokens),
+            "stop_reason": drawn.stop_reason,
+            "rewards": dict(rollout.rewards),
+            "reward": rollout.reward,
+            "advantage": rollout.advantage,
+        }
+        if rollout.source is not None:
+            row["source"] = rollout.source
+        if tokens:
+            row["prompt_tokens"] = drawn.prompt_tokens.tolist()
+            row["tokens"] = drawn.tokens.tolist()
+            row["logprobs"] = drawn.logprobs.tolist()
+            if drawn.kept_logprobs is not None:
+                row["kept_logprobs"] = drawn.kept_logprobs.tolist()
+        rows.append(row)
+    return rows
+
+
+def example_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
+    """Packed examples of the supervised phase as JSON objects."""
+    return [
+        {
+            "id": example.id,
+            "sequence": number,
+            "prompt_tokens": example.prompt_tokens.tolist(),
+            "tokens": example.completion_tokens.tolist(),
+        }
+        for number, packed in enumerate(sequences)
+        for example in packed
+    ]
+
+
+def accuracy_line(summary: Mapping[str, Any]) -> str:
+    """An evaluation's summary in words."""
+    low, high = summary["ci95"]
+    several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
+    names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]
+    votes = [f"{name} {summary[name]:.3f}" for name in names]
+    accuracy = f"accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
+    counted = f"{accuracy} on {summary['n']} prompts{several}"
+    return ", ".join([counted, *votes, f"{summary['well_formed']:.1%} well formed"])
+
+
+def change_line(compared: Mapping[str, Any]) -> str:
+    """What `evaluation.compare` found, in words."""
+    before, after = compared["before"]["accuracy"], compared["after"]["accuracy"]
+    points = 100 * compared["paired_difference"]
+    low, high = (100 * bound for bound in compared["paired_ci95"])
+    return (
+        f"{before:.1%} -> {after:.1%}: {points:+.1f} points [{low:+.1f}, {high:+.1f}], "
+        f"paired p = {compared['paired_p']:.1e}"
+    )
+
+
+def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's numbers by their names in W&B."""
+    return {
+        f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
+    }
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < _MOST_SHOWN else f"{value:.3g}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+class Console:
+    """Progress: a bar on a terminal, plain lines elsewhere.
+
+    Args:
+        total: steps of the run; None: unknown.
+        done: steps done before.
+    """
+
+    def __init__(self, *, total: int | None, done: int) -> None:
+        terminal = sys.stderr.isatty()
+        self._total = total
+        self._bar = tqdm(total=total, initial=done, unit="step") if terminal else None
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def step(self, step: int, shown: str) -> None:
+        """A step is done."""
+        if self._bar is None:
+            print(f"step {step}/{self._total or '?'}  {shown}", flush=True)
+        else:
+            self._bar.set_postfix_str(shown)
+            self._bar.update()
+
+    def close(self) -> None:
+        """Leaves the terminal in order."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Records:
+    """Run folder, W&B and console behind one door."""
+
+    def __init__(self, folder: RunFolder, tracker: Tracker, console: Console) -> None:
+        self.folder = folder
+        self.tracker = tracker
+        self.console = console
+
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        *,
+        tokens: bool,
+    ) -> None:
+        """Records a step, counted from 1. Metrics that are not finite are left out."""
+        self._metrics(step, metrics)
+        rows = rollout_rows(rollouts, tokens=tokens)
+        self.folder.write_rollouts(f"step_{step:06d}", rows)
+        found = "no group has ended"
+        if rollouts:
+            share = metrics["reward/excluded_share"]
+            excluded = f" ({share:.1%} excluded)" if share else ""
+            mean = _shown(metrics["reward/mean"]) if "reward/mean" in metrics else "none"
+            found = (
+                f"reward {mean}{excluded}  "
+                f"tokens {metrics['rollout/tokens_mean']:.1f}  mixed {metrics['groups/mixed']:.0f}"
+            )
+        self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
+
+    def imitation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records a step of the supervised phase, counted from 1; likewise."""
+        self._metrics(step, metrics)
+        self.console.step(
+            step,
+            f"sft loss {metrics['sft/loss']:.4f}  tokens {metrics['sft/tokens_trained']:.0f}  "
+            f"{metrics['time/step_s']:.1f} s",
+        )
+
+    def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.folder.write_metrics({"step": step, **finite})
+        self.tracker.log(finite, step=step)
+
+    def truncation(self, config: Config) -> None:
+        """Journals and says, where unlikely tokens are never drawn, what that means."""
+        rollout, cap = config.rollout, config.learner.importance_cap
+        if not rollout.truncates:
+            return
+        cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
+        shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
+        corrects = (
+            f"importance weights up to {cap:g} correct for it, but for tokens that are never drawn"
+            if cap
+            else "nothing corrects for it (learner.importance_cap is 0)"
+        )
+        self.event(
+            "truncated_rollouts",
+            f"rollouts are drawn from a truncated distribution ({shown}): the sampler is not the "
+            "policy that is learned; the loss uses log-probs of the full distribution, and "
+            f"{corrects}",
+            **cut,
+            importance_cap=cap,
+        )
+
+    def reward_errors(self, step: int, errors: Mapping[str, Sequence[str]]) -> None:
+        """Journals and says which reward functions failed, how often, and why the first time."""
+        for name, reasons in errors.items():
+            self.event(
+                "reward_errors",
+                f"step {step}: {len(reasons)} rollout(s) without reward {name!r}: {reasons[0]}",
+                step=step,
+                name=name,
+                count=len(reasons),
+                first=reasons[0],
+            )
+
+    def skipped_update(self, step: int, why: str, *, batch: str) -> None:
+        """Journals and says that a step's update was skipped, and which file keeps its batch."""
+        self.event(
+            "update_skipped",
+            f"step {step}: the update was skipped: {why}; its batch is in "
+            f"{self.folder.rollouts / batch}.jsonl",
+            step=step,
+            why=why,
+            batch=f"{self.folder.rollouts.name}/{batch}.jsonl",
+        )
+
+    def evaluation(
+        self,
+        name: str,
+        step: int,
+        summary: Mapping[str, Any],
+        *,
+        answers: Sequence[Mapping[str, Any]],
+        adapter: str,
+        file: str | None = None,
+        version: int | None = None,
+    ) -> dict[str, Any]:
+        """Records an evaluation: its answers in a file, then its result in the journal.
+
+        Args:
+            name: of the evaluation.
+            step: steps done so far.
+            summary: its result.
+            answers: one JSON object for each.
+            adapter: hash of the adapter that was evaluated.
+            file: name for `RunFolder.write_rollouts`; None: `name`.
+            version: the policy version that was evaluated; None: the one of this step.
+
+        Returns:
+            The journal entry.
+        """
+        file = file or name
+        entry = {
+            "name": name,
+            "step": step if version is None else version,
+            "adapter_sha256": adapter,
+            **summary,
+            "file": file,
+            **asdict(self.folder.write_rollouts(file, answers)),
+        }
+        self.folder.journal("evaluated", **entry)
+        self.console.say(f"{name}: {accuracy_line(summary)}")
+        self.tracker.log(_evaluation_metrics(name, summary), step=step)
+        return entry
+
+    def logged(self, *, until: int) -> list[tuple[int, dict[str, Any]]]:
+        """What is on record of steps up to `until`, as `Tracker.log` takes it, by step."""
+        rows = [(row.pop("step"), row) for row in self.folder.metrics]
+        rows += [
+            (entry["step"], _evaluation_metrics(entry["name"], entry))
+            for entry in self.folder.standing("evaluated")
+        ]
+        return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
+
+    def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
+        """Says what `evaluation.compare` found."""
+        self.console.say(f"{name} accuracy {change_line(compared)}")
+
+    def planned(self, plan: Plan, *, full: int, step_s: float, elapsed_s: float) -> None:
+        """Records a decision on the steps to come, and what it was taken from."""
+        smaller = f", this one with {plan.prompts} of {full} prompts" if plan.prompts < full else ""
+        self.event(
+            "planned",
+            f"plan: {plan.total_steps} steps of about {step_s:.3g} s{smaller}",
+            **asdict(plan),
+            step_s=step_s,
+            elapsed_s=elapsed_s,
+        )
+
+    def exported(self, facts: Mapping[str, Any]) -> None:
+        """Records an export: an `ExportReport` and what else there is to say of it."""
+        equal = (
+            "read back number by number; the devices have no room to score it"
+            if facts["max_difference"] is None
+            else f"log-probs differ by at most {facts['max_difference']:.1e}"
+        )
+        of = f"{facts['folder']}, version {facts['version']}"
+        self.event("exported", f"export: {of}, {equal}", **facts)
+
+    def event(self, event: str, text: str, **facts: Any) -> None:
+        """Journals an event and says it."""
+        self.folder.journal(event, **facts)
+        self.console.say(text)

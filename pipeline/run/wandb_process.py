@@ -1,0 +1,213 @@
+"""The process that talks to Weights & Biases, so that no fault of W&B reaches the run.
+
+    python -m pipeline.run.wandb_process
+
+Reads JSON objects from stdin, one per line: first a request (see `Reporter`), then
+`{"step": 3, "metrics": {...}}`, `{"summary": {...}}` and at the end `{"exit_status": 0}`. Writes
+JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder, "sync": COMMAND}` each time
+that W&B has started; and at the end `{"uploaded": true or false}`.
+
+It leaves the run's process tree: `ray job stop` sends SIGTERM to every descendant of a job, and
+W&B's service, a child of this process, would stop without the last step.
+"""
+
+from __future__ import annotations
+
+import os
+
+if __name__ == "__main__" and os.fork():
+    os._exit(0)  # before anything is imported, so that the run's process has no child for long
+
+import contextlib
+import json
+import select
+import shlex
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+import wandb
+
+_RESTARTS = 3
+"""How often W&B's service is started again after it has died."""
+_UPLOAD_FAILED = b"Fatal error while uploading data"
+"""What wandb prints when the server refuses data for good; `finish` returns as if all were well."""
+
+_FAILURES = (Exception, SystemExit)
+"""What wandb raises: errors without a common base, and the exit of Python when its service dies."""
+
+Say = Callable[..., None]
+
+
+class Reporter:
+    """A W&B run that has every row that it was given, also after its service has died.
+
+    Args:
+        request: `mode`, "online" or "offline"; `init`, arguments of `wandb.init`; `start_s`,
+            seconds that a start may take; `rows`, steps and metrics of earlier processes of the
+            run; `resumed`, whether W&B was told of these.
+        say: sends an object to the run.
+    """
+
+    def __init__(self, request: Mapping[str, Any], say: Say) -> None:
+        self._request = request
+        self._say = say
+        self._rows: list[tuple[int, dict[str, Any]]] = [tuple(row) for row in request["rows"]]
+        self._before = len(self._rows) if request["resumed"] else 0
+        self._summary: dict[str, Any] = {}
+        self._restarts = 0
+        self._run: Any = None
+
+    def start(self) -> None:
+        """Starts W&B, offline where the server does not answer, and sends what it lacks."""
+        modes = ("online", "offline") if self._request["mode"] == "online" else ("offline",)
+        for mode in modes:
+            try:
+                self._start(mode)
+            except _FAILURES as error:
+                self._say(failed=f"cannot start {mode} ({_short(error)})")
+                self._drop()
+            else:
+                return
+
+    def _start(self, mode: str) -> None:
+        optional = {"x_transaction_log_flush_interval": 1.0}  # else 15 s, which a kill would lose
+        settings = wandb.Settings(
+            console="off",
+            silent=True,
+            init_timeout=self._request["start_s"],
+            **{key: value for key, value in optional.items() if key in wandb.Settings.model_fields},
+        )
+        online = mode == "online"
+        # W&B's reports of its own errors wait long for a server that does not answer.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        run = wandb.init(
+            mode=mode,  # type: ignore[arg-type]
+            resume="allow" if online else None,
+            settings=settings,
+            **self._request["init"],
+        )
+        self._run = run
+        folder = Path(run.dir).parent
+        option = "--include-online " if online else ""
+        self._say(
+            address=run.url if online else str(folder),
+            sync=f"wandb sync {option}{shlex.quote(str(folder))}",
+        )
+        # Offline nothing is known of what W&B has; the files of earlier processes have the rest.
+        lacking = self._rows if online else self._rows[self._before :]
+        for step, metrics in lacking:
+            if step >= run.starting_step:
+                run.log(metrics, step=step)
+        run.summary.update(self._summary)
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Sends metrics or the summary."""
+        if "metrics" in message:
+            step, metrics = message["step"], message["metrics"]
+            self._rows.append((step, metrics))
+            self._attempt(lambda run: run.log(metrics, step=step))
+        else:
+            self._summary |= message["summary"]
+            self._attempt(lambda run: run.summary.update(message["summary"]))
+
+    def finish(self, exit_status: int) -> None:
+        """Returns when everything is uploaded, or offline on disk; may never return."""
+
+        def finish(run: Any) -> None:
+            run.finish(exit_code=exit_status)
+            # Offline, `run.finish` returns before the run is on disk.
+            wandb.teardown(exit_status)
+
+        self._attempt(finish)
+
+    def _attempt(self, action: Callable[[Any], None]) -> None:
+        while self._run is not None:
+            try:
+                action(self._run)
+            except _FAILURES as error:
+                self._say(failed=f"its service has failed ({_short(error)})")
+                self._drop()
+                if self._restarts < _RESTARTS:
+                    self._restarts += 1
+                    self.start()
+            else:
+                return
+
+    def _drop(self) -> None:
+        """Ends the service, so that nothing waits for it and the next start gets a new one."""
+        self._run = None
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        with contextlib.suppress(*_FAILURES):
+            wandb.teardown()
+
+    @property
+    def online(self) -> bool:
+        """Whether data go to W&B's server."""
+        return self._run is not None and not self._run.offline
+
+
+def main() -> None:
+    """Serves one run, until it has finished or `finish_s` after the run's process has gone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # wandb prints, and its service inherits what this process has.
+    lines, out = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    printed = tempfile.TemporaryFile()  # noqa: SIM115  # until the process ends
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for source, number in ((nothing, 0), (nothing, 1), (printed.fileno(), 2)):
+        os.dup2(source, number)
+
+    def say(**facts: Any) -> None:
+        with contextlib.suppress(OSError):  # the run's process has gone
+            print(json.dumps(facts), file=out, flush=True)
+
+    request = json.loads(lines.readline())
+    bound = threading.Thread(target=_end, args=(lines.fileno(), request["finish_s"]), daemon=True)
+    bound.start()
+    reporter = Reporter(request, say)
+    reporter.start()
+    exit_status = 1  # of a run that is killed
+    for line in lines:
+        message = json.loads(line)
+        if "exit_status" in message:
+            exit_status = message["exit_status"]
+        else:
+            reporter.take(message)
+    reporter.finish(exit_status)
+    say(uploaded=reporter.online and not _upload_failed(printed))
+    out.close()
+    # Not through wandb's handlers at exit, which may never return.
+    os._exit(0)
+
+
+def _end(stdin: int, finish_s: float) -> None:
+    """Ends this process some time after the other end of its stdin is closed."""
+    poll = select.poll()
+    poll.register(stdin, 0)  # of hang-ups one is always told
+    poll.poll()
+    time.sleep(finish_s)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(1)
+
+
+def _upload_failed(printed: BinaryIO) -> bool:
+    printed.seek(0)
+    return _UPLOAD_FAILED in printed.read()
+
+
+def _short(error: BaseException) -> str:
+    return str(error).splitlines()[0][:500] if str(error) else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

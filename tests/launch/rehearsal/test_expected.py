@@ -1,0 +1,62 @@
+"""What is planned for pieces of work: the planner's own seconds and bytes, for that much work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.rehearsal.expected import Expectations, Target
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.rollouts import Work
+from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.cost_model.memory import estimate
+from tests.fakes import make_config
+
+SHAPE = ModelShape.of({"model_type": "gemma3_text", "num_hidden_layers": 7})
+ROW = 88
+PLAN = {
+    "platform": "gpu",
+    "placement": "split",
+    "rollout_rows": 16,
+    "samplers": 2,
+    "sampler_devices": 2,
+    "learner_devices": 2,
+    "micro_batch_tokens": 8 * ROW,
+}
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Expectations:
+    config = make_config(tmp_path, plan=PLAN, learner={"kl_coef": 0.1, "updates_per_batch": 2})
+    return Expectations.of(config, Target(SHAPE, TOPOLOGIES["gpu-80x8"]))
+
+
+def test_drawing_is_what_each_device_has_computed(expected: Expectations):
+    # Two samplers of two devices each: 16 slots are 8 on a device, 3 segments of each sampler.
+    work = Work({16: 6}, slot_steps=0, tokens=0, prompt_tokens=4 * 40)
+    pace, steps = expected.pace, expected.config.segment_steps
+    segment = pace.decode_step(8).expected * steps + pace.settle(8).expected
+    found = expected.drawing(work, seq=8)
+    assert found.expected == pytest.approx(3 * segment + pace.prefill(40, seq=8).expected)
+
+
+def test_learning_counts_micro_batches_references_and_updates(expected: Expectations):
+    pace = expected.pace
+    full, small = 4 * ROW, 1 * ROW  # of a device: half of 8 and of 2 rows
+    assert expected.scoring(10).expected == pytest.approx(
+        pace.score(full, seq=ROW).expected + pace.score(small, seq=ROW).expected
+    )
+    gradients = pace.gradient(full, seq=ROW).expected + pace.gradient(small, seq=ROW).expected
+    assert expected.imitating(10).expected == pytest.approx(gradients + pace.apply().expected)
+    assert expected.learning(10).expected == pytest.approx(
+        expected.scoring(10).expected + 2 * (gradients + pace.apply().expected)
+    )
+
+
+def test_bytes_are_those_of_the_plans_phases(expected: Expectations):
+    planned = estimate(expected.config, SHAPE)
+    assert expected.bytes_of(["segment 16"]) == planned["decode"].total
+    assert expected.bytes_of(["prefill 8", "fill 8"]) == planned["prefill"].total
+    assert expected.bytes_of(["gradient 8", "gradient 2"]) == planned["update"].total
+    assert expected.bytes_of([]) is None

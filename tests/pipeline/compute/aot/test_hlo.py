@@ -1,0 +1,161 @@
+"""Figures read from small programs that XLA compiled, against numbers worked out by hand.
+
+`programs/blocks.hlo` (for a TPU v5e): the running log-sum-exp of 64 positions in 4 blocks of 16,
+over 8 blocks of 512 of a vocabulary of 4,096, width 256. `programs/recipe.hlo` (v5e): the top 16
+of the same vocabulary, position by position. `programs/counted.hlo` (CPU): seven matrix products
+in a loop. `programs/branches.hlo` (v5e): twice a matrix, or its square five times over. Layouts and
+metadata are taken out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.compute.aot.figures import TPU_CLOCK_HZ, buffers, estimated_seconds, whole_logits
+from pipeline.compute.aot.hlo import Instruction, Module, Shape, parse
+from pipeline.compute.aot.reads import bytes_read
+
+PROGRAMS = Path(__file__).parent / "programs"
+EMBEDDING = (4096, 256)
+SIZE = 2 * 4096 * 256
+
+
+def text(name: str) -> str:
+    return (PROGRAMS / f"{name}.hlo").read_text(encoding="utf-8")
+
+
+def trips(module: Module) -> list[int]:
+    return sorted(
+        module.trips(line, where)
+        for where in module.computations.values()
+        for line in where.instructions.values()
+        if line.opcode == "while"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("blocks", [4, 8]), ("recipe", [64]), ("counted", [7])]
+)
+def test_the_trips_of_each_loop(name, expected):
+    assert trips(parse(text(name))) == expected
+
+
+def test_trips_are_told_by_the_condition_too():
+    known = ', backend_config={"known_trip_count":{"n":"7"}}'
+    assert known in text("counted")
+    assert trips(parse(text("counted").replace(known, ""))) == [7]
+    other = text("counted").replace(known, "")
+    # To 7 included, from 1, by twos.
+    other = other.replace("direction=LT", "direction=LE")
+    other = other.replace("%constant.5 = s32[] constant(0)", "%constant.5 = s32[] constant(1)")
+    other = other.replace("%constant.2 = s32[] constant(1)", "%constant.2 = s32[] constant(2)")
+    assert trips(parse(other)) == [4]
+
+
+def test_a_loop_of_unknown_length_is_an_error():
+    unknown = text("counted").replace(', backend_config={"known_trip_count":{"n":"7"}}', "")
+    unknown = unknown.replace(
+        "%constant.5 = s32[] constant(0)", "%constant.5 = s32[] custom-call(%x.1)"
+    )
+    with pytest.raises(ValueError, match=r"loop while\.5: its number of trips"):
+        trips(parse(unknown))
+
+
+def test_seconds_are_cycles_times_trips():
+    # Four times: a slice and, eight times, four fusions.
+    cycles = 4 * (1868 + 8 * (2653 + 1825 + 1977 + 1830))
+    assert estimated_seconds(parse(text("blocks"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
+    # 64 times product, iota and the slices of the sorted; copies of both results.
+    cycles = 64 * (1840 + 15635 + 17 + 1832 + 1832) + 1916 + 1916
+    assert estimated_seconds(parse(text("recipe"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
+
+
+def test_of_a_conditional_the_cheapest_branch_counts():
+    module = parse(text("branches"))
+    doubled, five_products = 4140, 5 * (2304 + 80)
+    assert estimated_seconds(module) == pytest.approx((1833 + doubled) / TPU_CLOCK_HZ)
+    dear = text("branches").replace('"estimated_cycles":"4140"', '"estimated_cycles":"41400"')
+    assert estimated_seconds(parse(dear)) == pytest.approx((1833 + five_products) / TPU_CLOCK_HZ)
+    # Both hold what they make.
+    made = {buffer.name for buffer in buffers(module)}
+    assert {"broadcast_multiply_fusion", "fusion.8"} <= made
+
+
+def test_bytes_read_of_a_parameter():
+    # The whole embedding for each of 64 positions; for each of 4 blocks of positions 8 slices.
+    assert bytes_read(parse(text("recipe")), EMBEDDING) == 64 * SIZE
+    assert bytes_read(parse(text("blocks")), EMBEDDING) == 4 * 8 * (SIZE // 8)
+
+
+def test_a_copy_is_read_in_its_place():
+    once = text("blocks").replace(
+        "%bitcast.19 = bf16[8,512,256]{2,1,0:T(8,128)} bitcast(%emb.1)",
+        "%copied = f32[4096,256]{1,0} convert(%emb.1)\n"
+        "  %bitcast.19 = f32[8,512,256]{2,1,0:T(8,128)} bitcast(%copied)",
+    )
+    # Read once to be converted, then four times as float32.
+    assert bytes_read(parse(once), EMBEDDING) == SIZE + 4 * 2 * SIZE
+
+
+def test_a_parameter_is_found_by_its_dimensions():
+    with pytest.raises(ValueError, match=r"0 entry parameters have the dimensions \(4096, 255\)"):
+        bytes_read(parse(text("blocks")), (4096, 255))
+
+
+def test_what_stands_in_a_fusion_is_no_buffer():
+    found = {buffer.shape for buffer in buffers(parse(text("recipe")))}
+    assert Shape("f32", (4096,)) in found
+    # The product before it is summed up.
+    assert "f32[4096,256]" in text("recipe")
+    assert Shape("f32", (4096, 256)) not in found
+
+
+def names(module: Module, **settings) -> set[str]:
+    return {buffer.name for buffer in whole_logits(module, vocab=4096, **settings)}
+
+
+def test_invariant_3_whole_logits_are_found_in_any_shape():
+    module = parse(text("blocks"))
+    assert names(module, model=(256,), most=10) == set()
+    # 16 positions x 512 entries are as many as the vocabulary x 2.
+    assert names(module, model=(256,), most=2) == set()
+    assert names(module, model=(256,), most=1) == {"fusion.9", "get-tuple-element.110"}
+    line = "  %bitcast.21 = "
+    for dims, is_found in (
+        ("4096,64", True),
+        ("64,4096", True),
+        ("8,512,64", True),
+        ("262144", True),
+        ("8,63,512", False),  # as many as are allowed
+        ("64,16,256", False),  # hidden states
+        ("4096,256,1", False),  # the embedding itself
+        ("4096,2,256", True),  # but not two of it
+    ):
+        other = text("blocks").replace(line, f"  %odd = f32[{dims}]{{0}} custom-call()\n{line}")
+        assert ("odd" in names(parse(other), model=(256,), most=63)) == is_found, dims
+
+
+def test_the_bytes_of_a_shape():
+    assert Shape("bf16", (3, 5)).bytes == 30
+    assert Shape("pred", (8,)).bytes == 8
+    assert Shape("s4", (8,)).bytes == 4
+    assert Shape("f8e4m3fn", (8,)).bytes == 8
+    assert Shape("f32", ()).bytes == 4
+    assert Shape("token", ()).bytes == 0
+
+
+def test_an_instruction_is_read_whole():
+    module = parse(text("blocks"))
+    found = module.computations["wide.region_0.10.sunk"].instructions["while.16"]
+    assert isinstance(found, Instruction)
+    assert found.operands == ("tuple.29",)
+    assert found.shapes[2] == Shape("bf16", (8, 512, 256))
+    assert found.attribute("body") == "wide.region_1.6.clone.sunk"
+    assert module.entry == "main.12"
+
+
+def test_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="no HLO text"):
+        parse("hello")

@@ -1,0 +1,175 @@
+"""Ring caches against rings that are filled one position at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.compute.decode.cache import (
+    PromptAttention,
+    TokenAttention,
+    bytes_per_row,
+    capacity,
+    held_positions,
+    seen,
+    settle,
+)
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.attention import attend_causally
+from tests import tiny
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
+
+
+def ring(positions: int, slots: int) -> list[int]:
+    """What a ring holds after so many positions were written to it, -1 for nothing."""
+    held = [-1] * slots
+    for position in range(positions):
+        held[position % slots] = position
+    return held
+
+
+@given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(1, 20))
+def test_held_positions_are_those_of_a_ring(lengths: list[int], slots: int):
+    found = np.asarray(held_positions(jnp.asarray(lengths), slots))
+    expected = np.array([ring(length, slots) for length in lengths])
+    np.testing.assert_array_equal(np.maximum(found, -1), expected)
+
+
+@given(st.integers(0, 30), st.integers(1, 9))
+def test_a_query_sees_itself_and_what_its_window_reaches(position: int, window: int):
+    held = jnp.arange(-3, 40)[None]
+    found = np.asarray(seen(held, jnp.array([position]), window=window))[0]
+    expected = [max(0, position - window + 1) <= at <= position for at in range(-3, 40)]
+    np.testing.assert_array_equal(found, expected)
+    everything = np.asarray(seen(held, jnp.array([position]), window=None))[0]
+    np.testing.assert_array_equal(everything, [0 <= at <= position for at in range(-3, 40)])
+
+
+def test_held_positions_by_hand():
+    found = held_positions(jnp.array([0, 2, 4, 9]), 4)
+    np.testing.assert_array_equal(
+        np.asarray(found)[1:].tolist(),
+        [
+            [0, 1, -2, -1],
+            [0, 1, 2, 3],
+            [8, 5, 6, 7],
+        ],
+    )
+    assert (np.asarray(found)[0] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("window", "longest", "slots"), [(None, 40, 40), (8, 40, 8), (8, 5, 5), (8, 8, 8)]
+)
+def test_a_ring_is_as_long_as_will_be_seen(window: int | None, longest: int, slots: int):
+    assert capacity(window=window, max_tokens=longest) == slots
+
+
+def test_bytes_are_counted_by_hand():
+    # Keys and values, 2 kv heads of 8, 4 bytes; 6 local layers of 8 slots, a global one of 40.
+    found = bytes_per_row(tiny.policy().architecture, max_tokens=40)
+    assert found == 2 * 2 * 8 * 4 * (6 * 8 + 40)
+    # A byte each, and a float32 for each of the 2 kv heads.
+    found = bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
+    assert found == 2 * 2 * (8 + 4) * (6 * 8 + 40)
+
+
+def to_255_steps(x: np.ndarray) -> np.ndarray:
+    """Each vector rounded to 127 steps up to its largest number, and as many down."""
+    step = np.abs(x).max(axis=-1, keepdims=True) / 127
+    return np.rint(x / step) * step
+
+
+def test_eight_bits_hold_a_vector_to_half_a_step():
+    rng = np.random.default_rng(0)
+    key, value = rng.standard_normal((2, 2, 5, KV_HEADS, HEAD_DIM)).astype(np.float32)
+    key[0, 1, 0] = 0.0
+    prefill = PromptAttention(jnp.array([5, 5]), 5, eight_bits=True)
+    query = jnp.ones((2, 5, HEADS, HEAD_DIM))
+    _, cache = prefill(
+        query, jnp.asarray(key), jnp.asarray(value), window=None, softcap=None, cache=None
+    )
+    keys, values, key_scales, value_scales = map(np.asarray, cache)
+    assert keys.dtype == values.dtype == np.int8
+    assert key_scales.shape == (2, KV_HEADS, 5)
+    key, value = (x.swapaxes(1, 2) for x in (key, value))
+    for steps, scales, exact in ((keys, key_scales, key), (values, value_scales, value)):
+        scale = scales[..., None]
+        error = np.abs(steps * scale - exact)
+        assert (error <= 0.5001 * scale).all()
+        assert error.max() > 0.1 * scale.max()
+    assert (np.abs(keys).max(axis=-1)[key.any(axis=-1)] == 127).all()
+    assert not keys[0, 0, 1].any()
+
+
+@pytest.mark.parametrize("eight_bits", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize("prompts", [(1, 3, 7), (12, 5, 11)])
+def test_attention_over_rings_is_attention_over_everything(
+    window: int | None, prompts: tuple[int, ...], softcap: float | None, eight_bits: bool
+):
+    total, bucket = 20, 12
+    rng = np.random.default_rng(0)
+
+    def draw(heads: int) -> jnp.ndarray:
+        shape = (len(prompts), total, heads, HEAD_DIM)
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    query, key, value = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
+    if eight_bits:  # what rings hold exactly
+        key, value = (jnp.asarray(to_255_steps(np.asarray(x))) for x in (key, value))
+    kind: Any = {"window": window, "softcap": softcap}
+    expected, _ = attend_causally(query, key, value, **kind, cache=None)
+
+    lengths = jnp.asarray(prompts)
+    # Nothing of the padding may get into the rings.
+    real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
+    padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
+    prefill = PromptAttention(lengths, total, eight_bits)
+    _, cache = prefill(query[:, :bucket], *padded, **kind, cache=None)
+    assert len(cache) == (4 if eight_bits else 2)
+    assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
+    assert cache[0].shape[2] == capacity(window=window, max_tokens=total)
+    # Rings hold finite numbers only.
+    cache = tuple(jnp.nan_to_num(x, nan=1e6) if x.dtype != jnp.int8 else x for x in cache)
+
+    rows, steps, begun = jnp.arange(len(prompts)), total - max(prompts), lengths
+    # Segments that are shorter than the windows, as long, and longer.
+    for first, length in ((0, 3), (3, 1), (4, steps - 4)):
+        recent = tuple(jnp.full((*x.shape[:2], length, *x.shape[3:]), 7, x.dtype) for x in cache)
+        for step in range(length):
+            at = lengths + first + step
+            new = (x[rows, at][:, None] for x in (query, key, value))
+            attend = TokenAttention(begun, at, jnp.int32(step))
+            found, recent = attend(*new, **kind, cache=(cache, recent))
+            np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
+        cache = settle(cache, recent, begun=begun, lengths=begun + length)
+        begun += length
+
+
+def test_a_row_takes_its_new_positions_to_their_places():
+    ring = (jnp.full((3, KV_HEADS, 4, HEAD_DIM), -1.0), jnp.full((3, KV_HEADS, 4), -1.0))
+    steps = jnp.arange(6.0)[:, None]
+    recent = (
+        jnp.broadcast_to(steps, (3, KV_HEADS, 6, HEAD_DIM)),
+        jnp.broadcast_to(steps[:, 0], (3, KV_HEADS, 6)),
+    )
+    # Two steps, none because the rollout had ended, and more than the ring holds.
+    begun, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
+    keys, scales = settle(ring, recent, begun=begun, lengths=lengths)
+    expected = [[1, -1, -1, 0], [-1, -1, -1, -1], [3, 4, 5, 2]]
+    np.testing.assert_array_equal(keys[:, 1, :, 2], expected)
+    np.testing.assert_array_equal(scales[:, 0], expected)
+
+
+def test_bytes_of_gemma_2_are_counted_by_hand():
+    # As above, but every second layer is local: 4 local ones and 3 global ones.
+    shape = architecture(tiny.hf_config(**tiny.GEMMA2), dtype=jnp.dtype("float32"))
+    assert bytes_per_row(shape, max_tokens=40) == 2 * 2 * 8 * 4 * (4 * 8 + 3 * 40)

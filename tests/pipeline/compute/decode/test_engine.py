@@ -1,0 +1,345 @@
+"""The engine: what is drawn, by whom it is influenced, when it ends, and that it compiles once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from launch.bench.counting import compilations
+from pipeline.compute.decode.engine import Aborted, Engine
+from pipeline.compute.model.sharding import by_row
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from tests import tiny
+from tests.pipeline.compute.decode.written_out import (
+    CONFIG,
+    LONGEST,
+    NEW,
+    REQUESTS,
+    generate,
+    recompute,
+)
+
+STOPS = tiny.VOCABULARY.stops
+EIGHT = {"learner_devices": 8, "rollout_rows": 8}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Completion]:
+    """Four slots for 24 rollouts of any length, whose prompts are in one bucket."""
+    return generate(tiny.engine())
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_the_cache_changes_nothing(drawn: list[Completion], temperature: float):
+    completions = drawn if temperature else generate(tiny.engine(), temperature=0.0)
+    assert max(len(c.tokens) for c in completions) > 3 * tiny.WINDOW
+    expected = recompute(completions, temperature)
+    for completion, (logprobs, scores) in zip(completions, expected, strict=True):
+        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
+        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, picked, rtol=0, atol=1e-5)
+
+
+def test_completions_answer_their_requests(drawn: list[Completion]):
+    assert [c.name for c in drawn] == [request.name for request in REQUESTS]
+    for completion, request in zip(drawn, REQUESTS, strict=True):
+        np.testing.assert_array_equal(completion.prompt_tokens, request.prompt_tokens)
+        assert (completion.version, completion.adapter_sha256) == (3, "abc")
+        assert completion.tokens.dtype == np.int32
+        assert completion.logprobs.dtype == np.float32
+        assert completion.kept_logprobs is None
+        assert completion.tokens.shape == completion.logprobs.shape
+    assert len({c.tokens.tobytes() for c in drawn}) == len(drawn)
+
+
+def test_forbidden_tokens_are_never_drawn(drawn: list[Completion]):
+    tokens = np.concatenate([c.tokens for c in drawn])
+    assert len(tokens) > 300
+    assert not np.isin(tokens, tiny.VOCABULARY.forbidden).any()
+
+
+def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(drawn: list[Completion]):
+    ended = [c for c in drawn if c.stop_reason == "eos"]
+    assert {int(c.tokens[-1]) for c in ended} == set(STOPS)
+    for completion in ended:
+        assert completion.logprobs[-1] < 0
+        assert not np.isin(completion.tokens[:-1], STOPS).any()
+        assert len(completion.tokens) <= NEW
+
+
+def test_invariant_5_an_ending_by_length_gets_no_invented_token(drawn: list[Completion]):
+    cut = [c for c in drawn if c.stop_reason == "length"]
+    assert cut
+    for completion in cut:
+        assert len(completion.tokens) == NEW
+        assert not np.isin(completion.tokens, STOPS).any()
+        assert (completion.logprobs < 0).all()
+
+
+def test_a_request_may_want_fewer_tokens(drawn: list[Completion]):
+    limits = np.random.default_rng(0).integers(1, NEW + 1, len(REQUESTS))
+    cut = [
+        dataclasses.replace(request, max_new_tokens=int(limit))
+        for request, limit in zip(REQUESTS, limits, strict=True)
+    ]
+    found = generate(tiny.engine(), cut)
+    for whole, short, limit in zip(drawn, found, limits, strict=True):
+        np.testing.assert_array_equal(short.tokens, whole.tokens[:limit])
+        np.testing.assert_array_equal(short.logprobs, whole.logprobs[:limit])
+        assert short.stop_reason == ("length" if len(whole.tokens) > limit else whole.stop_reason)
+    for wrong in (0, NEW + 1):
+        with pytest.raises(ValueError, match=rf"max_new_tokens = {wrong}: must be from 1 to"):
+            generate(tiny.engine(), [dataclasses.replace(REQUESTS[0], max_new_tokens=wrong)])
+
+
+@pytest.mark.parametrize("length", [0, LONGEST + 1, 10 * LONGEST])
+def test_a_prompt_that_is_empty_or_too_long_is_named(length: int, monkeypatch: pytest.MonkeyPatch):
+    engine = tiny.engine()
+    monkeypatch.setattr(engine, "_programs", None)  # refused before anything is computed
+    (wrong,) = tiny.make_requests([length], step=7)
+    what = f"has {length} tokens: must be from 1 to rollout.max_prompt_tokens = {LONGEST}"
+    with pytest.raises(ValueError, match=re.escape(f"{wrong.name}: its prompt {what}")):
+        generate(engine, [*REQUESTS, wrong])
+
+
+def test_two_requests_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=re.escape(f"{REQUESTS[1].name}: two requests have this")):
+        generate(tiny.engine(), [*REQUESTS, REQUESTS[1]])
+
+
+def test_no_requests_have_no_completions():
+    assert generate(tiny.engine(), []) == []
+
+
+def test_a_held_slot_costs_the_longest_completion_whatever_is_drawn(drawn: list[Completion]):
+    engine = tiny.engine()
+    few = REQUESTS[:4]
+    assert any(len(one.tokens) < NEW / 2 for one in drawn[:4])
+    found = generate(engine, [dataclasses.replace(request, hold=True) for request in few])
+    same_bits(found, drawn[:4])
+    steps = CONFIG.segment_steps
+    assert engine.work.segments == {4: -(-NEW // steps)}
+    # A second wave keeps them as long; who asks for less, and is held, keeps them for less.
+    short = [
+        dataclasses.replace(request, hold=True, max_new_tokens=1 + steps * (number < 4))
+        for number, request in enumerate(REQUESTS[:8])
+    ]
+    generate(engine, short)
+    assert sum(engine.work.segments.values()) == 2 + 1
+
+
+def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
+    for one, two in zip(first, second, strict=True):
+        assert one.name == two.name
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+        assert one.stop_reason == two.stop_reason
+
+
+def test_invariant_2_a_rollout_is_the_same_bits_in_any_row_among_any_neighbours(
+    drawn: list[Completion],
+):
+    order = np.random.default_rng(0).permutation(len(REQUESTS))
+    assert not (order % 4 == np.arange(len(order)) % 4).all()
+    mixed = generate(tiny.engine(), [REQUESTS[n] for n in order])
+    same_bits(mixed, [drawn[n] for n in order])
+    # Three rows of four empty.
+    same_bits(generate(tiny.engine(), REQUESTS[1:2]), drawn[1:2])
+    same_bits(generate(tiny.engine(), REQUESTS[7:9]), drawn[7:9])
+
+
+def test_invariant_2_another_name_is_another_noise(drawn: list[Completion]):
+    name = REQUESTS[0].name
+    changed = [
+        dataclasses.replace(name, phase="test"),
+        dataclasses.replace(name, step=1),
+        dataclasses.replace(name, prompt_id=99),
+        dataclasses.replace(name, sample=1),
+    ]
+    requests = [RolloutRequest(n, REQUESTS[0].prompt_tokens) for n in changed]
+    others = generate(tiny.engine(), requests)
+    assert len({c.tokens.tobytes() for c in (*others, drawn[0])}) == 5
+
+
+def count_ties(
+    first: Sequence[Completion], second: Sequence[Completion], *, bound: float = 1e-5
+) -> int:
+    """Rollouts that go apart, each at a place where the two best scores lie within `bound`.
+
+    Before that, and in all others, tokens are equal and log-probs agree to `bound`.
+    """
+    ties = 0
+    scored = recompute(first, CONFIG.rollout.temperature)
+    for one, two, (_, scores) in zip(first, second, scored, strict=True):
+        shorter = min(len(one.tokens), len(two.tokens))
+        differs = np.flatnonzero(one.tokens[:shorter] != two.tokens[:shorter])
+        same = differs[0] if len(differs) else shorter
+        if len(differs):
+            best, next_best = np.sort(scores[same])[:-3:-1]
+            assert best - next_best < bound, (one.name, same)
+            ties += 1
+        else:
+            assert len(one.tokens) == len(two.tokens)
+        np.testing.assert_allclose(one.logprobs[:same], two.logprobs[:same], rtol=0, atol=bound)
+    return ties
+
+
+def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(drawn: list[Completion]):
+    # Other rows, other prompt buckets, other lengths between two looks.
+    other = tiny.engine(plan={"rollout_rows": 8, "prompt_buckets": (6,), "segment_steps": 7})
+    found = generate(other)
+    assert count_ties(drawn, found) == 0
+    assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
+
+
+def test_invariant_2_the_last_ones_move_into_fewer_slots(drawn: list[Completion]):
+    engine = tiny.engine(plan={"slot_buckets": (2, 1), "segment_steps": 3})
+    assert count_ties(drawn, generate(engine)) == 0
+    assert set(engine.work.segments) >= {4, 2}
+    assert engine.work.tokens == sum(len(c.tokens) for c in drawn)
+    assert engine.work.slot_steps == 3 * sum(
+        slots * count for slots, count in engine.work.segments.items()
+    )
+    # So few as there are never decode in four.
+    for first, size in ((3, 2), (1, 1)):
+        few = slice(first, first + size)
+        assert count_ties(drawn[few], generate(engine, REQUESTS[few])) == 0
+        assert max(engine.work.segments) == size
+
+
+def test_slots_are_given_on_at_once(drawn: list[Completion]):
+    """Static batches would compute every row as long as the longest of its four."""
+    engine = tiny.engine()
+    generate(engine)
+    batches = [drawn[start : start + 4] for start in range(0, len(drawn), 4)]
+    static = sum(4 * max(len(c.tokens) for c in batch) for batch in batches)
+    assert engine.work.tokens > 0.9 * engine.work.slot_steps
+    assert engine.work.slot_steps < 0.95 * static
+
+
+def test_a_group_reads_its_prompt_once(monkeypatch: pytest.MonkeyPatch):
+    prompts = [request.prompt_tokens for request in REQUESTS[:5]]
+    # More members than slots: some wait while others are drawn.
+    requests = [
+        RolloutRequest(RolloutName("train", 0, number, sample), prompt)
+        for sample in range(6)
+        for number, prompt in enumerate(prompts)
+    ]
+    engine = tiny.engine(plan={"prefill_tokens": 1})
+    programs, read = engine._programs, []
+
+    def watched(*args: Any) -> Any:
+        read.append(np.asarray(args[3]))
+        return programs.prefill[LONGEST](*args)
+
+    prefill: Any = {LONGEST: watched}
+    monkeypatch.setattr(engine, "_programs", dataclasses.replace(programs, prefill=prefill))
+    found = generate(engine, requests)
+    # The last token of a prompt is read by each member's first step.
+    assert sorted(np.concatenate(read)) == sorted(len(prompt) - 1 for prompt in prompts)
+    assert len({c.tokens.tobytes() for c in found}) == len(found)
+    for completion, (logprobs, scores) in zip(
+        found, recompute(found, CONFIG.rollout.temperature), strict=True
+    ):
+        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
+        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, picked, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "tp"),
+    [
+        (1, 1),
+        (4, 2),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(8, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_draw_what_one_draws(drawn: list[Completion], fsdp: int, tp: int):
+    engine = tiny.engine(plan=EIGHT | {"fsdp": fsdp, "tp": tp})
+    found = generate(engine, adapter=tiny.probe(devices=8, fsdp=fsdp, tp=tp))
+    assert count_ties(drawn, found) == 0
+
+
+def test_caches_are_made_sharded_and_of_the_rings_size():
+    state = tiny.engine(plan=EIGHT)._programs.empty()
+    assert len(state.caches) == 7
+    rows = by_row(tiny.policy(devices=8).mesh)
+    for layer, ring in enumerate(state.caches):
+        slots = LONGEST + NEW if layer == 5 else tiny.WINDOW
+        for array in ring:
+            assert array.shape == (8, 2, slots, 8)
+            assert array.sharding.is_equivalent_to(rows, array.ndim)
+            assert [shard.data.shape[0] for shard in array.addressable_shards] == [1] * 8
+
+
+def test_no_device_waits_for_another_while_decoding():
+    """Each has a whole base and slots of its own."""
+    engine = tiny.engine(plan=EIGHT | {"slot_buckets": (8,), "rollout_rows": 16})
+    programs = engine._programs
+    for program in (*programs.segment.values(), *programs.fill.values()):
+        text = program.as_text()
+        assert text is not None
+        groups = re.findall(r" (?:all-|collective-|reduce-scatter).*replica_groups=(\S+)", text)
+        # Where the vocabulary is not sharded, each combines what it found with itself.
+        assert set(groups) <= {"{" + ",".join(f"{{{n}}}" for n in range(8)) + "},"}
+        assert "collective-permute" not in text
+
+
+def test_slots_are_taken_and_weights_borrowed():
+    programs = tiny.engine()._programs
+    (segment,), (fill,) = programs.segment.values(), programs.fill.values()
+    (prefill,) = programs.prefill.values()
+    for program, donated in ((segment, 2), (fill, 0), (prefill, None)):
+        arguments, _ = program.args_info
+        for number, argument in enumerate(arguments):
+            given = {leaf.donated for leaf in jax.tree.leaves(argument)}
+            assert given == {number == donated}, number
+
+
+def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest.MonkeyPatch):
+    # An engine of its own: the others are shared between tests.
+    adapter = tiny.probe(layers=2)
+    engine = Engine(tiny.policy(layers=2), tiny.base(layers=2), CONFIG, tiny.VOCABULARY)
+    run, calls = engine._programs.segment[4], []
+
+    def segment(*args: Any) -> Any:
+        calls.append(args)
+        engine.abort()
+        return run(*args)
+
+    watched: Any = {4: segment}
+    monkeypatch.setattr(engine, "_programs", dataclasses.replace(engine._programs, segment=watched))
+    with pytest.raises(Aborted):
+        generate(engine, adapter=adapter)
+    assert len(calls) == 1
+    with pytest.raises(Aborted):
+        generate(engine, adapter=adapter)
+    monkeypatch.undo()
+    engine.resume()
+    assert len(generate(engine, adapter=adapter)) > 0
+
+
+def test_no_requests_no_completions():
+    assert generate(tiny.engine(), []) == []
+
+
+def test_invariant_4_nothing_is_compiled_after_construction():
+    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
+    # What other tests have compiled must not hide anything. Last in the file for their sake.
+    jax.clear_caches()
+    with compilations() as seen:
+        engine = Engine(policy, base, CONFIG, tiny.VOCABULARY)
+    assert len(seen) >= 2
+    with compilations() as seen:
+        for count in (1, 4, 7):
+            for temperature in (0.8, 0.0, 1.3):
+                generate(engine, REQUESTS[:count], temperature=temperature, adapter=adapter)
+    assert seen == []

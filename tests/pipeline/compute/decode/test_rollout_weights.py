@@ -1,0 +1,206 @@
+"""What the sampler multiplies with: the same policy in another form, and never two copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.schema import Config
+from launch.bench.counting import compilations
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.decode.rollout_weights import RolloutWeights
+from pipeline.compute.learner.export import merged as exported
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.contracts.rollouts import Completion
+from tests import tiny
+
+REQUESTS = tiny.make_requests([3, 14, 6, 9])
+MANY: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
+INTEGERS = ("int8", "int8_matmul")
+
+
+def config(kind: str, **plan: Any) -> Config:
+    return tiny.make_config(learner={"importance_cap": 2.0}, plan={"rollout_weights": kind, **plan})
+
+
+def opened(kind: str, policy: Policy | None = None) -> RolloutWeights:
+    policy = policy or tiny.policy(layers=2)
+    return RolloutWeights(policy, tiny.make_base(policy), config(kind))
+
+
+def generate(
+    engine: Engine, adapter: Params, *, base: Params | None = None
+) -> Sequence[Completion]:
+    return engine.generate(
+        REQUESTS, adapter=adapter, version=0, adapter_sha256="", temperature=0.8, base=base
+    )
+
+
+def draw(policy: Policy, base: Params, adapter: Params, settings: Config) -> Sequence[Completion]:
+    return generate(Engine(policy, base, settings, tiny.VOCABULARY), adapter)
+
+
+def hidden(policy: Policy, base: Params, adapter: Params) -> jax.Array:
+    tokens = jnp.asarray(np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)), jnp.int32)
+    places = jnp.broadcast_to(jnp.arange(20), tokens.shape)
+    found = jax.jit(lambda base, adapter: policy.bind(base, adapter)(tokens, places)[0])
+    return found(base, adapter)
+
+
+def assert_own(found: Params, base: Params) -> None:
+    """What is no matrix of a layer is not copied."""
+    own = [name for name in base if not name.endswith((".w", ".kernel"))]
+    assert "embedder.input_embedding" in own
+    assert len(own) > 10
+    for name in own:
+        assert found[name] is base[name], name
+
+
+def test_shared_is_what_was_opened():
+    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
+    weights = RolloutWeights(policy, base, tiny.make_config())
+    weights.load(adapter)
+    assert weights.policy is policy
+    assert weights.adapter is adapter
+    assert weights.base.keys() == base.keys()
+    assert all(weights.base[name] is base[name] for name in base)
+
+
+# With as many kv heads as query heads Gemma's matrix for the three is one.
+@pytest.mark.parametrize(("kv_heads", "separate"), [(2, False), (2, True), (4, True)])
+def test_merged_is_the_adapter_in_the_base(kv_heads: int, separate: bool):
+    policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads, separate=separate)
+    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
+    weights = RolloutWeights(policy, base, config("merged"))
+    weights.load(adapter)
+    assert weights.adapter == weights.policy.adapter_shapes == {}
+    expected = hidden(policy, base, adapter)
+    found = hidden(weights.policy, weights.base, {})
+    scale = float(jnp.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+    without = hidden(policy, base, policy.no_adapter())
+    assert float(jnp.abs(without - expected).max()) > 0.1 * scale
+    plain = hidden(weights.policy, base, {})
+    np.testing.assert_allclose(plain, without, rtol=0, atol=1e-5 * scale)
+    assert_own(weights.base, base)
+
+
+def test_merged_draws_what_base_and_adapter_draw():
+    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
+    weights = RolloutWeights(policy, base, config("merged"))
+    weights.load(adapter)
+    expected = draw(policy, base, adapter, tiny.make_config())
+    engine = Engine(weights.policy, base, config("merged"), tiny.VOCABULARY)
+    found = generate(engine, {}, base=weights.base)
+    assert sum(len(completion.tokens) for completion in found) > 40
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
+
+
+def test_merged_is_rounded_as_an_export_is():
+    policy = tiny.make_policy(num_hidden_layers=1, dtype="bfloat16")
+    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
+    weights = RolloutWeights(policy, base, config("merged"))
+    weights.load(adapter)
+    for name, value in exported(policy, base, adapter, dtype="bfloat16"):
+        assert weights.base[name].dtype == base[name].dtype == value.dtype
+        np.testing.assert_array_equal(weights.base[name], value, err_msg=name)
+
+
+def test_a_matrix_without_an_adapter_is_not_copied():
+    settings = tiny.LORA.model_copy(update={"targets": "attention"})
+    policy = tiny.make_policy(num_hidden_layers=2, lora=settings)
+    base = tiny.make_base(policy)
+    weights = RolloutWeights(policy, base, config("merged"))
+    weights.load(tiny.make_probe(policy))
+    copied = {name for name in base if weights.base[name] is not base[name]}
+    assert copied == {name for name in base if ".attn." in name and name.endswith(".w")}
+
+
+def test_after_two_loads_nothing_of_the_first_is_left(monkeypatch: pytest.MonkeyPatch):
+    weights = opened("merged")
+    policy, plain = weights.policy, dict(weights.base)
+    adapters = [tiny.make_probe(tiny.policy(layers=2), seed=seed) for seed in (1, 2)]
+    weights.load(adapters[0])
+    first = dict(weights.base)
+    copied = [name for name in plain if first[name] is not plain[name]]
+    assert len(copied) == 12
+    live: list[int] = []
+
+    def watched(merge: Any) -> Any:
+        def run(*arrays: Any) -> Any:
+            live.append(sum(first[name].is_deleted() for name in copied))
+            return merge(*arrays)
+
+        return run
+
+    programs = {name: watched(merge) for name, merge in weights._merge.items()}
+    monkeypatch.setattr(weights, "_merge", programs)
+    weights.load(adapters[1])
+    # Each is gone before its successor is there.
+    assert live == list(range(1, 13))
+    fresh = RolloutWeights(tiny.policy(layers=2), plain, config("merged"))
+    fresh.load(adapters[1])
+    for name, value in plain.items():
+        np.testing.assert_array_equal(weights.base[name], fresh.base[name], err_msg=name)
+        assert not value.is_deleted()
+    assert weights.policy is policy
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_integers_draw_what_a_base_that_is_kept_so_draws(kind: str):
+    plain, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
+    weights = RolloutWeights(plain, base, config(kind))
+    weights.load(adapter)
+    policy = tiny.make_policy(num_hidden_layers=2, quantization=kind)
+    kept = policy.as_kept(base.items())
+    expected = draw(policy, kept, adapter, tiny.make_config(model={"quantization": kind}))
+    found = draw(weights.policy, weights.base, weights.adapter, config(kind))
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+    assert {name for name in weights.base if name in base} == {
+        name for name in base if not name.endswith((".w", ".kernel"))
+    }
+    assert_own(weights.base, base)
+    # A sampler of its own has opened it so already.
+    again = RolloutWeights(policy, kept, config(kind))
+    assert again.policy is policy
+    assert all(again.base[name] is kept[name] for name in kept)
+
+
+@pytest.mark.parametrize("kind", ["merged", *INTEGERS])
+def test_copies_are_where_the_base_is(kind: str):
+    policy, one = tiny.make_policy(num_hidden_layers=2, **MANY), opened(kind)
+    many = RolloutWeights(policy, tiny.make_base(policy), config(kind))
+    for weights in (one, many):
+        weights.load(tiny.make_probe(policy if weights is many else tiny.policy(layers=2)))
+    places, _ = many.policy.abstract_params()
+    assert many.base.keys() == places.keys() == one.base.keys()
+    split = 0
+    for name, value in many.base.items():
+        assert value.sharding.is_equivalent_to(places[name].sharding, value.ndim), name
+        split += not value.sharding.is_fully_replicated
+        np.testing.assert_allclose(value, one.base[name], rtol=0, atol=1e-6, err_msg=name)
+    assert split >= 12
+
+
+@pytest.mark.parametrize("kind", ["merged", "int8"])
+def test_nothing_is_compiled_once_it_is_there(kind: str):
+    jax.clear_caches()
+    with compilations() as seen:
+        weights = opened(kind)
+    assert seen
+    engine = Engine(weights.policy, weights.base, config(kind), tiny.VOCABULARY)
+    adapters = [tiny.make_probe(tiny.policy(layers=2), seed=seed) for seed in (1, 2)]
+    with compilations() as seen:
+        for adapter in adapters:
+            weights.load(adapter)
+            generate(engine, weights.adapter, base=weights.base)
+    assert seen == []

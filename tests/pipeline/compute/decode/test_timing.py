@@ -1,0 +1,45 @@
+"""What the engine says of its own speed: of which programs, and that nothing comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from launch.bench.counting import compilations
+from tests import tiny
+from tests.pipeline.compute.decode.written_out import generate
+
+SIZES: dict[str, Any] = {
+    "plan": {"rollout_rows": 8, "slot_buckets": (4, 2), "prompt_buckets": (6,)}
+}
+EIGHT: dict[str, Any] = {"plan": {"learner_devices": 8, "rollout_rows": 16, "slot_buckets": (8,)}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "devices", "segments", "positions"),
+    [(SIZES, 1, {8, 4, 2}, {8 * 6, 8 * 14}), (EIGHT, 8, {16, 8}, {16 * 14})],
+)
+def test_every_program_has_a_speed_and_draws_as_before(
+    tables: dict[str, Any], devices: int, segments: set[int], positions: set[int]
+):
+    engine = tiny.engine(layers=2, **tables)
+    mesh = {"devices": devices}
+    base, adapter = tiny.base(layers=2, **mesh), tiny.probe(layers=2, **mesh)
+    before = generate(engine, adapter=adapter)
+    there = len(jax.live_arrays())
+    with compilations() as compiled:
+        found = engine.speed(base, adapter)
+    assert compiled == []
+    assert len(jax.live_arrays()) == there
+    assert found.device == f"{devices} x cpu"
+    assert found.segment_s.keys() == segments
+    assert found.prefill_s.keys() == positions
+    assert found.fill_s.keys() == {max(segments)}
+    for table in (found.segment_s, found.prefill_s, found.fill_s):
+        assert all(seconds > 0 for seconds in table.values())
+    for one, other in zip(before, generate(engine, adapter=adapter), strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)

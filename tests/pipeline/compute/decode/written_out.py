@@ -1,0 +1,79 @@
+"""Rollouts drawn by an engine, and what a forward over whole sequences says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.decode.state import Heat
+from pipeline.compute.model.gumbel import gumbel_noise, keys_at
+from pipeline.compute.model.head import scaled_logits
+from pipeline.compute.model.policy import Params
+from pipeline.contracts.rollouts import Completion, RolloutRequest
+from tests import tiny
+
+CONFIG = tiny.make_config()
+LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
+LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
+REQUESTS = tiny.make_requests(LENGTHS, step=8)
+"""Their completions are of lengths that fill every slot size of the tests here."""
+
+
+def generate(
+    engine: Engine,
+    requests: Sequence[RolloutRequest] = REQUESTS,
+    *,
+    temperature: float = CONFIG.rollout.temperature,
+    adapter: Params | None = None,
+) -> list[Completion]:
+    """Completions of version 3."""
+    adapter = tiny.probe() if adapter is None else adapter
+    return engine.generate(
+        requests, adapter=adapter, version=3, adapter_sha256="abc", temperature=temperature
+    )
+
+
+@jax.jit
+def _scores(
+    base: Params, adapter: Params, tokens: jax.Array, keys: jax.Array, at: jax.Array, heat: Heat
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs and noisy scores of every position of whole sequences, without any cache."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden, _ = tiny.policy().bind(base, adapter)(tokens, positions)
+    embedding = tiny.policy().embedding(base)
+    forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
+    logits = scaled_logits(
+        hidden, embedding, softcap=None, temperature=heat.temperature, forbidden=forbidden
+    )
+    noise = jax.vmap(lambda at: gumbel_noise(keys_at(keys, at), 0, tiny.VOCAB), 1, 1)(at)
+    return jax.nn.log_softmax(logits), logits + heat.noise * noise
+
+
+def recompute(
+    completions: Sequence[Completion], temperature: float, *, adapter: Params | None = None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each completion the log-probs and the noisy scores, `new vocab`, of each of its places.
+
+    Fed with the completion's own tokens: if every token is the best at its place, then drawing one
+    token after the other with a forward over everything before would have given the same.
+    """
+    rows, total = len(completions), LONGEST + NEW
+    tokens = np.zeros((rows, total), np.int32)
+    at = np.zeros((rows, total), np.int32)
+    keys = np.stack([c.name.key(CONFIG.run.seed) for c in completions])
+    for row, c in enumerate(completions):
+        whole = np.concatenate([c.prompt_tokens, c.tokens])
+        tokens[row, : len(whole)] = whole
+        at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
+    adapter = tiny.probe() if adapter is None else adapter
+    found = _scores(tiny.base(), adapter, tokens, keys, at, Heat.of(temperature))
+    logprobs, scores = map(np.asarray, found)
+    places = [
+        slice(len(c.prompt_tokens) - 1, len(c.prompt_tokens) - 1 + len(c.tokens))
+        for c in completions
+    ]
+    return [(logprobs[row, at], scores[row, at]) for row, at in enumerate(places)]

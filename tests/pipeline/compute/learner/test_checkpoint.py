@@ -1,0 +1,278 @@
+"""Checkpoints: bit for bit, a damaged one passed over, as many kept as asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer
+from pipeline.compute.learner.state import LearnerState
+from pipeline.compute.model import lora
+from pipeline.contracts.rollouts import Stretch
+from pipeline.coordinator import Progress
+from pipeline.rollout.dynamic_sampling import Estimates, Line
+from pipeline.rollout.partial import Waiting
+from tests import tiny
+
+CONFIG = tiny.make_config()
+
+
+def fresh(devices: int = 1) -> LearnerState:
+    """A state with nothing in it yet, of the shapes of the tiny policy."""
+    adapter = tiny.policy(layers=2, devices=devices).no_adapter()
+    optimizer = make_optimizer(CONFIG, grpo_rate(CONFIG)).init(adapter)
+    place = next(iter(adapter.values())).sharding
+    return LearnerState(adapter, jax.device_put(optimizer, place), version=0, updates=0)
+
+
+def trained(version: int, devices: int = 1) -> LearnerState:
+    """A state whose every number is its own."""
+    rng = np.random.default_rng(version)
+
+    def fill(x: jax.Array) -> jax.Array:
+        value = rng.standard_normal(x.shape) if x.ndim else np.full((), version)
+        return jax.device_put(value.astype(x.dtype), x.sharding)
+
+    state = fresh(devices)
+    return dataclasses.replace(
+        state,
+        adapter=jax.tree.map(fill, state.adapter),
+        optimizer=jax.tree.map(fill, state.optimizer),
+        version=version,
+        updates=3 * version,
+    )
+
+
+def same_bits(found: LearnerState, expected: LearnerState) -> None:
+    assert (found.version, found.updates) == (expected.version, expected.updates)
+    pairs = (
+        zip(*map(jax.tree_util.tree_leaves_with_path, trees), strict=True)
+        for trees in (
+            (found.adapter, expected.adapter),
+            (found.optimizer, expected.optimizer),
+        )
+    )
+    for (path, one), (where, two) in (pair for part in pairs for pair in part):
+        assert path == where
+        assert one.dtype == two.dtype
+        assert one.sharding == two.sharding
+        np.testing.assert_array_equal(one, two, err_msg=jax.tree_util.keystr(path))
+
+
+def damage(folder: Path, version: int) -> None:
+    """Turns over the bytes in the middle of a checkpoint's largest file."""
+    files = [path for path in (folder / str(version) / "state").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    middle = len(content) // 2
+    for place in range(middle, middle + 16):
+        content[place] ^= 0xFF
+    largest.write_bytes(content)
+
+
+META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_state_comes_back_bit_for_bit(tmp_path: Path, devices: int):
+    state = trained(5, devices)
+    Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh(devices))
+    assert found is not None
+    restored, meta, damaged = found
+    same_bits(restored, state)
+    assert (meta, damaged) == (META, [])
+
+
+def test_the_adapter_of_the_version_before_comes_back_and_is_guarded(tmp_path: Path):
+    other = trained(9).adapter
+    state = dataclasses.replace(trained(5), previous=other)
+    Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
+    like = dataclasses.replace(fresh(), previous=fresh().adapter)
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(like)
+    assert found is not None
+    same_bits(found[0], state)
+    assert found[0].previous is not None
+    assert lora.sha256(found[0].previous) == lora.sha256(other) != lora.sha256(state.adapter)
+
+
+def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
+    rollouts = tiny.make_rollouts([(3, 9), (14, 28)], advantages=[0.0, 0.0])
+    one, two = (rollout.completion for rollout in rollouts)
+    two = dataclasses.replace(two, stop_reason="cut", begun=(Stretch(2, "ab", 9),))
+    estimates = Estimates(0.1, 0.7, Line().observed(3, 1 / 3))
+    progress = Progress(step=5, cut=3, waiting=Waiting((one, two)), estimates=estimates)
+    Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
+    assert found is not None
+    restored = Progress.of_meta(found[1])
+    expected = Progress(step=5, cut=3, estimates=estimates)
+    assert dataclasses.replace(restored, waiting=Waiting()) == expected
+    assert restored.to_meta() == progress.to_meta()
+    for before, after in zip((one, two), restored.waiting.completions, strict=True):
+        np.testing.assert_array_equal(after.logprobs, before.logprobs)
+        assert (after.logprobs.dtype, after.begun) == (np.dtype(np.float32), before.begun)
+
+
+def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    assert Checkpoints(folder, keep=1).restore(fresh()) is None
+    assert not folder.exists()
+    folder.mkdir()
+    assert Checkpoints(folder, keep=1).restore(fresh()) is None
+
+
+def test_as_many_are_kept_as_asked_for_the_newest(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for version in (1, 2, 3, 10):
+        checkpoints.save(trained(version), META)
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()}
+    assert kept == {"3", "10"}
+
+
+def test_a_version_is_saved_once(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    state = trained(4)
+    checkpoints.save(state, META)
+    checkpoints.save(dataclasses.replace(trained(9), version=4), {"cursor": 0})
+    found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
+    assert found is not None
+    same_bits(found[0], state)
+    assert found[1] == META
+
+
+def test_a_damaged_one_is_passed_over_reported_and_replaced(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    for version in (1, 2):
+        Checkpoints(folder, keep=2).save(trained(version), {"cursor": version})
+    damage(folder, 2)
+    checkpoints = Checkpoints(folder, keep=2)
+    found = checkpoints.restore(fresh())
+    assert found is not None
+    same_bits(found[0], trained(1))
+    assert found[1] == {"cursor": 1}
+    (line,) = found[2]
+    assert line.startswith("checkpoint 2 is damaged: ")
+    # The run goes on from 1 and reaches 2 once more; the damaged one is moved, not deleted.
+    checkpoints.save(trained(2), {"cursor": 22})
+    assert (tmp_path / "superseded" / "0001" / "checkpoints" / "2" / "state").is_dir()
+    again = Checkpoints(folder, keep=2).restore(fresh())
+    assert again is not None
+    same_bits(again[0], trained(2))
+    assert again[1:] == ({"cursor": 22}, [])
+
+
+# Orbax closes its event loop at the first error, while TensorStore still reads other files.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("part", ["state/manifest.ocdbt", "state/d/*"])
+def test_an_error_of_the_disk_is_no_damage_and_nothing_is_passed_over(tmp_path: Path, part: str):
+    folder = tmp_path / "checkpoints"
+    for version in (1, 2):
+        Checkpoints(folder, keep=2).save(trained(version), META)
+    moved = {path: path.read_bytes() for path in (folder / "2").glob(part)}
+    for path in moved:
+        path.unlink()
+        path.symlink_to(path.name)  # whoever opens it is told ELOOP
+    checkpoints = Checkpoints(folder, keep=2)
+    with pytest.raises(OSError, match="checkpoint 2 cannot be read: "):
+        checkpoints.restore(fresh())
+    for path, content in moved.items():
+        path.unlink()
+        path.write_bytes(content)
+    found = checkpoints.restore(fresh())
+    assert found is not None
+    same_bits(found[0], trained(2))
+
+
+@pytest.mark.parametrize("lacking", [MemoryError("no host memory"), OSError(5, "I/O error")])
+def test_an_error_that_orbax_has_wrapped_comes_out_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: Exception
+):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(trained(1), META)
+
+    def wrapped(*_: Any, **__: Any) -> None:
+        # As Orbax does while it reads an array.
+        raise Exception("Encountered error while reading array index") from lacking
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "restore", wrapped)
+        with pytest.raises(type(lacking)) as told:
+            checkpoints.restore(fresh())
+    assert told.value is lacking
+    assert checkpoints.restore(fresh()) is not None
+
+
+def test_what_is_saved_between_a_good_and_a_damaged_one_is_not_lost(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    for version in (10, 20):
+        Checkpoints(folder, keep=2).save(trained(version), META)
+    damage(folder, 20)
+    checkpoints = Checkpoints(folder, keep=2)
+    assert checkpoints.restore(fresh()) is not None
+    checkpoints.save(trained(15), META)
+    found = Checkpoints(folder, keep=2).restore(fresh())
+    assert found is not None
+    same_bits(found[0], trained(15))
+
+
+def test_without_a_usable_one_it_is_an_error_that_names_each(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    for version in (1, 2):
+        Checkpoints(folder, keep=2).save(trained(version), META)
+        damage(folder, version)
+    message = rf"no usable checkpoint in {folder}: checkpoint 2 is damaged: .*; checkpoint 1 is dam"
+    with pytest.raises(ValueError, match=message):
+        Checkpoints(folder, keep=2).restore(fresh())
+
+
+def test_other_counters_than_were_saved_are_damage(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    Checkpoints(folder, keep=1).save(trained(1), META)
+    (facts,) = (folder / "1" / "facts").rglob("metadata")
+    text = facts.read_text()
+    assert '"cursor": 7' in text
+    facts.write_text(text.replace('"cursor": 7', '"cursor": 8'))
+    with pytest.raises(ValueError, match=r"checkpoint 1 is damaged: the hash of its content is "):
+        Checkpoints(folder, keep=1).restore(fresh())
+
+
+def test_damage_inside_any_large_array_is_noticed(tmp_path: Path):
+    # Large arrays stand in files that have no checksum of their own.
+    def state(seed: int) -> LearnerState:
+        one, two = np.random.default_rng(seed).standard_normal((2, 100, 300)).astype(np.float32)
+        return LearnerState({"x": jax.device_put(one)}, {"m": jax.device_put(two)}, 1, 1)
+
+    whole = tmp_path / "whole"
+    Checkpoints(whole, keep=1).save(state(0), META)
+    files = [path for path in whole.rglob("*") if path.is_file() and path.stat().st_size > 50_000]
+    places = [(path, at) for path in files for at in range(20_000, path.stat().st_size, 40_000)]
+    assert len(places) >= 4
+    for number, (path, at) in enumerate(places):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        copy = folder / path.relative_to(whole)
+        content = bytearray(copy.read_bytes())
+        content[at] ^= 1
+        copy.write_bytes(content)
+        with pytest.raises(ValueError, match="checkpoint 1 is damaged"):
+            Checkpoints(folder, keep=1).restore(state(1))
+    found = Checkpoints(whole, keep=1).restore(state(1))
+    assert found is not None
+    same_bits(found[0], state(0))
+
+
+def test_what_the_coordinator_saves_comes_back_as_json(tmp_path: Path):
+    meta = {"by_step": {10: (1, 2), 9: None}, "rate": 0.1}
+    Checkpoints(tmp_path / "checkpoints", keep=1).save(trained(1), meta)
+    found = Checkpoints(tmp_path / "checkpoints", keep=1).restore(fresh())
+    assert found is not None
+    assert found[1] == {"by_step": {"10": [1, 2], "9": None}, "rate": 0.1}

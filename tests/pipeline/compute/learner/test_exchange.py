@@ -1,0 +1,42 @@
+"""Two folders that change places."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.compute.learner import exchange
+from pipeline.compute.learner.exchange import exchange as swap
+
+
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    made = tmp_path / "export.tmp", tmp_path / "export"
+    for folder in made:
+        folder.mkdir()
+        (folder / "name").write_text(folder.name)
+    return made
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_invariant_10_two_folders_change_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+):
+    fresh, old = folders(tmp_path)
+    if not at_once:
+        monkeypatch.setattr(exchange, "_at_once", lambda *_: False)
+        (tmp_path / "export.old").mkdir()
+    swap(fresh, old)
+    assert (fresh / "name").read_text() == "export"
+    assert (old / "name").read_text() == "export.tmp"
+    assert {path.name for path in tmp_path.iterdir()} == {"export", "export.tmp"}
+
+
+def test_this_system_can_do_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux is known to")
+    fresh, old = folders(tmp_path)
+    monkeypatch.setattr(Path, "rename", None)
+    swap(fresh, old)
+    assert (old / "name").read_text() == "export.tmp"

@@ -1,0 +1,347 @@
+"""The export is the trained policy, replaces the one before, and never a good one by a bad one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pipeline.compute.learner import export as export_module
+from pipeline.compute.learner.export import Exporter, Tuned, merged
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.learner.model_card import base_name, model_card
+from pipeline.compute.model import weights
+from pipeline.compute.model.adapter_source import load_adapter
+from pipeline.compute.model.policy import Policy
+from pipeline.contracts.rollouts import Completion
+from pipeline.run.run_folder import RunFolder
+from tests import tiny
+
+
+@pytest.fixture
+def learner() -> Learner:
+    """With an adapter that changes every output."""
+    learner = tiny.learner(learner={"max_grad_norm": 1e6, "adam_b1": 0.9})
+    adapter = learner.policy.place_adapter(jax.device_get(tiny.probe(layers=2)))
+    learner.state = dataclasses.replace(learner.state, adapter=adapter)
+    return learner
+
+
+@pytest.fixture
+def like(tmp_path: Path) -> Path:
+    """The folder that the base came from."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    config = tiny.hf_config(num_hidden_layers=2)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.model").write_bytes(b"pieces")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "LICENSE").write_text("terms")
+    (folder / "preprocessor_config.json").write_text("of a vision tower")
+    (folder / "old.safetensors").write_bytes(b"old")
+    return folder
+
+
+def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
+    run = {"dir": str(like.parent)}
+    return Exporter(
+        learner.policy,
+        learner.base,
+        tiny.make_config(export=export, run=run, model={"path": str(like)}),
+        tiny.VOCABULARY,
+        like=like,
+        tokenizer=like / "tokenizer.model",
+        score=learner.score,
+    )
+
+
+def tuned(learner: Learner) -> Tuned:
+    return Tuned(learner.state.adapter, learner.state.version)
+
+
+def examples() -> list[Completion]:
+    lengths = [(3, 9), (14, 20), (1, 2)]
+    return [r.completion for r in tiny.make_rollouts(lengths, advantages=[0.0] * 3)]
+
+
+FILES = {
+    "LICENSE",
+    "README.md",
+    "adapter",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.model",
+    "tokenizer_config.json",
+}
+
+
+def test_what_is_loaded_back_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
+    folder = tmp_path / "run" / "export"
+    report = exporter(learner, like).export(folder, tuned(learner), examples=examples())
+    assert report.folder == str(folder)
+    assert report.tokens == 31
+    reloaded = learner.policy.load_base(folder)
+    expected = learner.score(examples(), adapter=learner.state.adapter)
+    found = learner.score(examples(), adapter=learner.policy.no_adapter(), base=reloaded)
+    difference = np.abs(np.concatenate(found) - np.concatenate(expected)).max()
+    assert report.max_difference == difference <= 1e-4
+    plain = learner.score(examples(), adapter=learner.policy.no_adapter())
+    assert np.abs(np.concatenate(plain) - np.concatenate(expected)).max() > 0.1
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert [path.name for path in folder.parent.iterdir()] == ["export"]
+
+
+def test_the_adapter_beside_it_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
+    folder = tmp_path / "export"
+    exporter(learner, like).export(folder, tuned(learner), examples=examples())
+    found = load_adapter(str(folder), learner.policy)
+    assert found.what == f"PEFT adapter {folder / 'adapter'}"
+    for name, value in learner.state.adapter.items():
+        np.testing.assert_array_equal(found.adapter[name], value)
+
+
+def test_only_adapted_matrices_change(learner: Learner):
+    adapter = learner.state.adapter
+    whole = dict(merged(learner.policy, learner.base, adapter, dtype="float32"))
+    assert list(whole) == list(learner.policy.plain_shapes)
+    for name, value in learner.base.items():
+        adapted = f"{name}_lora_a" in adapter
+        assert (whole[name] != value).any() == adapted, name
+        assert whole[name].dtype == value.dtype
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.05), ("bfloat16", 0.25)])
+def test_the_type_of_the_weights_can_be_chosen(
+    tmp_path: Path, learner: Learner, like: Path, dtype: str, bound: float
+):
+    folder = tmp_path / "export"
+    writer = exporter(learner, like, dtype=dtype)
+    report = writer.export(folder, tuned(learner), examples=examples(), formats=("hf",))
+    assert report.max_difference is not None
+    assert 1e-4 < report.max_difference <= bound
+    tensors = load_file(folder / "model.safetensors")
+    assert {str(value.dtype) for value in tensors.values()} == {dtype}
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == dtype
+    assert not (folder / "adapter").exists()
+
+
+def test_float16_that_overflows_is_refused(tmp_path: Path, learner: Learner, like: Path):
+    name = "layers.1.mlp.down_proj.kernel"
+    adapter = dict(learner.state.adapter)
+    adapter[f"{name}_lora_b"] = adapter[f"{name}_lora_b"] * 1e6
+    writer = exporter(learner, like, dtype="float16")
+    with pytest.raises(ValueError, match=rf"ends at 65504 and {name} has .*valid: \"bfloat16\""):
+        writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_large_model_is_cut_into_files_with_an_index(
+    tmp_path: Path, learner: Learner, like: Path
+):
+    writer = exporter(learner, like, shard_gib=10_000 / 2**30)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    exporter(learner, like).export(whole, tuned(learner), examples=examples())
+    writer.export(cut, tuned(learner), examples=examples(), formats=("hf",))
+    index = json.loads((cut / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in cut.glob("*.safetensors"))
+    count = len(files)
+    assert count > 3
+    assert files == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    assert all((cut / file).stat().st_size < 11_500 for file in files)
+    expected = load_file(whole / "model.safetensors")
+    found: dict[str, np.ndarray] = {}
+    for file in files:
+        tensors = load_file(cut / file)
+        assert set(tensors) == {k for k, v in index["weight_map"].items() if v == file}
+        found |= tensors
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in found.values())
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value)
+
+
+def test_a_flax_checkpoint_is_loaded_back(tmp_path: Path, learner: Learner, like: Path):
+    folder = tmp_path / "export"
+    report = exporter(learner, like).export(
+        folder, tuned(learner), examples=examples(), formats=("orbax",)
+    )
+    assert report.max_difference is not None
+    assert report.max_difference <= 1e-4
+    assert (folder / "flax" / "manifest.ocdbt").is_file()
+    assert not (folder / "model.safetensors").exists()
+    reloaded = learner.policy.load_base(folder)
+    adapter = learner.state.adapter
+    for name, value in merged(learner.policy, learner.base, adapter, dtype="float32"):
+        np.testing.assert_array_equal(reloaded[name], value)
+
+
+def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner, like: Path):
+    writer = exporter(learner, like)
+    run = tmp_path / "tiny"
+    run.mkdir()
+    # The first one was damaged later, and measured again.
+    measured = [("test_before", 0, 0.125), ("test_before", 0, 0.25), ("validation", 3, 0.5)]
+    for name, step, accuracy in [*measured, ("test_after", 7, 0.75)]:
+        ci95 = [0.125, 0.875]
+        RunFolder(run).journal("evaluated", name=name, step=step, accuracy=accuracy, n=8, ci95=ci95)
+    adapter = learner.state.adapter
+    writer.export(tmp_path / "export", Tuned(adapter, 7), examples=examples())
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert card.startswith('---\ntags: ["grpo", "lora"]\n')
+    assert f"| base | `{like}`, float32, quantization none |" in card
+    assert "trained with GRPO for 7 steps" in card
+    assert "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |" in card
+    assert "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |" in card
+    assert "| validation |" not in card
+    assert "rank 3, alpha 6, standard" in card
+    assert "| loss | grpo |" in card
+    assert "ends with" not in card
+    assert "begins with" not in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
+
+
+def test_a_model_of_the_hub_is_named_as_it_is_there():
+    config = tiny.make_config(
+        model={"path": "hf://google/gemma-3-1b-it@main"},
+        rollout={"stop_strings": ("</answer>", "\n\n")},
+        prompt={"answer_prefix": "<reasoning>\n"},
+    )
+    card = model_card(config, step=1, formats=("hf",), dtype="bfloat16", multimodal=True)
+    assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
+    assert "`google/gemma-3-1b-it`, trained with GRPO" in card
+    assert "the merged model is its text model alone" in card
+    assert '| the model\'s turn begins with | `"<reasoning>\\n"` |' in card
+    assert '| an answer also ends with | `"</answer>"`, `"\\n\\n"` |' in card
+    assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
+    assert base_name("/models/gemma") == ("/models/gemma", None)
+
+
+def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: Path):
+    folder, writer = tmp_path / "export", exporter(learner, like)
+    folder.mkdir()
+    (folder / "stale").write_text("old")
+    # Left behind by a process that died half-way through a replacement.
+    for name in ("export.old", "export.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stale").write_text("older")
+    writer.export(folder, tuned(learner), examples=examples())
+    first = load_file(folder / "model.safetensors")
+    assert not (folder / "stale").exists()
+    learner.update(tiny.make_rollouts([(3, 9), (14, 20)], advantages=[1.0, -1.0]))
+    writer.export(folder, tuned(learner), examples=examples())
+    second = load_file(folder / "model.safetensors")
+    key = "model.layers.0.mlp.up_proj.weight"
+    assert (first[key] != second[key]).any()
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "export"}
+
+
+def test_a_failed_verification_leaves_the_old_export(
+    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, writer = tmp_path / "export", exporter(learner, like)
+    writer.export(folder, tuned(learner), examples=examples())
+    before = (folder / "model.safetensors").read_bytes()
+
+    def wrong(*args: Any, **settings: Any) -> Iterator[tuple[str, np.ndarray]]:
+        for name, value in merged(*args, **settings):
+            spoiled = name == "layers.1.mlp.down_proj.kernel"
+            yield name, value + np.float32(0.01) if spoiled else value
+
+    monkeypatch.setattr(export_module, "merged", wrong)
+    with pytest.raises(RuntimeError, match=r"scores tokens differently from the policy: .*, allow"):
+        writer.export(folder, tuned(learner), examples=examples())
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def no_room(*_: Any) -> Any:
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+def test_without_room_for_a_second_model_the_numbers_are_compared(
+    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Policy, "load_base", no_room)
+    writer, folder = exporter(learner, like), tmp_path / "export"
+    report = writer.export(folder, tuned(learner), examples=examples())
+    assert (report.max_difference, report.tokens) == (None, 0)
+    before = (folder / "model.safetensors").read_bytes()
+    kept = weights.stream
+
+    def damaged(*args: Any, **settings: Any) -> Iterator[tuple[str, jax.Array]]:
+        for name, value in kept(*args, **settings):
+            yield name, value + 1e-3 if name == "layers.1.mlp.down_proj.kernel" else value
+
+    monkeypatch.setattr(weights, "stream", damaged)
+    with pytest.raises(RuntimeError, match=r"does not hold the policy's layers\.1\.mlp\.down_proj"):
+        writer.export(folder, tuned(learner), examples=examples())
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_another_error_of_the_devices_is_no_want_of_room(
+    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: chip on fire")
+
+    monkeypatch.setattr(Policy, "load_base", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
+        exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
+
+
+def test_who_serves_an_export_ends_where_the_policy_ends(
+    tmp_path: Path, learner: Learner, like: Path
+):
+    exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
+    written = json.loads((tmp_path / "export" / "generation_config.json").read_text())
+    assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
+
+
+def test_a_nan_is_no_agreement(
+    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
+):
+    base = dict(learner.base)
+    base["final_norm.scale"] = base["final_norm.scale"] * np.nan
+    monkeypatch.setattr(learner, "base", base)
+    with pytest.raises(RuntimeError, match="differently from the policy: nan"):
+        exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_a_quantized_base_is_exported_as_it_was_used(tmp_path: Path, like: Path, quantization: str):
+    policy = tiny.make_policy(num_hidden_layers=2, quantization=quantization)
+    plain = tiny.base(layers=2)
+    base = policy.as_kept(plain.items())
+    config = tiny.make_config(
+        run={"dir": str(tmp_path)}, model={"path": str(like), "quantization": quantization}
+    )
+    writer = Exporter(
+        policy,
+        base,
+        config,
+        tiny.VOCABULARY,
+        like=like,
+        tokenizer=like / "tokenizer.model",
+    )
+    adapter = tiny.probe(layers=2)
+    report = writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
+    assert report.max_difference is not None
+    assert report.max_difference <= 1e-4
+    # What is written is the quantized base, not the one it was made of.
+    written = load_file(tmp_path / "export" / "model.safetensors")
+    norm, matrix = "final_norm.scale", "layers.0.attn.q_einsum.w"
+    np.testing.assert_array_equal(written["model.norm.weight"], plain[norm])
+    exact = dict(merged(tiny.policy(layers=2), plain, adapter, dtype="float32"))[matrix]
+    stored = written["model.layers.0.self_attn.q_proj.weight"]
+    stored = stored.reshape(4, 8, 24).transpose(0, 2, 1)
+    assert float(jnp.abs(stored - exact).max()) > 1e-4

@@ -1,0 +1,166 @@
+"""The supervised phase: its gradient, what it leaves to the GRPO phase, and its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from launch.bench.counting import compilations
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.model.policy import Params
+from pipeline.contracts.rollouts import Example
+from tests import tiny
+from tests.pipeline.compute.learner.written_out import Whole
+
+LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
+ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=[1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0])
+EXAMPLES = [
+    Example(number, rollout.completion.prompt_tokens, rollout.completion.tokens)
+    for number, rollout in enumerate(ROLLOUTS)
+]
+# Three rows of at most 42 tokens, one of them full.
+PACKED = [(EXAMPLES[1],), (EXAMPLES[0], *EXAMPLES[2:5]), tuple(EXAMPLES[5:])]
+
+
+def learner(*, steps: int = 2, devices: int = 1, **changes: Any) -> Learner:
+    """Never clipped, so that Adam's first moment shows the gradient itself."""
+    return tiny.learner(
+        run={"phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": steps, "lr": 1e-2, "schedule": "constant"},
+        learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "kl_coef": 0.5, **changes},
+        plan={
+            "learner_devices": devices,
+            "rollout_rows": devices,
+            "micro_batch_tokens": 42 * devices,
+        },
+    )
+
+
+def start(learner: Learner) -> Learner:
+    """Puts the learner at an adapter that matters."""
+    host = {name: np.array(value) for name, value in tiny.probe(layers=2).items()}
+    learner.state = dataclasses.replace(learner.state, adapter=learner.policy.place_adapter(host))
+    return learner
+
+
+def written_out() -> tuple[float, dict[str, np.ndarray]]:
+    """The mean negative log-likelihood of the completions, each example in a row of its own."""
+    policy, base, whole = tiny.policy(layers=2), tiny.base(layers=2), Whole.of(ROLLOUTS)
+    forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
+    positions = jnp.broadcast_to(jnp.arange(whole.tokens.shape[1]), whole.tokens.shape)
+
+    def loss(adapter: Params) -> jax.Array:
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(whole.tokens), positions)
+        scores = hidden @ base["embedder.input_embedding"].T
+        scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
+        picked = jnp.take_along_axis(scores, jnp.asarray(whole.targets)[..., None], -1)[..., 0]
+        return -jnp.where(whole.learned, picked, 0.0).sum() / whole.learned.sum()
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(tiny.probe(layers=2))
+    return float(value), {name: np.asarray(grad) for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_gradient_is_that_of_the_examples_one_by_one(devices: int):
+    value, expected = written_out()
+    found = start(learner(devices=devices))
+    metrics = found.imitate(PACKED)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
+    moment = optax.tree_utils.tree_get(found.state.optimizer, "mu")
+    for name, grad in expected.items():
+        scale = np.abs(grad).max()
+        assert scale > 0, name
+        np.testing.assert_allclose(
+            np.asarray(moment[name]) / 0.1, grad, rtol=0, atol=2e-5 * scale, err_msg=name
+        )
+
+
+def test_the_examples_become_likelier():
+    found = learner(steps=15)
+    losses = [found.imitate(PACKED)["loss"] for _ in range(14)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_grpo_phase_begins_with_a_new_optimizer_and_its_own_reference():
+    found = start(learner())
+    found.imitate(PACKED)
+    assert found.state.updates == 1
+    found.imitate(PACKED)
+    state = found.state
+    assert (state.version, state.updates) == (2, 0)
+    moment = optax.tree_utils.tree_get(state.optimizer, "mu")
+    assert all(not np.asarray(value).any() for value in moment.values())
+    assert state.reference is not None
+    for name, value in state.adapter.items():
+        np.testing.assert_array_equal(value, state.reference[name])
+    reference = {name: np.array(value) for name, value in state.reference.items()}
+    first = found.update(ROLLOUTS)
+    assert abs(first["kl"]) < 1e-9
+    assert found.update(ROLLOUTS)["kl"] > 1e-4
+    kept = found.state.reference
+    assert kept is not None
+    for name, value in reference.items():
+        np.testing.assert_array_equal(value, kept[name])
+
+
+def test_without_a_kl_term_there_is_no_reference():
+    found = learner(kl_coef=0.0)
+    for _ in range(2):
+        found.imitate(PACKED)
+    assert found.state.reference is None
+
+
+def test_a_checkpoint_keeps_the_reference(tmp_path: Path):
+    found = start(learner())
+    for _ in range(2):
+        found.imitate(PACKED)
+    found.update(ROLLOUTS)
+    kept = found.state
+    Checkpoints(tmp_path / "c", keep=1).save(kept, {"step": 3})
+    fresh = learner()
+    restored = Checkpoints(tmp_path / "c", keep=1).restore(fresh.state)
+    assert restored is not None
+    state, meta, damaged = restored
+    assert (meta, damaged, state.version, state.updates) == ({"step": 3}, [], 3, 1)
+    arrays, expected = (
+        jax.tree.leaves((one.adapter, one.optimizer, one.reference)) for one in (state, kept)
+    )
+    for one, other in zip(arrays, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_invariant_4_nothing_is_compiled_in_either_phase():
+    found = learner()
+    with compilations() as seen:
+        found.imitate(PACKED)
+        found.imitate(PACKED[:1])
+        found.update(ROLLOUTS)
+    assert seen == []
+
+
+def test_an_update_that_is_not_finite_is_skipped():
+    found = start(learner(steps=4))
+    found.imitate(PACKED)
+    base, before = found.base, found.host_state()
+    found.base = {name: value * np.float32(np.nan) for name, value in base.items()}
+    metrics = found.imitate(PACKED)
+    found.base = base
+    assert np.isnan([metrics["loss"], metrics["grad_norm"]]).all()
+    assert (metrics["skipped_updates"], metrics["tokens_trained"]) == (1, 0)
+    assert (found.state.version, found.state.updates) == (2, 1)
+    for left, right in zip(
+        jax.tree.leaves((before.adapter, before.optimizer)),
+        jax.tree.leaves((found.state.adapter, found.state.optimizer)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right)
+    assert "skipped_updates" not in found.imitate(PACKED)

@@ -1,0 +1,578 @@
+"""The update against a loss that is written out whole, and what may not influence it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from launch.bench.counting import compilations
+from pipeline.compute.learner.learner import Learner, parity
+from pipeline.compute.model import lora
+from pipeline.compute.model.policy import Params
+from pipeline.contracts.batches import TokenBatch
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, Stretch
+from tests import tiny
+from tests.pipeline.compute.learner.written_out import Whole, grpo, log_softmax
+
+# Never clipped, so that Adam's first moment shows the gradient itself.
+UNCLIPPED = {"max_grad_norm": 1e6, "adam_b1": 0.9}
+LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
+ADVANTAGES = [1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0]
+ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES)
+ALL = tiny.make_rollouts(LENGTHS, advantages=[advantage or 0.3 for advantage in ADVANTAGES])
+PADDING = {"tokens_padded", "padded_share"}
+"""Metrics that depend on how rollouts are packed."""
+TEMPERATURE = tiny.make_config().rollout.temperature
+EIGHT = {"learner_devices": 8, "rollout_rows": 8}
+
+
+def usual(**changes: Any) -> Learner:
+    """One row of the longest sequence at a time, the head in blocks of 32 positions."""
+    return tiny.learner(learner=UNCLIPPED | changes)
+
+
+def deep() -> Learner:
+    """Seven layers, and everything at once: two updates on a batch, KL, warm-up, decay."""
+    changes = {"lr": 2e-3, "updates_per_batch": 2, "kl_coef": 0.1}
+    return tiny.learner(layers=7, learner=changes | {"schedule": "cosine", "warmup_steps": 3})
+
+
+def host(adapter: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in adapter.items()}
+
+
+def start(learner: Learner, adapter: Mapping[str, Any] | None = None) -> Learner:
+    """Puts the learner at an adapter; a copy, because updates take what they are given."""
+    adapter = learner.policy.place_adapter(
+        host(tiny.probe(layers=2) if adapter is None else adapter)
+    )
+    learner.state = dataclasses.replace(learner.state, adapter=adapter)
+    return learner
+
+
+def gradient(
+    learner: Learner, rollouts: Sequence[Rollout] = ROLLOUTS
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The gradient of a first update, from Adam's first moment, and the update's metrics."""
+    metrics = learner.update(rollouts)
+    moment = optax.tree_utils.tree_get(learner.state.optimizer, "mu")
+    return {name: np.asarray(value) / 0.1 for name, value in moment.items()}, metrics
+
+
+def close(found: Mapping[str, Any], expected: Mapping[str, Any], *, bound: float) -> None:
+    """Within `bound`, relative to each array's largest entry."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = float(np.abs(value).max())
+        assert scale > 0, name
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=bound * scale, err_msg=name)
+
+
+def test_the_gradient_is_that_of_the_loss_written_out():
+    # Rows of advantage 0 are dropped by the learner; here they are computed.
+    value, _, expected = grpo(Whole.of(ROLLOUTS), adapter=tiny.probe(layers=2))
+    found, metrics = gradient(start(usual()))
+    close(found, expected, bound=1e-5)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy_loss"], value, rtol=1e-5)
+    norm = np.sqrt(sum(np.sum(grad**2) for grad in expected.values()))
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["tokens_trained"] == sum(
+        new for (_, new), advantage in zip(LENGTHS, ADVANTAGES, strict=True) if advantage
+    )
+    assert metrics["lr"] == pytest.approx(1e-2)
+
+
+def test_sequence_weights_and_kl_are_those_of_the_loss_written_out():
+    whole = Whole.of(ROLLOUTS)
+    zeros = tiny.policy(layers=2).no_adapter()
+    _, reference, _ = grpo(whole, mode="sequence", adapter=zeros)
+    value, scores, expected = grpo(
+        whole, mode="sequence", adapter=tiny.probe(layers=2), reference=reference, beta=0.5
+    )
+    learner = start(usual(kl_coef=0.5, token_weights="sequence"))
+    found, metrics = gradient(learner)
+    close(found, expected, bound=1e-5)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
+    log_r = reference - scores
+    kl = np.sum(whole.weights("sequence") * (np.exp(log_r) - log_r - 1))
+    assert kl > 0.05
+    np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
+    # With a KL term every rollout counts, whatever its advantage.
+    assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
+
+
+def test_the_kl_term_pulls_towards_the_base():
+    learner = start(usual(kl_coef=0.5, token_weights="sequence"))
+    still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
+    distances = [learner.update(still)["kl"] for _ in range(8)]
+    assert distances[0] > 0.1
+    assert distances[-1] < 0.1 * distances[0]
+
+
+def test_without_a_signal_only_the_version_moves():
+    learner = start(usual())
+    before = host(learner.state.adapter)
+    still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
+    lost = [dataclasses.replace(rollout, reward=None) for rollout in ROLLOUTS]
+    for rollouts in (still, lost, []):
+        nothing = {"tokens_trained": 0.0, "tokens_padded": 0.0, "padded_share": 0.0}
+        assert learner.update(rollouts) == nothing
+    assert (learner.state.version, learner.state.updates) == (3, 0)
+    for name, value in learner.state.adapter.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+# All in one row; two rows, then a small batch.
+TOGETHER = {"row_tokens": 130, "micro_batch_tokens": 130, "head_tokens": 10, "head_vocab": 40}
+SPLIT = {"row_tokens": 50, "micro_batch_tokens": 100, "remat": "none"}
+
+
+@pytest.mark.parametrize(("plan", "sizes"), [(TOGETHER, [1]), (SPLIT, [2, 1])])
+def test_packing_splitting_blocks_and_remat_change_nothing(plan: dict[str, Any], sizes: list[int]):
+    _, _, expected = grpo(Whole.of(ALL), adapter=tiny.probe(layers=2))
+    _, metrics = gradient(start(usual()), ALL)
+    learner = start(tiny.learner(learner=UNCLIPPED, plan=plan))
+    assert [len(batch.tokens) for batch in learner._pack(ALL)] == sizes
+    found, others = gradient(learner, ALL)
+    largest = max(float(np.abs(grad).max()) for grad in expected.values())
+    for name, grad in expected.items():
+        # Sums of float32 in another order.
+        np.testing.assert_allclose(found[name], grad, rtol=0, atol=3e-6 * largest, err_msg=name)
+    assert others.keys() == metrics.keys()
+    for name in metrics.keys() - PADDING:
+        assert others[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
+
+
+def test_padding_is_counted():
+    _, metrics = gradient(start(usual()), ALL)
+    used = sum(prompt + new for prompt, new in LENGTHS)
+    assert metrics["tokens_padded"] == 3 * 42 - used
+    assert metrics["padded_share"] == pytest.approx(1 - used / (3 * 42))
+
+
+def test_the_order_of_the_rollouts_changes_no_bit():
+    expected, metrics = gradient(start(usual()))
+    found, others = gradient(start(usual()), ROLLOUTS[3:] + ROLLOUTS[:3])
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert others == metrics
+
+
+def test_eight_devices_learn_what_one_learns():
+    expected, metrics = gradient(start(usual()))
+    learner = start(tiny.learner(learner=UNCLIPPED, plan=EIGHT))
+    found, others = gradient(learner)
+    close(found, expected, bound=1e-5)
+    for name in metrics.keys() - PADDING:
+        assert others[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
+    # Everybody has the whole adapter, nobody the whole batch.
+    for value in learner.state.adapter.values():
+        assert len(value.sharding.device_set) == 8
+        assert value.is_fully_replicated
+    placed = learner._place(learner._pack(ROLLOUTS)[0])
+    assert [shard.data.shape[0] for shard in placed.weights.addressable_shards] == [1] * 8
+
+
+def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
+    whole = Whole.of(ROLLOUTS)
+    once = start(usual())
+    once.update(ROLLOUTS)
+    moved = host(once.state.adapter)
+    _, old, _ = grpo(whole, adapter=tiny.probe(layers=2))
+    value, scores, _ = grpo(whole, adapter=moved, old=old)
+    ratio = np.exp(scores - old)[whole.learned]
+    assert np.abs(ratio - 1).max() > 0.2
+
+    twice = start(usual(updates_per_batch=2))
+    metrics = twice.update(ROLLOUTS)
+    assert (twice.state.version, twice.state.updates) == (1, 2)
+    # Metrics are those of the last update.
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
+    gain = ratio * np.repeat(whole.advantages, whole.learned.sum(axis=1))
+    sign = np.sign(gain)
+    clipped = (sign > 0) & (ratio > 1.2) | (sign < 0) & (ratio < 0.8)
+    assert clipped.sum() > 0
+    share = np.sum(clipped) / metrics["tokens_trained"]
+    assert metrics["clip_fraction"] == pytest.approx(share, rel=1e-4)
+    assert any((twice.state.adapter[name] != moved[name]).any() for name in moved)
+
+
+def test_on_policy_nothing_is_clipped_in_bfloat16_either():
+    """Old log-probs that another program computed would differ by more than GSPO's bounds."""
+    policy = tiny.make_policy(num_hidden_layers=2, dtype="bfloat16")
+    config = tiny.make_config(learner={"loss": "gspo", "updates_per_batch": 2, "lr": 1e-30})
+    learner = Learner(policy, tiny.make_base(policy), config, tiny.VOCABULARY)
+    learner.state = dataclasses.replace(learner.state, adapter=tiny.make_probe(policy))
+    metrics = learner.update(ROLLOUTS)
+    assert learner.state.updates == 2
+    assert metrics["clip_fraction"] == 0.0
+
+
+def test_what_stands_beside_the_learned_tokens_has_no_effect():
+    learner = start(usual(updates_per_batch=2))
+    batch = learner._place(learner._pack(ROLLOUTS)[0])
+    assert batch.old_logprobs is not None
+    program = learner._compiled.gradient[len(batch.weights)]
+    outcomes = []
+    for value in (0.0, -200.0, np.nan, -np.inf):
+        old = jnp.where(batch.weights > 0, batch.old_logprobs, value)
+        other = dataclasses.replace(batch, old_logprobs=old)
+        outcomes.append(program(learner.base, learner.state.adapter, _zeros(learner), other)[:2])
+    for grads, shares in outcomes[1:]:
+        for name, grad in outcomes[0][0].items():
+            np.testing.assert_array_equal(grads[name], grad)
+        assert shares == outcomes[0][1]
+
+
+def _zeros(learner: Learner) -> Params:
+    return jax.tree.map(jnp.zeros_like, learner.state.adapter)
+
+
+def test_metrics_of_tokens_are_means_over_the_learned_ones():
+    _, metrics = gradient(start(usual()))
+    kept = [rollout for rollout in ROLLOUTS if rollout.advantage]
+    whole = Whole.of(kept)
+    scores = np.asarray(
+        log_softmax(tiny.probe(layers=2), tiny.base(layers=2), whole.tokens), np.float64
+    )
+    entropy = -np.sum(np.exp(scores) * np.maximum(scores, -1e9), axis=-1)[whole.learned].mean()
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
+    picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
+    recorded = np.concatenate([rollout.completion.logprobs for rollout in kept])
+    differences = np.abs(picked - recorded)
+    assert metrics["parity_mean"] == pytest.approx(differences.mean(), rel=1e-5)
+    assert metrics["parity_max"] == pytest.approx(differences.max(), rel=1e-5)
+
+
+def test_parity_by_hand():
+    weights = np.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]], np.float32)
+    sampled = np.array([[9.0, -1.0, -2.0], [9.0, -3.0, 9.0]], np.float32)
+    learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
+    ints = np.zeros((2, 3), np.int32)
+    # What the sampler drew from, where that was truncated, has no part in it.
+    batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, ints, {})
+    found = parity([batch], [learned], version=0)
+    assert found["parity_mean"] == 0.25
+    assert found["parity_max"] == 0.5
+    assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
+    # What older versions drew has none either; where nothing else was learned there is no parity.
+    older = np.array([[0, 3, 2], [0, 3, 0]], np.int32)
+    batch = dataclasses.replace(batch, versions=older)
+    found = parity([batch], [learned], version=3)
+    assert (found["parity_mean"], found["parity_max"]) == (0.125, 0.25)
+    assert parity([batch], [learned], version=4) == {}
+
+
+def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
+    """And are no part of the watch over the version in force."""
+    learner = start(usual(importance_cap=1e3))
+    adapter, base = learner.state.adapter, tiny.base(layers=2)
+    older = learner.policy.place_adapter(tiny.make_probe(learner.policy, seed=4))
+    learner.state = dataclasses.replace(learner.state, version=6)
+    completions = [rollout.completion for rollout in ALL]
+    now = learner.score(completions, adapter=adapter, base=base)
+    then = learner.score(completions, adapter=older, base=base)
+    rollouts, ratios = [], []
+    for rollout, new, old in zip(ALL, now, then, strict=True):
+        half = len(new) // 2
+        drawn = dataclasses.replace(
+            rollout.completion,
+            logprobs=np.concatenate([old[:half], new[half:]]),
+            version=6,
+            begun=(Stretch(5, "", half),) if half else (),
+        )
+        rollouts.append(dataclasses.replace(rollout, completion=drawn))
+        ratios += [np.exp(new[:half] - old[:half]), np.ones(len(new) - half)]
+    weights = np.concatenate(ratios)
+    assert np.abs(weights - 1).max() > 0.1
+    metrics = learner.update(rollouts)
+    # Token weights: the mean over all tokens alike.
+    assert metrics["importance_weight"] == pytest.approx(weights.mean(), rel=1e-4)
+    assert metrics["parity_max"] < 1e-5
+
+
+def test_a_step_without_rollouts_changes_nothing_but_the_version():
+    learner = start(usual())
+    before = learner.adapter_sha256
+    metrics = learner.update([])
+    assert metrics == {"tokens_trained": 0.0, "tokens_padded": 0.0, "padded_share": 0.0}
+    assert (learner.adapter_sha256, learner.state.version, learner.state.updates) == (before, 1, 0)
+
+
+def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
+    learner = usual()
+    completions = [rollout.completion for rollout in ROLLOUTS]
+    whole, base = Whole.of(ROLLOUTS), tiny.base(layers=2)
+    other = tiny.make_base(learner.policy, seed=1)
+    for adapter, chosen in (
+        (tiny.probe(layers=2), None),
+        (learner.policy.no_adapter(), None),
+        (tiny.probe(layers=2), other),
+    ):
+        scores = np.asarray(log_softmax(adapter, chosen or base, whole.tokens))
+        picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
+        expected = [picked[row, whole.learned[row]] for row in range(len(completions))]
+        for order in (slice(None), slice(None, None, -1)):
+            found = learner.score(completions[order], adapter=adapter, base=chosen)
+            for one, two in zip(found, expected[order], strict=True):
+                np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
+    assert learner.score([], adapter=learner.policy.no_adapter()) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "bound"),
+    [
+        # Rings wrap several times, and slots are given on, here and below.
+        ({}, 1e-4),
+        ({"rollout_rows": 2, "slot_buckets": (1,), "segment_steps": 3}, 1e-4),
+        # Keys and values lose 1 part in 254 of their largest number.
+        ({"kv_cache": "int8"}, 0.1),
+    ],
+)
+def test_invariant_1_the_policy_that_is_sampled_is_the_policy_that_is_learned(
+    plan: dict[str, Any], bound: float
+):
+    adapter = tiny.probe()
+    requests = tiny.make_requests([1, 14, 6, 9, 13, 2])
+    drawn = tiny.engine(plan=plan).generate(
+        requests, adapter=adapter, version=0, adapter_sha256="", temperature=TEMPERATURE
+    )
+    learner = deep()
+    scored = learner.score(drawn, adapter=adapter)
+    for completion, logprobs in zip(drawn, scored, strict=True):
+        assert completion.logprobs.shape == logprobs.shape
+        np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=bound)
+    # And it is the adapter that they agree on.
+    without = learner.score(drawn, adapter=learner.policy.no_adapter())
+    assert np.abs(np.concatenate(without) - np.concatenate(scored)).max() > 0.1
+
+
+def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
+    learner = start(usual())
+    for program, donated in (
+        (learner._compiled.score[1], set()),
+        (learner._compiled.gradient[1], {2}),
+        (learner._compiled.apply, {0, 1}),
+    ):
+        arguments, _ = program.args_info
+        for number, argument in enumerate(arguments):
+            given = {leaf.donated for leaf in jax.tree.leaves(argument)}
+            assert given == {number in donated}, number
+    state, base = learner.state, learner.base
+    pointers = {name: value.unsafe_buffer_pointer() for name, value in base.items()}
+    before = host(base)
+    # As if the memory ran out in the large program: nothing of the state is lost.
+    batch = learner._place(learner._pack(ROLLOUTS)[0])
+    program = learner._compiled.gradient[len(batch.weights)]
+    program(base, state.adapter, _zeros(learner), batch)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((state.adapter, state.optimizer)))
+    learner.update(ROLLOUTS)
+    for name, value in learner.base.items():
+        assert value.unsafe_buffer_pointer() == pointers[name]
+        np.testing.assert_array_equal(value, before[name])
+
+
+GOLDEN = [
+    -0.022327, -0.049129, -0.041763, -0.052250, 0.022048,
+    -0.027140, -0.049757, -0.059634, -0.005474, -0.036673,
+]  # fmt: skip
+
+
+def test_ten_losses_are_the_ones_that_were_written_down():
+    learner = start(deep(), tiny.probe())
+    losses = [learner.update(_of_step(step))["loss"] for step in range(10)]
+    np.testing.assert_allclose(losses, GOLDEN, rtol=0, atol=1e-4)
+
+
+def test_a_rate_that_is_told_does_what_the_schedule_would_and_compiles_nothing():
+    decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3}
+    fixed = start(tiny.learner(learner=decay, budget={"steps": 4}))
+    told = start(tiny.learner(learner=decay, budget={"steps": None, "time": "1h"}))
+    for step in range(3):
+        rate = 2e-3 * (1 - step / 4)
+        by_schedule = fixed.update(ROLLOUTS)
+        with compilations() as seen:
+            by_plan = told.update(ROLLOUTS, rate=rate)
+        assert seen == []
+        assert by_plan["lr"] == rate == pytest.approx(by_schedule["lr"])
+    close(told.state.adapter, fixed.state.adapter, bound=1e-6)
+
+
+def _of_step(step: int) -> list[Rollout]:
+    rollouts = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES, seed=step)
+    return [_renamed(rollout, step) for rollout in rollouts]
+
+
+def _renamed(rollout: Rollout, step: int) -> Rollout:
+    old = rollout.completion.name
+    name = RolloutName(old.phase, step, old.prompt_id, old.sample)
+    completion: Completion = dataclasses.replace(rollout.completion, name=name)
+    return dataclasses.replace(rollout, completion=completion)
+
+
+@pytest.fixture(scope="module")
+def new() -> tuple[Learner, Params]:
+    """A learner in a process that has compiled nothing else, and the base that it was given."""
+    policy = tiny.make_policy(
+        dtype="bfloat16",
+        lora=tiny.LORA.model_copy(update={"targets": "attention"}),
+        num_hidden_layers=1,
+        vocab_size=tiny.VOCAB + 1,
+    )
+    config = tiny.make_config(
+        model={"dtype": "bfloat16"},
+        learner={"updates_per_batch": 2, "kl_coef": 0.1, "schedule": "cosine", "warmup_steps": 3},
+    )
+    base = tiny.make_base(policy)
+    # What other tests have compiled must not hide anything. Last in the file for their sake.
+    jax.clear_caches()
+    return Learner(policy, base, config, tiny.VOCABULARY), base
+
+
+def test_invariant_4_nothing_is_compiled_after_construction(new: tuple[Learner, Params]):
+    learner, _ = new
+    completions = [rollout.completion for rollout in ROLLOUTS]
+    with compilations() as seen:
+        learner.update(ROLLOUTS)
+        learner.update(ROLLOUTS[:2])
+        learner.score(completions, adapter=learner.state.adapter)
+        lora.sha256(learner.host_adapter())
+    assert seen == []
+
+
+def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: tuple[Learner, Params]):
+    learner, base = new
+    learner.update(ROLLOUTS)
+    embedding = base["embedder.input_embedding"]
+    same = [array for array in jax.live_arrays() if array.shape == embedding.shape]
+    pointers = {array.unsafe_buffer_pointer() for array in same}
+    assert pointers == {embedding.unsafe_buffer_pointer()}
+    leaves = jax.tree.leaves((learner.state.adapter, learner.state.optimizer))
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert len(floats) == 3 * len(learner.policy.adapter_shapes)
+    assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
+
+
+def test_what_the_version_before_drew_is_watched_under_its_own_adapter():
+    """With `rollout.ahead` nothing that is learned was drawn by the version in force."""
+    settings, plan = UNCLIPPED | {"importance_cap": 1e3}, {"placement": "split"}
+    learner = start(tiny.learner(learner=settings, plan=plan, rollout={"ahead": "one"}))
+    hashes = [learner.adapter_sha256]
+
+    def drawn() -> list[Rollout]:
+        """By the version in force."""
+        completions = [rollout.completion for rollout in ALL]
+        scored = learner.score(completions, adapter=learner.state.adapter)
+        return [
+            dataclasses.replace(
+                rollout,
+                completion=dataclasses.replace(
+                    rollout.completion, logprobs=own, version=learner.state.version
+                ),
+            )
+            for rollout, own in zip(ALL, scored, strict=True)
+        ]
+
+    own = drawn()
+    assert learner.update(own)["parity_max"] < 1e-5
+    ahead = own
+    for _ in range(2):
+        assert learner.state.previous is not None
+        assert lora.sha256(learner.state.previous) == hashes[-1] != learner.adapter_sha256
+        hashes.append(learner.adapter_sha256)
+        following = drawn()
+        one, two = (r[0].completion.logprobs for r in (following, ahead))
+        assert np.abs(one - two).max() > 1e-3
+        with compilations() as seen:
+            metrics = learner.update(ahead)
+        assert seen == []
+        assert metrics["parity_max"] < 1e-5
+        assert metrics["importance_weight"] != pytest.approx(1.0, abs=1e-4)
+        ahead = following
+    # A sampler that was a quarter off.
+    off = [
+        dataclasses.replace(
+            rollout,
+            completion=dataclasses.replace(
+                rollout.completion, logprobs=rollout.completion.logprobs - np.float32(0.25)
+            ),
+        )
+        for rollout in ahead
+    ]
+    assert learner.update(off)["parity_mean"] == pytest.approx(0.25, abs=1e-5)
+
+
+def test_without_rollouts_drawn_ahead_no_adapter_is_kept_of_the_version_before():
+    learner = start(usual())
+    learner.update(ROLLOUTS)
+    assert learner.state.previous is None
+
+
+BAD = [float("nan"), float("inf"), 3e38]
+"""Advantages with which loss or gradient overflow in float32."""
+
+
+def leaves(learner: Learner) -> list[np.ndarray]:
+    """All that an update changes, on the host."""
+    return [np.array(leaf) for leaf in jax.tree.leaves(learner.host_state()._donated)]
+
+
+def poisoned(advantage: float) -> list[Rollout]:
+    return [dataclasses.replace(ROLLOUTS[0], advantage=advantage), *ROLLOUTS[1:]]
+
+
+@pytest.mark.parametrize("budget", [{"steps": 4}, {"steps": None, "time": "1h"}])
+def test_an_update_that_is_not_finite_is_skipped(budget: dict[str, Any]):
+    decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3, "token_weights": "token"}
+    rate = None if budget["steps"] else 1e-3
+    learner = start(tiny.learner(learner=decay, budget=budget))
+    clean = [learner.update(ROLLOUTS, rate=rate) for _ in range(2)], leaves(learner)
+    learner = start(tiny.learner(learner=decay, budget=budget))
+    first = learner.update(ROLLOUTS, rate=rate)
+    before = leaves(learner)
+    with compilations() as compiled:
+        for version, advantage in enumerate(BAD, start=2):
+            metrics = learner.update(poisoned(advantage), rate=rate)
+            assert metrics["skipped_updates"] == 1
+            assert not np.isfinite([metrics["loss"], metrics["grad_norm"]]).all()
+            assert metrics["tokens_trained"] == 0
+            assert (learner.state.version, learner.state.updates) == (version, 1)
+            for found, expected in zip(leaves(learner), before, strict=True):
+                np.testing.assert_array_equal(found, expected)
+    assert compiled == []
+    # As if they had never been asked for, the schedule of the learning rate included.
+    assert [first, learner.update(ROLLOUTS, rate=rate)] == clean[0]
+    for found, expected in zip(leaves(learner), clean[1], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_batch_whose_update_is_skipped_is_not_used_again():
+    learner = start(usual(updates_per_batch=3))
+    before = leaves(learner)
+    metrics = learner.update(poisoned(float("nan")))
+    assert (metrics["skipped_updates"], metrics["tokens_trained"]) == (1, 0)
+    assert (learner.state.version, learner.state.updates) == (1, 0)
+    for found, expected in zip(leaves(learner), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert "skipped_updates" not in learner.update(ROLLOUTS)
+
+
+@pytest.mark.parametrize(("loss", "size"), [(np.inf, 1.0), (np.nan, 1.0), (0.0, 1e30)])
+def test_loss_and_norm_must_be_finite_both(loss: float, size: float):
+    learner = start(usual())
+    grads = jax.tree.map(lambda x: jnp.full_like(x, size), learner.state.adapter)
+    before, share = leaves(learner), {"loss": np.float32(loss)}
+    sums = learner._apply(learner._compiled.apply, grads, [share])
+    # Squares of 1e30 overflow: what Adam keeps of them would, too.
+    assert sums["skipped_updates"] == 1
+    for found, expected in zip(leaves(learner), before, strict=True):
+        np.testing.assert_array_equal(found, expected)

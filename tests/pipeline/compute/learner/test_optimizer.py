@@ -1,0 +1,124 @@
+"""The learning rate update by update, and one step of AdamW by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs.schema import Config
+from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
+from tests import tiny
+
+
+def config(**learner: Any) -> Config:
+    return tiny.make_config(learner=learner, budget={"steps": 10})
+
+
+def adamw(**learner: Any) -> optax.GradientTransformation:
+    made = config(**learner)
+    return make_optimizer(made, grpo_rate(made))
+
+
+def rates(count: int, **learner: Any) -> list[float]:
+    schedule = grpo_rate(config(**learner))
+    return [float(schedule(n)) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("learner", "expected"),
+    [
+        ({}, [8, 8, 8, 8, 8]),
+        # The first update is not lost to a rate of zero.
+        ({"warmup_steps": 4}, [2, 4, 6, 8, 8, 8]),
+        ({"warmup_steps": 1}, [8, 8, 8]),
+        ({"schedule": "linear"}, [8, 7.2, 6.4, 5.6, 4.8, 4, 3.2, 2.4, 1.6, 0.8, 0, 0]),
+        ({"schedule": "linear", "decay_steps": 4}, [8, 6, 4, 2, 0, 0]),
+        (
+            {"schedule": "linear", "decay_steps": 4, "warmup_steps": 2},
+            [4, 8, 8, 4, 0, 0],
+        ),
+        (
+            {"schedule": "cosine", "decay_steps": 4},
+            [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)],
+        ),
+        # Warm-up and decay are counted in steps, whatever the updates of each.
+        ({"warmup_steps": 2, "updates_per_batch": 2}, [2, 4, 6, 8, 8, 8]),
+        (
+            {"schedule": "linear", "decay_steps": 2, "updates_per_batch": 2},
+            [8, 6, 4, 2, 0],
+        ),
+    ],
+)
+def test_the_learning_rate_update_by_update(learner: dict[str, Any], expected: list[float]):
+    found = rates(len(expected), lr=8.0, **learner)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def warm(**sft: Any) -> Config:
+    return tiny.make_config(
+        run={"phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 4, "lr": 8.0, **sft},
+        budget={"steps": 10},
+        learner={"schedule": "linear", "lr": 6.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("sft", "expected"),
+    [
+        ({"schedule": "constant"}, [8, 8, 8, 8]),
+        ({}, [8, 6, 4, 2, 0]),
+        ({"warmup_steps": 2}, [4, 8, 8, 4, 0]),
+        ({"schedule": "cosine"}, [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)]),
+    ],
+)
+def test_the_supervised_phase_has_a_rate_of_its_own(sft: dict[str, Any], expected: list[float]):
+    rate = imitation_rate(warm(**sft))
+    np.testing.assert_allclose([rate(n) for n in range(len(expected))], expected, atol=1e-5)
+
+
+def test_after_a_warm_start_the_decay_ends_with_the_budget_all_the_same():
+    rate = grpo_rate(warm())
+    np.testing.assert_allclose([rate(n) for n in range(7)], [6, 5, 4, 3, 2, 1, 0], atol=1e-5)
+
+
+def one_update(grad: Any, adapter: Any, **learner: Any) -> np.ndarray:
+    optimizer = adamw(**learner)
+    state = optimizer.init(adapter)
+    updates, _ = optimizer.update(grad, state, adapter)
+    return np.asarray(optax.apply_updates(adapter, updates)["x"])
+
+
+def test_the_first_update_moves_each_entry_by_the_rate():
+    adapter = {"x": jnp.array([1.0, 2.0, 3.0])}
+    grad = {"x": jnp.array([0.5, -0.001, 0.0])}
+    found = one_update(grad, adapter, lr=0.1, max_grad_norm=10.0)
+    np.testing.assert_allclose(found, [0.9, 2.1, 3.0], rtol=1e-5)
+
+
+def test_weight_decay_is_decoupled():
+    adapter = {"x": jnp.array([1.0, -2.0])}
+    found = one_update({"x": jnp.zeros(2)}, adapter, lr=0.1, weight_decay=0.5)
+    np.testing.assert_allclose(found, [0.95, -1.9], rtol=1e-6)
+
+
+def test_the_gradient_is_clipped_by_its_global_norm():
+    optimizer = adamw(max_grad_norm=1.0, adam_b1=0.9, adam_b2=0.99)
+    adapter = {"x": jnp.zeros(1), "y": jnp.zeros(1)}
+    _, state = optimizer.update(
+        {"x": jnp.array([3.0]), "y": jnp.array([4.0])}, optimizer.init(adapter), adapter
+    )
+    first = optax.tree_utils.tree_get(state, "mu")
+    second = optax.tree_utils.tree_get(state, "nu")
+    np.testing.assert_allclose([first["x"][0], first["y"][0]], [0.06, 0.08], rtol=1e-5)
+    np.testing.assert_allclose([second["x"][0], second["y"][0]], [0.0036, 0.0064], rtol=1e-5)
+
+
+def test_moments_are_float32():
+    state = adamw().init({"x": jnp.zeros(3)})
+    moments = [optax.tree_utils.tree_get(state, name)["x"] for name in ("mu", "nu")]
+    assert [moment.dtype for moment in moments] == [jnp.float32] * 2

@@ -1,0 +1,200 @@
+"""What other policies say of the tokens: whole distributions of reference and teacher, end to end.
+
+The tiny vocabulary has 93 tokens that may be drawn, so with k = 93 the top is all there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from actors.learner import LearnerActor
+from launch.bench.counting import compilations
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.model.adapter_file import write_adapter_file
+from pipeline.compute.model.policy import Params
+from tests import tiny
+from tests.pipeline.compute.learner.written_out import Whole, log_softmax
+
+DRAWABLE = tiny.VOCAB - len(tiny.VOCABULARY.forbidden)
+LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
+STILL = tiny.make_rollouts(LENGTHS, advantages=[0.0] * 7)
+WHOLE = Whole.of(STILL)
+NOISY = {"max_grad_norm": 1e6, "adam_b1": 0.9}
+
+
+def host(adapter: Params) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in adapter.items()}
+
+
+def probe(seed: int) -> dict[str, np.ndarray]:
+    return host(tiny.make_probe(tiny.policy(layers=2), seed=seed))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a random adapter."""
+    folder = tmp_path_factory.mktemp("teacher")
+    write_adapter_file(folder, probe(3), version=7)
+    return str(folder)
+
+
+def start(learner: Learner) -> Learner:
+    """Puts the learner at an adapter that matters; the reference stays the base."""
+    adapter = learner.policy.place_adapter(probe(1))
+    learner.state = dataclasses.replace(learner.state, adapter=adapter)
+    return learner
+
+
+def taught(teacher: str) -> Learner:
+    """Reference and teacher, all of their distributions; a small batch behind a full one."""
+    settings = {"kl": "topk", "kl_coef": 0.5, "kl_top_k": DRAWABLE, "importance_cap": 0.02}
+    settings |= {"teacher": teacher, "distill_coef": 0.25}
+    plan = {"row_tokens": 50, "micro_batch_tokens": 100}
+    return tiny.learner(learner=NOISY | settings, plan=plan)
+
+
+def full_kl(first: jax.Array, second: jax.Array) -> jax.Array:
+    """KL(first || second) over the whole vocabulary, mean over the learned tokens."""
+    seen = first > -1e9  # what is forbidden has no mass and no log-prob
+    terms = jnp.where(seen, jnp.exp(first) * jnp.where(seen, first - second, 0.0), 0.0)
+    return jnp.sum(terms.sum(axis=-1) * WHOLE.learned) / WHOLE.learned.sum()
+
+
+def written_out(adapter: Params, other: Params, *, kl: Callable[..., Any]) -> tuple[float, Params]:
+    """A divergence of the policy and another one, from all logits at once, and its gradient."""
+    base = tiny.base(layers=2)
+    fixed = jnp.maximum(log_softmax(other, base, WHOLE.tokens), -1e10)
+
+    def value(adapter: Params) -> jax.Array:
+        return kl(jnp.maximum(log_softmax(adapter, base, WHOLE.tokens), -1e10), fixed)
+
+    found, grads = jax.jit(jax.value_and_grad(value))(adapter)
+    return float(found), grads
+
+
+def test_the_gradient_is_that_of_the_divergences_written_out(teacher: str):
+    policy = tiny.policy(layers=2)
+    here, zeros = policy.place_adapter(probe(1)), policy.no_adapter()
+    kl, towards_base = written_out(here, zeros, kl=full_kl)
+    distilled, towards_teacher = written_out(
+        here, policy.place_adapter(probe(3)), kl=lambda own, other: full_kl(other, own)
+    )
+    learner = start(taught(teacher))
+    metrics = learner.update(STILL)
+    assert metrics["kl"] == pytest.approx(kl, rel=1e-4)
+    assert metrics["distillation"] == pytest.approx(distilled, rel=1e-4)
+    assert metrics["loss"] == pytest.approx(0.5 * kl + 0.25 * distilled, rel=1e-4)
+    assert min(kl, distilled) > 0.01
+    moment = optax.tree_utils.tree_get(learner.state.optimizer, "mu")
+    for name, value in moment.items():
+        expected = np.asarray(0.5 * towards_base[name] + 0.25 * towards_teacher[name])
+        scale = np.abs(expected).max()
+        assert scale > 0, name
+        np.testing.assert_allclose(
+            np.asarray(value) / 0.1, expected, rtol=0, atol=2e-5 * scale, err_msg=name
+        )
+    # All of the vocabulary is kept, so nothing is outside.
+    assert metrics["top_mass_reference"] == pytest.approx(1, abs=1e-6)
+    assert metrics["top_mass_policy"] == pytest.approx(1, abs=1e-6)
+    assert metrics["sampled_outside"] == 0
+    scores = np.asarray(log_softmax(zeros, tiny.base(layers=2), WHOLE.tokens))[WHOLE.learned]
+    drawn = np.take_along_axis(scores, WHOLE.targets[WHOLE.learned][:, None], -1)
+    assert metrics["sampled_rank"] == pytest.approx((scores > drawn).sum(axis=-1).mean())
+    assert 0 < metrics["importance_weight"] < 0.02
+    assert 0 < metrics["importance_capped"] < 1
+
+
+def test_importance_weights_are_against_what_was_drawn_from_and_parity_is_not(teacher: str):
+    learner = start(taught(teacher))
+    completions = [rollout.completion for rollout in STILL]
+    scored = learner.score(completions, adapter=learner.state.adapter)
+    drawn = [
+        dataclasses.replace(
+            rollout,
+            completion=dataclasses.replace(
+                rollout.completion, logprobs=own - np.float32(0.25), kept_logprobs=own + 5
+            ),
+        )
+        for rollout, own in zip(STILL, scored, strict=True)
+    ]
+    metrics = learner.update(drawn)
+    assert metrics["importance_weight"] == pytest.approx(np.exp(-5), rel=1e-4)
+    assert metrics["importance_capped"] == 0
+    assert metrics["parity_mean"] == pytest.approx(0.25, abs=1e-5)
+    assert metrics["parity_max"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher: str):
+    learner = start(taught(teacher))
+    compiled = learner._compiled
+    shapes = [(rows, 50, DRAWABLE) for rows in compiled.keep]
+    seen: list[int] = []
+
+    def watched(program: Any) -> Any:
+        def run(*args: Any) -> Any:
+            seen.append(sum(array.shape in shapes for array in jax.live_arrays()))
+            return program(*args)
+
+        return run
+
+    keep: Any = {rows: watched(program) for rows, program in compiled.keep.items()}
+    learner._compiled = dataclasses.replace(compiled, keep=keep)
+    learner.update(STILL)
+    learner._compiled = compiled
+    # In each of two batches: nothing before the reference's, then its values and indices.
+    assert seen == [0, 2, 0, 2]
+
+
+def test_after_warm_up_steps_of_any_lengths_compile_nothing(teacher: str):
+    learner = start(taught(teacher))
+    rng = np.random.default_rng(0)
+    steps = [[(14, 28)] * 7, [(1, 1)] * 3, [(1, 2)]]
+    steps += [
+        [(int(rng.integers(1, 15)), int(rng.integers(1, 29))) for _ in range(count)]
+        for count in (2, 9, 25)
+    ]
+    learner.update(STILL)
+    with compilations() as seen:
+        sizes = set()
+        for lengths in steps:
+            advantages = [1.0 - number % 3 for number in range(len(lengths))]
+            rollouts = tiny.make_rollouts(lengths, advantages=advantages)
+            sizes |= {len(batch.tokens) for batch in learner._pack(rollouts)}
+            metrics = learner.update(rollouts)
+            assert np.isfinite(metrics["loss"])
+    assert sizes == {2, 1}
+    assert seen == []
+
+
+def test_more_tokens_than_can_be_drawn_are_refused():
+    with pytest.raises(ValueError, match=rf"kl_top_k = 94: only 93 .*; nearest valid: {DRAWABLE}"):
+        tiny.learner(learner={"kl": "topk", "kl_coef": 0.1, "kl_top_k": DRAWABLE + 1})
+
+
+def test_a_teacher_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"learner\.teacher: .* is no PEFT folder"):
+        tiny.learner(learner={"teacher": str(tmp_path), "distill_coef": 0.1, "kl_top_k": 8})
+
+
+def test_a_run_does_not_go_on_with_another_teacher(
+    teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = start(taught(teacher))
+    actor = LearnerActor(learner._config)
+    actor.learner, actor.checkpoints = learner, Checkpoints(tmp_path, keep=1)
+    actor.save({"step": 1})
+    assert actor.restore().meta == {"step": 1}
+    moved_on = learner.policy.place_adapter(probe(4))
+    monkeypatch.setattr(learner, "_teacher", moved_on)
+    with pytest.raises(ValueError, match=r"learner\.teacher: .* no longer the adapter"):
+        actor.restore()

@@ -1,0 +1,53 @@
+"""What the learner says of its own speed: full rows of each size, and nothing is learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.compute.learner import timing
+from pipeline.compute.learner.timing import micro_batch_s
+from pipeline.contracts.batches import TokenBatch
+from pipeline.inputs.dataset.batching import batch_shape
+from tests import tiny
+
+ROW = 42
+PLAN = {"micro_batch_tokens": 4 * ROW}
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"kl_coef": 0.1, "kl": "topk", "kl_top_k": 4},
+    {"updates_per_batch": 2, "importance_cap": 2.0},
+)
+
+
+@pytest.mark.parametrize("settings", KINDS)
+def test_every_size_has_a_speed_and_the_state_is_as_it_was(settings: dict[str, Any]):
+    learner = tiny.learner(plan=PLAN, learner={"lr": 1e-2, **settings})
+    before = learner.host_state()
+    found = learner.speed()
+    assert found.device == "1 x cpu"
+    assert found.micro_batch_s.keys() == {4, 1}
+    assert all(seconds > 0 for seconds in found.micro_batch_s.values())
+    after = learner.host_state()
+    assert (before.version, before.updates) == (after.version, after.updates) == (0, 0)
+    kept = jax.tree.leaves((before.adapter, before.optimizer))
+    for one, other in zip(kept, jax.tree.leaves((after.adapter, after.optimizer)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_are_as_full_as_expected_lengths_make_them():
+    config = tiny.make_config(plan={"micro_batch_tokens": 4 * 2 * ROW, "row_tokens": 2 * ROW})
+    shape, seen = batch_shape(config, pad=0), list[TokenBatch]()
+    found = micro_batch_s(seen.append, config=config, shape=shape, vocabulary=tiny.VOCABULARY)
+    assert list(found) == [4, 1]
+    assert [len(batch.tokens) for batch in seen] == [4] * 4 + [1] * 4
+    assert len(seen) == 2 * (1 + timing.REPEATS)
+    # Half of 14 prompt tokens and 0.35 of 28 drawn ones: four such sequences in a row of 84.
+    for batch in seen:
+        assert batch.segments.max() == 4
+        assert (batch.segments.max(axis=1) == 4).all()
+        assert batch.num_tokens == 4 * 10 * len(batch.tokens)
+        assert set(np.unique(batch.tokens)) == {0, 4}

@@ -1,0 +1,101 @@
+"""Hugging Face's transformers and PEFT load what we export, and compute the trained policy.
+
+They run in an interpreter of their own, which $GEMMA_GRPO_TORCH_PYTHON names: PyTorch and the
+project do not share an environment. Without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.schema import Lora
+from pipeline.compute.learner.export import Exporter, Tuned
+from pipeline.compute.model.head import scaled_logits
+from pipeline.compute.model.policy import Params, Policy, open_policy
+from pipeline.compute.model.sharding import make_mesh
+from tests import tiny
+
+PYTHON = os.environ.get("GEMMA_GRPO_TORCH_PYTHON")
+GOLDEN = Path(__file__).parents[3] / "golden"
+PEER = Path(__file__).parents[3] / "torch_peer.py"
+LORA = Lora(rank=3, alpha=6.0)
+
+pytestmark = pytest.mark.skipif(not PYTHON, reason="$GEMMA_GRPO_TORCH_PYTHON is not set")
+
+
+def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | None) -> Any:
+    """What the peer answers."""
+    source, target = folder / "given.npz", folder / "answer.npz"
+    np.savez(source, tokens=given["tokens"], prompt=given["prompt"])
+    arguments = [source, target, model, *([base] if base else [])]
+    assert PYTHON is not None
+    subprocess.run([PYTHON, str(PEER), *map(str, arguments)], check=True)
+    return np.load(target)
+
+
+def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) -> np.ndarray:
+    @jax.jit
+    def run(base: Params, adapter: Params, tokens: jax.Array) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = policy.bind(base, adapter)(tokens, positions)
+        return scaled_logits(
+            hidden,
+            policy.embedding(base),
+            softcap=policy.architecture.final_softcap,
+            temperature=1.0,
+            forbidden=jnp.zeros(policy.vocab_size, bool),
+        )
+
+    return np.asarray(run(base, adapter, jnp.asarray(tokens)))
+
+
+@pytest.mark.parametrize("shard_gib", [4.0, 5e-5])
+@pytest.mark.parametrize("name", ["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2"])
+def test_the_merged_model_and_the_adapter_are_the_policy(
+    tmp_path: Path, name: str, shard_gib: float
+):
+    like = GOLDEN / name
+    mesh = make_mesh(jax.devices()[:1])
+    policy, base = open_policy(like, dtype="float32", lora=LORA, mesh=mesh)
+    config = tiny.make_config(
+        lora=LORA.model_dump(), model={"path": str(like)}, export={"shard_gib": shard_gib}
+    )
+    pieces = tmp_path / "tokenizer.model"
+    pieces.write_bytes(b"pieces")
+    writer = Exporter(
+        policy,
+        base,
+        config,
+        tiny.VOCABULARY,
+        like=like,
+        tokenizer=pieces,
+        verify=False,
+    )
+    adapter = tiny.make_probe(policy)
+    out = tmp_path / "export"
+    writer.export(out, Tuned(adapter, 1), examples=())
+    (out / "tokenizer.model").unlink()
+    assert ((out / "model.safetensors.index.json").is_file()) == (shard_gib < 1)
+    tokens = np.load(like / "golden.npz")["tokens"]
+    given = {"tokens": tokens, "prompt": tokens[0, :12]}
+    expected = logits(policy, base, adapter, tokens)
+    kinds = {"gemma2": "Gemma2ForCausalLM"}
+    for model, beside in ((out, None), (out / "adapter", like)):
+        answer = ask(tmp_path, given, model, beside)
+        assert str(answer["complaints"]) == ""
+        kind = kinds.get(name, "Gemma3ForCausalLM") if beside is None else "PeftModelForCausalLM"
+        assert str(answer["kind"]) == kind
+        np.testing.assert_allclose(answer["logits"], expected, rtol=0, atol=1e-4)
+        # Each token of the continuation is ours, given those before it.
+        greedy = answer["greedy"]
+        assert len(greedy) == 12 + 24
+        ours = logits(policy, base, adapter, greedy[None])[0].argmax(axis=-1)
+        np.testing.assert_array_equal(greedy[12:], ours[11:-1])

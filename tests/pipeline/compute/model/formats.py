@@ -1,0 +1,115 @@
+"""The golden folders in every format that is read: renamed, retyped, in pieces, as flax."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from orbax import checkpoint as ocp
+from safetensors.numpy import load_file, save_file
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+Tensors = dict[str, np.ndarray]
+
+
+def copy(name: str, folder: Path) -> Path:
+    """A golden folder's model, where it may be changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", SINGLE):
+        shutil.copyfile(GOLDEN / name / file, folder / file)
+    return folder
+
+
+def rewrite(folder: Path, edit: Callable[[Tensors], Tensors]) -> Path:
+    """Replaces the single file's tensors by what `edit` makes of them."""
+    tensors = edit(load_file(folder / SINGLE))
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, folder / SINGLE)
+    return folder
+
+
+def retyped(folder: Path, dtype: str) -> Path:
+    """All tensors in another type."""
+    return rewrite(folder, lambda t: {k: v.astype(jnp.dtype(dtype)) for k, v in t.items()})
+
+
+def renamed(folder: Path, prefixes: Mapping[str, str]) -> Path:
+    """All tensors with another prefix."""
+
+    def new(name: str) -> str:
+        for old, prefix in prefixes.items():
+            if name.startswith(old):
+                return prefix + name.removeprefix(old)
+        return name
+
+    return rewrite(folder, lambda t: {new(k): v for k, v in t.items()})
+
+
+def sharded(folder: Path, *, count: int = 3) -> Path:
+    """In several files with an index, as transformers writes them."""
+    tensors = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    names = [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+    where = {name: names[n % count] for n, name in enumerate(tensors)}
+    for file in names:
+        save_file({k: v for k, v in tensors.items() if where[k] == file}, folder / file)
+    size = sum(v.nbytes for v in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> dict[str, Any]:
+    """A text model's tensors in the gemma library's tree, with flat names as on Kaggle.
+
+    Args:
+        tensors: Hugging Face's.
+        config: Hugging Face's, with all sizes.
+        turned: whether gate and up projections are kept `hidden embed`, as all but Gemma 2 2B are.
+    """
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, embed = config["head_dim"], config["hidden_size"]
+
+    def split(stored: np.ndarray, count: int) -> np.ndarray:
+        return stored.reshape(count, head_dim, embed).transpose(0, 2, 1)
+
+    tree: dict[str, Any] = {
+        "transformer/embedder": {"input_embedding": tensors["model.embed_tokens.weight"]},
+        "transformer/final_norm": {"scale": tensors["model.norm.weight"]},
+    }
+    norms = {
+        "pre_attention_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "pre_ffw_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+        "attn/_query_norm": "self_attn.q_norm",
+        "attn/_key_norm": "self_attn.k_norm",
+    }
+    for layer in range(config["num_hidden_layers"]):
+        ours, theirs = f"transformer/layer_{layer}", f"model.layers.{layer}"
+        for module, norm in norms.items():
+            if f"{theirs}.{norm}.weight" in tensors:
+                tree[f"{ours}/{module}"] = {"scale": tensors[f"{theirs}.{norm}.weight"]}
+        query, key, value, out = (
+            tensors[f"{theirs}.self_attn.{kind}_proj.weight"] for kind in "qkvo"
+        )
+        pair = [split(x, kv_heads) for x in (key, value)]
+        tree[f"{ours}/attn/q_einsum"] = {"w": split(query, heads)}
+        tree[f"{ours}/attn/kv_einsum"] = {"w": np.stack(pair)}
+        tree[f"{ours}/attn/attn_vec_einsum"] = {"w": out.T.reshape(heads, head_dim, embed)}
+        gates = [tensors[f"{theirs}.mlp.{kind}_proj.weight"] for kind in ("gate", "up")]
+        stacked = np.stack([gate if turned else gate.T for gate in gates])
+        tree[f"{ours}/mlp/gating_einsum"] = {"w": stacked}
+        tree[f"{ours}/mlp/linear"] = {"w": tensors[f"{theirs}.mlp.down_proj.weight"].T}
+    return tree
+
+
+def save_flax(tree: Any, place: Path) -> None:
+    """Writes a tree as orbax's standard checkpointer does."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(place, tree)

@@ -1,0 +1,188 @@
+"""Attention over whole rows against sums written out, and packed rows against rows of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.compute.model.attention import (
+    PackedAttention,
+    attend_causally,
+    attend_where,
+    soft_cap,
+)
+from pipeline.compute.model.flash import FlashAttention
+from pipeline.compute.model.remat import Remat
+from pipeline.compute.model.sharding import make_mesh
+from tests import tiny
+
+BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM = 2, 9, 4, 2, 3
+
+
+def draw(*, seq: int = SEQ) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    shapes = [(BATCH, seq, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    return [jnp.asarray(2 * rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def by_hand(q: Any, k: Any, v: Any, *, window: int | None, softcap: float | None) -> np.ndarray:
+    """One sum after the other."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros_like(q)
+    for row, at, head in np.ndindex(*q.shape[:3]):
+        first = 0 if window is None else max(0, at - window + 1)
+        group = head // (HEADS // KV_HEADS)
+        scores = k[row, first : at + 1, group] @ q[row, at, head]
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max())
+        out[row, at, head] = weights / weights.sum() @ v[row, first : at + 1, group]
+    return out
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 4, SEQ, 30])
+def test_causal_attention_by_hand(window: int | None, softcap: float | None):
+    kind: Any = {"window": window, "softcap": softcap}
+    found, kept = attend_causally(*draw(), **kind, cache="kept")
+    np.testing.assert_allclose(found, by_hand(*draw(), **kind), rtol=1e-5, atol=1e-6)
+    assert kept == "kept"
+
+
+def test_a_large_cap_is_none_and_a_small_one_is_not():
+    x = jnp.array([-100.0, -1.0, 0.0, 1.0, 100.0])
+    np.testing.assert_allclose(soft_cap(x, 1e6), x, rtol=1e-6)
+    expected = [-2.0, -2 * np.tanh(0.5), 0.0, 2 * np.tanh(0.5), 2.0]
+    np.testing.assert_allclose(soft_cap(x, 2.0), expected, rtol=1e-6)
+    assert soft_cap(x, None) is x
+
+
+def test_capped_attention_is_averaged_in_float32():
+    half = [x.astype(jnp.bfloat16) for x in draw()]
+    seen = jnp.ones((1, 1, SEQ), bool)
+    found = attend_where(*half, seen=seen, softcap=50.0)
+    assert found.dtype == jnp.bfloat16
+    exact = attend_where(*[x.astype(jnp.float32) for x in half], seen=seen, softcap=50.0)
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
+
+
+# 9 positions: sequences of 4 and 5, then of 2, 6 and a padding position.
+SEGMENTS = jnp.array([[0, 0, 0, 0, 1, 1, 1, 1, 1], [5, 5, 7, 7, 7, 7, 7, 7, -1]])
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 5])
+def test_packed_sequences_see_only_themselves(window: int | None, softcap: float | None):
+    kind: Any = {"window": window, "softcap": softcap}
+    found, kept = PackedAttention(SEGMENTS)(*draw(), **kind, cache="kept")
+    for row, (begin, end) in ((0, (0, 4)), (0, (4, 9)), (1, (0, 2)), (1, (2, 8)), (1, (8, 9))):
+        alone = [x[:, begin:end] for x in draw()]
+        expected, _ = attend_causally(*alone, **kind, cache=None)
+        np.testing.assert_allclose(found[row, begin:end], expected[row], rtol=1e-5, atol=1e-6)
+    assert kept == "kept"
+
+
+def value_and_gradients(attend: PackedAttention, arrays: list[jax.Array], **kind: Any) -> Any:
+    real = (attend.segments > 0)[..., None, None]
+
+    def total(*arrays: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(attend(*arrays, **kind, cache=None)[0]) * real)
+
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*arrays)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, 1.5), (1, None), (5, None), (8, 1.5), (100, None)]
+)
+def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | None):
+    seq, kind = 23, {"window": window, "softcap": softcap}
+    segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
+    expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), **kind)
+    # Blocks smaller than the window, as large, larger; and such that do not divide the row.
+    for block in (4, 8, 23):
+        found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), **kind)
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize(("block", "keys"), [(16, 16 + 8 - 1), (96, 8 + 8)])
+def test_scores_exist_for_few_queries_and_their_window(block: int, keys: int):
+    seq, window = 96, 8
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
+    segments = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
+
+    def total(segments: jax.Array, *arrays: jax.Array) -> jax.Array:
+        attend = PackedAttention(segments, block=block)
+        return jnp.sum(attend(*arrays, window=window, softcap=None, cache=None)[0])
+
+    program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(segments, *shapes).as_text()
+    sizes = {int(shape.split("x")[-1]) for shape in re.findall(r"tensor<([\dx]+)xf32>", program)}
+    assert keys in sizes
+    assert seq not in sizes
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "mesh", "window", "softcap"),
+    [(1, (1, 2), 100, None), (2, (2, 2), None, None), (2, (1, 4), 100, 2.0)],
+)
+def test_the_kernel_says_what_blocks_do(kv_heads, mesh, window, softcap):
+    rows, seq, heads, head_dim = 4, 200, 4, 128
+    fsdp, tp = mesh
+    rng = np.random.default_rng(0)
+    arrays = [
+        jnp.asarray(0.3 * rng.standard_normal((rows, seq, n, head_dim)), jnp.float32)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+    segments = jnp.asarray([[1] * 60 + [2] * 120 + [0] * 20] * rows)
+    flash = FlashAttention(make_mesh(jax.devices()[:4], fsdp=fsdp, tp=tp), interpret=True)
+    kind = {"window": window, "softcap": softcap}
+    found = value_and_gradients(PackedAttention(segments, flash=flash), arrays, **kind)
+    assert_same(found, value_and_gradients(PackedAttention(segments), arrays, **kind))
+
+
+def pack(lengths: Sequence[int], *, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segments and positions of one row."""
+    segments = np.repeat(np.arange(len(lengths) + 1), [*lengths, total - sum(lengths)])
+    positions = [np.arange(length) for length in (*lengths, total - sum(lengths))]
+    return segments[None], np.concatenate(positions)[None]
+
+
+@pytest.mark.parametrize("remat", [None, Remat("full", 1)])
+def test_a_packed_model_computes_what_separate_rows_do(remat: Remat | None):
+    # Shorter than the window of 8, equal to it, longer; and padding.
+    lengths, total = (3, 8, 21, 1), 36
+    segments, positions = pack(lengths, total=total)
+    tokens = np.random.default_rng(0).integers(8, tiny.VOCAB, (1, total)).astype(np.int32)
+    policy, base, adapter = tiny.policy(), tiny.base(), tiny.probe()
+
+    @jax.jit
+    def packed(tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
+        attend = PackedAttention(segments)
+        return policy.bind(base, adapter)(tokens, positions, attend=attend, remat=remat)[0]
+
+    @jax.jit
+    def alone(tokens: jax.Array) -> jax.Array:
+        positions = jnp.arange(tokens.shape[1])[None]
+        return policy.bind(base, adapter)(tokens, positions)[0]
+
+    found = packed(*map(jnp.asarray, (tokens, positions, segments)))
+    begin = 0
+    for length in lengths:
+        # Padding behind a row changes nothing, so one shape serves all.
+        row = np.zeros((1, 21), np.int32)
+        row[0, :length] = tokens[0, begin : begin + length]
+        np.testing.assert_allclose(
+            found[0, begin : begin + length], alone(jnp.asarray(row))[0, :length], atol=1e-4
+        )
+        begin += length

@@ -1,0 +1,75 @@
+"""Compiling side by side: the same programs, told one by one, and what fails is not hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.compute.model.building import Builder, results
+from pipeline.compute.model.footprint import array_bytes, program_bytes, result_bytes
+from pipeline.compute.model.sharding import by_row, make_mesh, replicated
+from pipeline.contracts.builds import Building, BuildLog, Built, built_facts, built_line
+
+MESH = make_mesh(jax.devices()[:2])
+ROWS: Any = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=by_row(MESH))
+
+
+def traced(factor: float) -> jax.stages.Traced:
+    return jax.jit(lambda x: factor * x + 1.0, out_shardings=by_row(MESH)).trace(ROWS)
+
+
+def test_each_program_is_told_and_does_what_it_says():
+    log = BuildLog()
+    with Builder(MESH, log=log) as builder:
+        made = results(
+            {factor: builder.build(f"times {factor}", traced(factor)) for factor in (2, 3)}
+        )
+    found = log.read()
+    assert {built.name for built in found.done} == {"times 2", "times 3"}
+    assert found.total == 2
+    assert all(built.seconds > 0 for built in found.done)
+    x = jax.device_put(np.ones((4, 8), np.float32), by_row(MESH))
+    assert {factor: float(program(x)[0, 0]) for factor, program in made.items()} == {2: 3.0, 3: 4.0}
+
+
+def test_what_was_compiled_before_is_found_in_the_cache():
+    log = BuildLog()
+    for _ in range(2):
+        with Builder(MESH, log=log) as builder:
+            builder.build("unlike any other", traced(1234.5))
+    first, second = log.read().done
+    assert (first.cached, second.cached) == (False, True)
+
+
+def test_a_program_that_does_not_compile_raises_what_the_compiler_said():
+    with Builder(MESH) as builder:
+        good = builder.build("good", traced(5.0))
+        bad = builder._pool.submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        results({"good": good, "bad": bad})  # type: ignore[arg-type]
+
+
+def test_programs_in_words_and_in_the_journal():
+    built = (Built("gradient 8", 12.34, cached=False), Built("score 8", 0.5004, cached=True))
+    assert built_line(built[0], number=1, total=9) == "gradient 8: 12.3 s, 1 of 9 so far"
+    assert built_line(built[1], number=2, total=9) == "score 8: 0.5 s from the cache, 2 of 9 so far"
+    assert built_facts(built) == {
+        "programs": {"gradient 8": 12.34, "score 8": 0.5},
+        "program_seconds": 12.84,
+        "from_cache": 1,
+    }
+    assert BuildLog().read() == Building((), 0)
+
+
+def test_bytes_are_those_of_one_device():
+    with Builder(MESH) as builder:
+        program = builder.build("half", traced(0.5)).result()
+    half = 4 * 8 * 4 // 2
+    assert result_bytes(program) == half
+    assert program_bytes(program) == 2 * half
+    whole: Any = jax.ShapeDtypeStruct((3, 5), jnp.int8, sharding=replicated(MESH))
+    assert array_bytes({"rows": ROWS, "whole": [whole]}) == half + 15

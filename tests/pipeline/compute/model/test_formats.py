@@ -1,0 +1,205 @@
+"""Every format that is read, against the golden folder it was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx, traverse_util
+from safetensors.numpy import load_file
+from tunix.models.gemma import model as gemma2
+from tunix.models.gemma3 import model as gemma3
+from tunix.models.gemma3 import params as gemma3_params
+
+from pipeline.compute.model import flax_checkpoint, weights
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Params
+from pipeline.inputs.hub.hf_folder import check_folder
+from tests.pipeline.compute.model import formats
+
+NEWER = {"language_model.model.": "model.language_model.", "multi_modal": "model.multi_modal"}
+
+
+@functools.cache
+def shapes_of(name: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of a golden folder's parameters."""
+    architecture = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
+    state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
+    return {
+        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        for path, variable in nnx.to_flat_state(state)
+    }
+
+
+def read(folder: Path, name: str) -> Params:
+    """A folder's parameters, which are shaped like the golden folder's of that name."""
+    return weights.load(folder, shapes_of(name))
+
+
+@functools.cache
+def golden(name: str) -> Params:
+    """A golden folder's parameters."""
+    return read(formats.GOLDEN / name, name)
+
+
+def assert_same(found: Params, expected: Params) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma3_vision", "gemma2"])
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+def test_a_folder_of_any_type_in_any_number_of_files(
+    tmp_path: Path, name: str, pieces: int, stored: str
+):
+    folder = formats.retyped(formats.copy(name, tmp_path), stored)
+    if pieces > 1:
+        formats.sharded(folder, count=pieces)
+    expected = {
+        key: jnp.asarray(np.asarray(value).astype(jnp.dtype(stored)).astype(np.float32))
+        for key, value in golden(name).items()
+    }
+    assert_same(read(folder, name), expected)
+
+
+def test_both_spellings_of_a_multimodal_folder_are_read_and_its_other_parts_skipped(
+    tmp_path: Path,
+):
+    older = formats.GOLDEN / "gemma3_vision"
+    newer = formats.renamed(formats.copy("gemma3_vision", tmp_path / "newer"), NEWER)
+    formats.renamed(newer, {"vision_tower.": "model.vision_tower."})
+    names = load_file(newer / formats.SINGLE).keys()
+    assert {name.split(".")[0] for name in names} == {"model"}
+    assert_same(read(newer, "gemma3_vision"), golden("gemma3_vision"))
+    for folder in (older, newer):
+        (line,) = check_folder(folder)
+        assert line.startswith(f"{folder}: only the text model is used; 2 tensors of the projector")
+        assert line.endswith("and 32 tensors of the vision tower are skipped")
+    assert check_folder(formats.GOLDEN / "gemma3") == []
+
+
+def test_parts_of_a_multimodal_model_are_surplus_in_a_text_folder(tmp_path: Path):
+    folder = formats.copy("gemma3", tmp_path)
+    formats.rewrite(folder, lambda t: t | {"vision_tower.x": np.zeros(1, np.float32)})
+    with pytest.raises(ValueError, match=r"surplus: vision_tower\.x"):
+        read(folder, "gemma3")
+
+
+def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -> Path:
+    """A golden folder as Kaggle gives models out: the checkpoint in a folder of its own."""
+    text = weights.read_text_config(formats.GOLDEN / name)
+    tensors = load_file(formats.GOLDEN / name / formats.SINGLE)
+    folder.mkdir(parents=True, exist_ok=True)
+    formats.save_flax(formats.flax_tree(tensors, text, turned=turned), folder / name)
+    if config:
+        shutil.copyfile(formats.GOLDEN / name / "config.json", folder / "config.json")
+    return folder
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("name", ["gemma3", "gemma2"])
+def test_a_flax_checkpoint_is_the_same_model(tmp_path: Path, name: str, turned: bool):
+    folder = flax(tmp_path, name, turned=turned)
+    assert check_folder(folder) == []
+    expected = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
+    assert weights.read_architecture(folder, dtype=jnp.dtype("float32")) == expected
+    assert_same(read(folder, name), golden(name))
+
+
+def test_a_nested_tree_and_parts_of_a_vision_tower_make_no_difference(tmp_path: Path):
+    folder = formats.GOLDEN / "gemma3"
+    text = weights.read_text_config(folder)
+    flat = formats.flax_tree(load_file(folder / formats.SINGLE), text, turned=True)
+    tree: dict[str, Any] = {}
+    for path, leaves in flat.items():
+        place = tree
+        for key in path.split("/")[1:]:
+            place = place.setdefault(key, {})
+        place.update(leaves)
+    tree["embedder"]["mm_input_projection"] = {"w": np.zeros((2, 3), np.float32)}
+    tree["vision_encoder"] = {"siglip_encoder": {"pos_embedding": np.zeros(3, np.float32)}}
+    formats.save_flax(tree, tmp_path / "model")
+    shutil.copyfile(folder / "config.json", tmp_path / "model" / "config.json")
+    (line,) = check_folder(tmp_path / "model")
+    assert line.endswith("only the text model is used; 2 tensors of the vision tower are skipped")
+    assert_same(read(tmp_path / "model", "gemma3"), golden("gemma3"))
+
+
+def test_a_published_model_is_known_by_its_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = flax(tmp_path, "gemma3", config=False)
+    with pytest.raises(
+        ValueError, match=r"no config\.json, and 7 layers of width 40 are no publish"
+    ):
+        weights.read_text_config(folder)
+    known = {"sliding_window": 8, "query_pre_attn_scalar": 9}
+    monkeypatch.setitem(flax_checkpoint._PUBLISHED, ("gemma3_text", 7, 40), known)
+    expected = weights.read_architecture(formats.GOLDEN / "gemma3", dtype=jnp.dtype("float32"))
+    assert weights.read_architecture(folder, dtype=jnp.dtype("float32")) == expected
+    assert_same(read(folder, "gemma3"), golden("gemma3"))
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        gemma3.ModelConfig.gemma3_270m(),
+        gemma3.ModelConfig.gemma3_1b_it(),
+        gemma3.ModelConfig.gemma3_4b_it(),
+        gemma3.ModelConfig.gemma3_12b_it(),
+        gemma3.ModelConfig.gemma3_27b_it(),
+    ],
+    ids=["270m", "1b", "4b", "12b", "27b"],
+)
+def test_what_shapes_do_not_tell_is_what_tunix_says(published: gemma3.ModelConfig):
+    heads, embed, head_dim = published.num_heads, published.embed_dim, published.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedder/input_embedding": (published.num_embed, embed),
+        "layer_0/mlp/linear/w": (published.hidden_dim, embed),
+        "layer_0/attn/_query_norm/scale": (head_dim,),
+        "layer_0/attn/kv_einsum/w": (2, published.num_kv_heads, embed, head_dim),
+    }
+    for layer in range(published.num_layers):
+        shapes[f"layer_{layer}/attn/q_einsum/w"] = (heads, embed, head_dim)
+    found = architecture(flax_checkpoint.config_of(shapes), dtype=jnp.dtype("bfloat16"))
+    by = gemma3.QueryPreAttentionNormalisation
+    same = {"query_pre_attn_norm": found.config.query_pre_attn_norm}
+    same |= {"param_dtype": found.config.param_dtype}
+    assert dataclasses.replace(published, **same) == found.config
+    per_head = published.query_pre_attn_norm == by.BY_ONE_OVER_SQRT_HEAD_DIM
+    assert found.query_scale == (head_dim if per_head else embed // heads) ** -0.5
+
+
+def test_gemma_2_2b_is_known_by_its_shapes():
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedder/input_embedding": (256_128, 2304),
+        "layer_0/mlp/linear/w": (9216, 2304),
+        "layer_0/attn/kv_einsum/w": (2, 4, 2304, 256),
+    }
+    shapes |= {f"layer_{layer}/attn/q_einsum/w": (8, 2304, 256) for layer in range(26)}
+    found = architecture(flax_checkpoint.config_of(shapes), dtype=jnp.dtype("bfloat16"))
+    tunixs = gemma2.ModelConfig.gemma2_2b()
+    assert (found.attention_softcap, found.final_softcap) == (50.0, 30.0)
+    assert (tunixs.attn_logits_soft_cap, tunixs.final_logit_softcap) == (50.0, 30.0)
+    for name in ("num_layers", "num_embed", "embed_dim", "hidden_dim", "num_heads", "head_dim"):
+        assert getattr(found.config, name) == getattr(tunixs, name)
+    assert (found.config.num_kv_heads, found.config.sliding_window_size) == (4, 4096)
+    kinds = [kind == gemma2.AttentionType.LOCAL_SLIDING for kind in tunixs.attention_types]
+    assert list(found.local) == kinds
+
+
+def test_the_trees_of_these_tests_are_the_ones_that_tunix_reads():
+    folder = formats.GOLDEN / "gemma3"
+    text = weights.read_text_config(folder)
+    tree = formats.flax_tree(load_file(folder / formats.SINGLE), text, turned=True)
+    mapped = traverse_util.flatten_dict(gemma3_params.map_from_upstream_checkpoint(tree))
+    found = {".".join(map(str, path)): jnp.asarray(value) for path, value in mapped.items()}
+    assert_same(found, golden("gemma3"))

@@ -1,0 +1,155 @@
+"""The forward pass against Tunix's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tunix.models.gemma3 import model as gemma3
+
+from pipeline.compute.model.attention import PackedAttention
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.remat import Parts, Remat
+from pipeline.compute.model.sharding import by_row, make_mesh
+from tests import tiny
+
+SEQ = 3 * tiny.WINDOW
+TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, SEQ)).astype(np.int32)
+
+
+def hidden(base: Params, adapter: Params, tokens: Any) -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return tiny.policy().bind(base, adapter)(jnp.asarray(tokens), positions)[0]
+
+
+@pytest.fixture(scope="module")
+def run() -> Any:
+    return jax.jit(hidden)
+
+
+def test_logits_are_tunixs(run: Any):
+    config = tiny.policy().architecture.config
+    model = nnx.eval_shape(lambda: gemma3.Gemma3(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(model)
+    base = tiny.base()
+    flat = [
+        (path, variable.replace(base[".".join(map(str, path))]))
+        for path, variable in nnx.to_flat_state(state)
+    ]
+
+    @jax.jit
+    def logits(state: nnx.State) -> jax.Array:
+        causal = jnp.tril(jnp.ones((SEQ, SEQ), bool))[None].repeat(len(TOKENS), 0)
+        positions = jnp.broadcast_to(jnp.arange(SEQ), TOKENS.shape)
+        return nnx.merge(graphdef, state)(jnp.asarray(TOKENS), positions, None, causal)[0]
+
+    ours = run(base, tiny.policy().no_adapter(), TOKENS) @ base["embedder.input_embedding"].T
+    np.testing.assert_allclose(
+        ours, logits(nnx.from_flat_state(flat)), rtol=0, atol=2e-5 * float(jnp.abs(ours).max())
+    )
+
+
+def test_padding_behind_a_row_changes_nothing(run: Any):
+    length = SEQ - 5
+    other = TOKENS.copy()
+    other[:, length:] = 0
+    base, adapter = tiny.base(), tiny.probe()
+    first, second = (np.asarray(run(base, adapter, tokens)) for tokens in (TOKENS, other))
+    np.testing.assert_array_equal(first[:, :length], second[:, :length])
+    assert (first[:, length:] != second[:, length:]).any()
+
+
+def test_a_token_is_seen_by_later_ones_only(run: Any):
+    base, adapter = tiny.base(), tiny.probe()
+    other = TOKENS.copy()
+    other[:, 4] += 1
+    first, second = (np.asarray(run(base, adapter, tokens)) for tokens in (TOKENS, other))
+    changed = (first != second).any(axis=(0, 2))
+    assert not changed[:4].any()
+    # Also beyond the reach of the local layers alone: the global one is in the middle.
+    assert changed[4:].all()
+
+
+FOUR = np.concatenate([TOKENS, TOKENS[::-1] + 1])
+
+
+def value_and_gradient(policy: Policy, remat: Remat | None, tokens: np.ndarray = FOUR) -> Any:
+    """Of some loss on packed rows."""
+    segments = np.repeat([[1, 2]], len(tokens), axis=0).repeat(SEQ // 2, axis=1)
+    positions = np.broadcast_to(np.arange(SEQ) % (SEQ // 2), tokens.shape)
+
+    def loss(adapter: Params, base: Params, *rows: jax.Array) -> jax.Array:
+        tokens, positions, segments = rows
+        model = policy.bind(base, adapter, exact=remat is not None)
+        hidden, _ = model(tokens, positions, attend=PackedAttention(segments), remat=remat)
+        return jnp.sum(jnp.sin(hidden.astype(jnp.float32)))
+
+    rows = jax.device_put((tokens, positions, segments), by_row(policy.mesh))
+    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
+    return jax.jit(jax.value_and_grad(loss))(adapter, base, *rows)
+
+
+def assert_close(found: Any, expected: Any, *, relative: float) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=relative)
+    for name, grad in expected[1].items():
+        scale = float(jnp.abs(grad).max())
+        assert scale > 0
+        np.testing.assert_allclose(
+            found[1][name], grad, rtol=0, atol=relative * scale, err_msg=name
+        )
+
+
+POLICIES = [
+    Remat("none", SEQ),
+    Remat("dots", 2 * SEQ),
+    Remat("full", 1),  # a row is the least
+    Remat("offload", SEQ),
+]
+
+
+@pytest.mark.parametrize("remat", POLICIES, ids=lambda r: f"{r.policy}-{r.layer_tokens}")
+def test_what_is_kept_for_the_gradient_changes_no_value_and_no_gradient(remat: Remat):
+    policy = tiny.make_policy(num_hidden_layers=2)
+    expected = value_and_gradient(policy, None)
+    assert_close(value_and_gradient(policy, remat), expected, relative=1e-5)
+
+
+@pytest.mark.parametrize("changes", [tiny.GEMMA2])
+def test_nor_in_other_models(changes: dict[str, Any]):
+    policy = tiny.make_policy(num_hidden_layers=2, **changes)
+    expected = value_and_gradient(policy, None)
+    assert_close(value_and_gradient(policy, Remat("full", SEQ)), expected, relative=1e-5)
+
+
+def test_nor_on_a_mesh():
+    one = tiny.make_policy(num_hidden_layers=2)
+    two = tiny.make_policy(devices=4, fsdp=2, tp=2, num_hidden_layers=2)
+    found = value_and_gradient(two, Remat("full", SEQ))
+    assert_close(found, value_and_gradient(one, None), relative=1e-5)
+
+
+def test_parts_keep_rows_on_their_devices_and_in_their_order():
+    mesh = make_mesh(jax.devices()[:4], fsdp=2)
+    rows = jax.device_put(np.arange(8 * 3).reshape(8, 3), by_row(mesh))
+    parts = Parts.of(8, 3, tokens=4, mesh=mesh)
+    assert parts.count == 2
+    split = jax.jit(parts.split)(rows)
+    # Each device has two rows: the first of each are the first part.
+    np.testing.assert_array_equal(split[:, :, 0] // 3, [[0, 2, 4, 6], [1, 3, 5, 7]])
+    np.testing.assert_array_equal(parts.join(split), rows)
+    assert Parts.of(12, 3, tokens=7, mesh=make_mesh(jax.devices()[:1])).count == 6
+
+
+def test_the_gradient_of_parts_is_summed_in_float32():
+    policy = tiny.make_policy(num_hidden_layers=1, dtype="bfloat16")
+    two, six = (
+        value_and_gradient(policy, Remat("full", SEQ), np.repeat(TOKENS[:1], rows, axis=0))[1]
+        for rows in (2, 6)
+    )
+    for name, grad in two.items():
+        # Equal parts: only a sum in bfloat16 would round multiples of what it adds.
+        np.testing.assert_allclose(six[name], 3 * grad, rtol=1e-6, err_msg=name)

@@ -1,0 +1,130 @@
+"""Gumbel noise of tokens: a function of key and id, with the exact distribution to its tails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.compute.model.gumbel import TILE, gumbel_noise, keys_at, noise_of_words
+
+
+def keys_for(rows: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (rows, 2), np.uint32))
+
+
+def test_invariant_2_noise_is_a_function_of_key_position_and_token_alone():
+    keys, positions = keys_for(4), jnp.array([0, 5, 0, 5])
+    noise = np.asarray(gumbel_noise(keys_at(keys, positions), 0, 33))
+    alone = np.asarray(gumbel_noise(keys_at(keys[2:3], positions[2:3]), 0, 33))
+    np.testing.assert_array_equal(noise[2:3], alone)
+    mixed = np.asarray(gumbel_noise(keys_at(keys[::-1], positions[::-1]), 0, 33))
+    np.testing.assert_array_equal(noise, mixed[::-1])
+    other = np.asarray(gumbel_noise(keys_at(keys, positions + 1), 0, 33))
+    assert (noise != other).all(axis=1).all()
+    assert len(np.unique(noise)) == noise.size
+
+
+@pytest.mark.parametrize("stretch", [(0, 1), (3, 400), (127, 2), (255, 258), (511, 513)])
+def test_any_stretch_has_the_noise_of_its_tokens(stretch: tuple[int, int]):
+    first, size = stretch
+    whole = np.asarray(gumbel_noise(keys_for(3), 0, 4 * TILE))
+    part = np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size))
+    np.testing.assert_array_equal(part, whole[:, first : first + size])
+
+
+def test_half_the_work_where_stretches_are_aligned():
+    for first, size in ((0, 4 * TILE), (TILE, TILE), (3 * TILE, 2 * TILE)):
+        one, other = (
+            np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size, aligned=aligned))
+            for aligned in (True, False)
+        )
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_noise_is_gumbels_and_tokens_are_independent():
+    noise = np.asarray(gumbel_noise(keys_at(keys_for(300), jnp.arange(300)), 0, 2 * TILE))
+    assert stats.kstest(noise.ravel()[:20_000], "gumbel_r").pvalue > 1e-3
+    # Of neighbours, and of the two that one call of Threefry gives.
+    for apart in (1, TILE // 2):
+        found = stats.pearsonr(noise[:, :-apart].ravel(), noise[:, apart:].ravel())
+        assert abs(found.statistic) < 0.01
+
+
+MOST_WORD = 2**32 - 1
+LAST_STEP = 2.0**-49
+"""The smallest tail probability at both ends."""
+
+
+def noise(words: Any, partners: Any) -> np.ndarray:
+    given = np.broadcast_arrays(*(np.asarray(x).astype(np.uint32) for x in (words, partners)))
+    return np.asarray(noise_of_words(*map(jnp.asarray, given)), np.float64)
+
+
+def tail_of(words: np.ndarray, partners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The probability beyond the noise, and whether that is of larger noise; exact in float64."""
+    upper = words < 2**31
+    steps = np.where(upper, words, MOST_WORD - words)
+    return (2 * (steps * 2**16 + partners % 2**16) + 1) * LAST_STEP, upper
+
+
+def test_the_noise_has_the_tail_probability_of_its_words():
+    rng = np.random.default_rng(0)
+    powers = 2 ** np.arange(32)
+    near = np.concatenate([np.arange(200), powers, powers - 1, 2**31 + np.arange(-9, 9)])
+    words = np.concatenate([near, MOST_WORD - near, rng.integers(0, 2**32, 20_000)])
+    partners = rng.integers(0, 2**32, len(words))
+    tail, upper = tail_of(words, partners)
+    expected = -np.log(-np.where(upper, np.log1p(-tail), np.log(tail)))
+    np.testing.assert_allclose(noise(words, partners), expected, rtol=2e-7, atol=1e-6)
+
+
+def test_the_noise_reaches_tails_below_1e_12_at_both_ends():
+    ends = noise([0, MOST_WORD], [0, 0])
+    np.testing.assert_allclose(ends, [49 * np.log(2), -np.log(49 * np.log(2))], rtol=1e-6)
+    assert ends[0] > -np.log(1e-13)
+    # A step of the own word is 2e-10: what is below comes from the partner.
+    deep = noise(0, np.arange(2**16))
+    assert (np.diff(deep) < 0).all()
+    np.testing.assert_allclose(stats.gumbel_r.sf(deep[:2]), [LAST_STEP, 3 * LAST_STEP], rtol=1e-5)
+
+
+def test_larger_words_never_have_larger_noise():
+    near = np.concatenate([np.arange(5000), 2**31 + np.arange(-500, 500)])
+    words = np.unique(np.concatenate([near, MOST_WORD - near, np.arange(0, 2**32, 99_991)]))
+    found = noise(words, 12_345)
+    assert (np.diff(found) <= 1e-6).all()
+    assert (np.diff(found[:100]) < 0).all()
+    assert (np.diff(found[-100:]) < 0).all()
+
+
+@pytest.mark.parametrize("words_left", [1, 8, 1000])
+@pytest.mark.parametrize("end", ["upper", "lower"])
+def test_the_tails_are_gumbels(words_left: int, end: str):
+    """Given that the word is one of the last few, so in a tail of words_left * 2^-32."""
+    rng = np.random.default_rng(words_left)
+    count, bins = 100_000, 50
+    words, partners = rng.integers(0, words_left, count), rng.integers(0, 2**32, count)
+    words = words if end == "upper" else MOST_WORD - words
+    found = noise(words, partners)
+    # -expm1(-exp(-g)) is P(noise > g), exp(-exp(-g)) is P(noise < g).
+    beyond = -np.expm1(-np.exp(-found)) if end == "upper" else np.exp(-np.exp(-found))
+    share = beyond / (words_left * 2.0**-32)
+    observed = np.histogram(share, bins, (0, 1))[0]
+    assert observed.sum() > 0.999 * count
+    assert stats.chisquare(observed, observed.sum() / bins * np.ones(bins)).pvalue > 1e-3
+
+
+def test_noise_in_the_tail_is_independent_of_the_noise_of_its_partner():
+    rng = np.random.default_rng(0)
+    partners = rng.integers(0, 2**32, 100_000)
+    ours, theirs = noise(0, partners), noise(partners, 0)
+    bins = [np.quantile(x, np.linspace(0, 1, 9)[1:-1]) for x in (ours, theirs)]
+    table = np.zeros((8, 8))
+    places = (np.searchsorted(edges, x) for edges, x in zip(bins, (ours, theirs), strict=True))
+    np.add.at(table, tuple(places), 1)
+    assert stats.chi2_contingency(table).pvalue > 1e-3

@@ -1,0 +1,348 @@
+"""Log-probs, entropy and top k against the whole softmax, and what is never held in memory."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model.gumbel import gumbel_noise
+from pipeline.compute.model.head import Head, Scores, TopK, scaled_logits, score
+from pipeline.compute.model.head import draw as draw_tokens
+from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.truncation import Truncation
+from pipeline.compute.model.vocabulary import Vocabulary
+from tests import tiny
+
+ROWS, SEQ, EMBED, VOCAB, K, PICKS = 8, 7, 16, 96, 9, 4
+BANNED = (0, 5)
+TEMPERATURE = 0.7
+MESHES = [(1, 8, 1), (2, 2, 2)]
+
+
+def draw(rng: np.random.Generator, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+RNG = np.random.default_rng(0)
+HIDDEN, EMBEDDING = draw(RNG, ROWS, SEQ, EMBED), draw(RNG, VOCAB, EMBED)
+MASK = jnp.isin(jnp.arange(VOCAB), jnp.asarray(BANNED))
+ALLOWED = [token for token in range(VOCAB) if token not in BANNED]
+TARGETS = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ)), jnp.int32)
+PICKED = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ, PICKS)), jnp.int32)
+
+
+def mesh(data: int, fsdp: int, tp: int) -> Any:
+    return make_mesh(jax.devices()[: data * fsdp * tp], fsdp=fsdp, tp=tp)
+
+
+def make_head(
+    *, tokens: int = 16, vocab: int = 32, softcap: float | None = None, on: Any = (1, 1, 1)
+) -> Head:
+    return Head(softcap, TEMPERATURE, tokens, vocab, mesh(*on))
+
+
+def whole(hidden: jax.Array, *, softcap: float | None, embedding: jax.Array = EMBEDDING) -> Scores:
+    """The same from all logits at once."""
+    scores = scaled_logits(
+        hidden, embedding, softcap=softcap, temperature=TEMPERATURE, forbidden=MASK
+    )
+    log_z = jax.nn.logsumexp(scores, axis=-1)
+    logprobs = scores - log_z[..., None]
+    values, ids = jax.lax.top_k(logprobs, K)
+    return Scores(
+        logprobs=jnp.take_along_axis(logprobs, TARGETS[..., None], axis=-1)[..., 0],
+        log_z=log_z,
+        entropy=-jnp.sum(jnp.exp(logprobs) * jnp.where(MASK, 0.0, logprobs), axis=-1),
+        picked=jnp.take_along_axis(logprobs, PICKED, axis=-1),
+        top=TopK(values, ids),
+    )
+
+
+def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
+    return score(hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, picks=PICKED, top_k=top_k)
+
+
+def total(scores: Scores) -> jax.Array:
+    """A sum with another weight for each number that has a gradient."""
+    rng = np.random.default_rng(1)
+    assert scores.picked is not None
+    return (
+        jnp.sum(scores.logprobs * draw(rng, ROWS, SEQ))
+        + jnp.sum(scores.log_z * draw(rng, ROWS, SEQ))
+        + jnp.sum(scores.picked * draw(rng, ROWS, SEQ, PICKS))
+    )
+
+
+def assert_equal(found: Scores, expected: Scores) -> None:
+    assert expected.top is not None
+    assert found.top is not None
+    # Neighbours that are equal but for rounding may stand the other way round.
+    values = np.asarray(expected.top.logprobs)
+    gaps = np.pad(-np.diff(values, axis=-1), [(0, 0)] * 2 + [(1, 1)], constant_values=np.inf)
+    clear = np.minimum(gaps[..., 1:], gaps[..., :-1]) > 1e-5
+    assert clear.mean() > 0.9
+    same = np.asarray(found.top.tokens) == np.asarray(expected.top.tokens)
+    assert same[clear].all()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        (found._replace(top=None), found.top.logprobs),
+        (expected._replace(top=None), expected.top.logprobs),
+    )
+
+
+def test_by_hand():
+    hidden = jnp.array([[[1.0], [2.0]]])
+    embedding = jnp.log(jnp.array([[1.0], [3.0], [4.0]]))
+    found = score(
+        hidden,
+        jnp.array([[1, 0]]),
+        embedding,
+        head=Head(None, 2.0, 1, 2, mesh(1, 1, 1)),
+        forbidden=jnp.array([False, False, True]),
+        top_k=2,
+    )
+    # Scores are log(1), log(3) to the powers 1/2 and 1, without the third token.
+    first = np.array([1.0, 3**0.5]) / (1 + 3**0.5)
+    second = np.array([0.25, 0.75])
+    np.testing.assert_allclose(found.logprobs, [[np.log(first[1]), np.log(second[0])]], rtol=1e-6)
+    np.testing.assert_allclose(found.log_z, [[np.log(1 + 3**0.5), np.log(4)]], rtol=1e-6)
+    expected = [-np.sum(p * np.log(p)) for p in (first, second)]
+    np.testing.assert_allclose(found.entropy, [expected], rtol=1e-6)
+    assert found.picked is None
+    assert found.top is not None
+    np.testing.assert_array_equal(found.top.tokens, [[[1, 0], [1, 0]]])
+    np.testing.assert_allclose(found.top.logprobs, [np.log([first[::-1], second[::-1]])], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "softcap"),
+    [(1, 96, 3.0), (5, 32, None), (16, 10, 3.0), (1000, 1000, None)],
+)
+def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(tokens, vocab, softcap):
+    head = make_head(tokens=tokens, vocab=vocab, softcap=softcap)
+    assert_equal(ours(HIDDEN, head=head, top_k=K), whole(HIDDEN, softcap=softcap))
+    found = jax.grad(lambda h: total(ours(h, head=head)))(HIDDEN)
+    expected = jax.grad(lambda h: total(whole(h, softcap=softcap)))(HIDDEN)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_far_above_those_of_the_first_block_are_exact_too():
+    hidden, head = 50 * HIDDEN, make_head(tokens=16, vocab=8)
+    scores = scaled_logits(hidden, EMBEDDING, softcap=None, temperature=TEMPERATURE, forbidden=MASK)
+    # Far enough for an exponential taken from the first block's largest score to overflow.
+    assert np.max(scores.max(-1) - scores[..., :8].max(-1)) > 100
+    found, expected = ours(hidden, head=head), whole(hidden, softcap=None)
+    np.testing.assert_allclose(found.log_z, expected.log_z, rtol=1e-6)
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(found.entropy, expected.entropy, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("on", MESHES)
+def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
+    head = make_head(tokens=16, vocab=7, softcap=3.0, on=on)
+    run = jax.jit(jax.value_and_grad(lambda h: total(ours(h, head=head))))
+    expected = jax.value_and_grad(lambda h: total(whole(h, softcap=3.0)))(HIDDEN)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), run(HIDDEN), expected
+    )
+    found = jax.jit(lambda h: ours(h, head=head, top_k=K))(HIDDEN)
+    assert_equal(found, whole(HIDDEN, softcap=3.0))
+
+
+@pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
+@pytest.mark.parametrize("vocab", [7, 96])
+def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
+    hidden = HIDDEN.reshape(-1, EMBED)
+    rng = np.random.default_rng(0)
+    keys = jnp.asarray(rng.integers(0, 2**32, (len(hidden), 2), np.uint32))
+    for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
+        found = draw_tokens(
+            hidden,
+            EMBEDDING,
+            head=make_head(tokens=16, vocab=vocab, softcap=3.0, on=on),
+            forbidden=MASK,
+            keys=keys,
+            temperature=jnp.float32(temperature),
+            noise=jnp.float32(noise),
+        )
+        scores = scaled_logits(
+            hidden, EMBEDDING, softcap=3.0, temperature=temperature, forbidden=MASK
+        )
+        expected = jnp.argmax(scores + noise * gumbel_noise(keys, 0, VOCAB), axis=-1)
+        np.testing.assert_array_equal(found[0], expected)
+        logprobs = jax.nn.log_softmax(scores)[jnp.arange(len(hidden)), expected]
+        np.testing.assert_allclose(found[1], logprobs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(found[1], found[2])
+
+
+def test_the_tail_of_a_whole_vocabulary_is_drawn_as_often_as_its_mass_says():
+    """1% of the mass lies on 262,143 tokens, 4e-8 on each."""
+    vocab, draws, mass = 262_144, 3000, 0.01
+    scores = np.full((vocab, 1), np.log(mass / (vocab - 1)), np.float32)
+    scores[0] = np.log(1 - mass)
+    run = jax.jit(
+        partial(
+            draw_tokens,
+            jnp.ones((draws, 1)),
+            jnp.asarray(scores),
+            head=make_head(tokens=32, vocab=2048, on=(2, 1, 1)),
+            forbidden=jnp.zeros(vocab, bool),
+            temperature=jnp.float32(1),
+            noise=jnp.float32(1),
+        )
+    )
+    rng = np.random.default_rng(0)
+    tokens, logprobs, _ = run(keys=jnp.asarray(rng.integers(0, 2**32, (draws, 2), np.uint32)))
+    rare = np.asarray(tokens) != 0
+    low, high = stats.binom.interval(0.999, draws, mass)
+    assert low <= rare.sum() <= high
+    np.testing.assert_allclose(np.asarray(logprobs)[rare], scores[1, 0], rtol=1e-5)
+
+
+def test_where_scores_tie_the_lower_id_is_first():
+    embedding = jnp.ones((VOCAB, EMBED))
+    for on in [(1, 1, 1), (1, 2, 2)]:
+        found = score(
+            HIDDEN,
+            TARGETS,
+            embedding,
+            head=make_head(vocab=10, on=on),
+            forbidden=MASK,
+            top_k=K,
+        ).top
+        assert found is not None
+        np.testing.assert_array_equal(found.tokens[0, 0], ALLOWED[:K])
+
+
+def test_more_of_the_likeliest_tokens_than_a_device_has_are_refused():
+    with pytest.raises(ValueError, match="top_k = 49, but a device has only 48 entries"):
+        ours(HIDDEN, head=make_head(on=(1, 1, 2)), top_k=49)
+
+
+def test_no_gradient_flows_through_entropy_and_top_k():
+    def fixed(scores: Scores) -> jax.Array:
+        assert scores.top is not None
+        return jnp.sum(scores.entropy) + jnp.sum(scores.top.logprobs)
+
+    assert not np.any(jax.grad(lambda h: fixed(ours(h, head=make_head(), top_k=K)))(HIDDEN))
+    assert np.any(jax.grad(lambda h: fixed(whole(h, softcap=None)))(HIDDEN))
+
+
+def test_a_forbidden_target_gives_no_nan():
+    def some(hidden: jax.Array) -> jax.Array:
+        head = make_head(softcap=1.5)
+        found = score(
+            hidden, jnp.zeros_like(TARGETS), EMBEDDING, head=head, forbidden=MASK, top_k=VOCAB
+        )
+        return jnp.sum(found.logprobs) + jnp.sum(found.entropy)
+
+    value, grad = jax.value_and_grad(some)(HIDDEN)
+    assert np.isfinite(value)
+    assert np.isfinite(grad).all()
+
+
+def test_bfloat16_is_summed_in_float32():
+    half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
+
+    def run(hidden: jax.Array) -> Scores:
+        return score(hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, picks=PICKED)
+
+    exact = whole(half[0].astype(jnp.float32), softcap=None, embedding=half[1].astype(jnp.float32))
+    found = run(half[0])
+    np.testing.assert_allclose(found.logprobs, exact.logprobs, rtol=1e-5, atol=1e-5)
+    grad = jax.grad(lambda h: total(run(h)))(half[0])
+    assert grad.dtype == jnp.bfloat16
+    expected = jax.grad(lambda h: total(whole(h, softcap=None)))(HIDDEN)
+    error = np.linalg.norm(np.asarray(grad - expected, np.float32)) / np.linalg.norm(expected)
+    assert error < 0.01
+
+
+def test_scaled_logits_are_float32_whatever_the_type():
+    half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
+    forbidden = np.asarray(MASK)
+    given: dict[str, Any] = {"temperature": 2.0, "forbidden": MASK}
+    found = scaled_logits(*half, softcap=None, **given)
+    assert found.dtype == jnp.float32
+    exact = [np.asarray(x, np.float64) for x in half]
+    expected = np.einsum("bsd,vd->bsv", *exact) / 2
+    np.testing.assert_allclose(found[..., ~forbidden], expected[..., ~forbidden], rtol=1e-5)
+    assert (np.asarray(found)[..., forbidden] == FORBIDDEN).all()
+    capped = np.asarray(scaled_logits(*half, softcap=3.0, **given))
+    by_hand = 3 * np.tanh(expected * 2 / 3) / 2
+    np.testing.assert_allclose(capped[..., ~forbidden], by_hand[..., ~forbidden], rtol=1e-5)
+    assert (capped[..., forbidden] == FORBIDDEN).all()
+
+
+REAL_VOCABULARY = 262_144
+LIMIT = 2_048
+
+
+def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
+    """Elements and shape of the largest array in a program's text but the embedding itself."""
+    shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", program.as_text() or ""))
+    shapes -= {f"{REAL_VOCABULARY},64", f"64,{REAL_VOCABULARY}"}
+    return max((prod(map(int, shape.split(","))), shape) for shape in shapes)
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
+def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
+    policy = tiny.make_policy(
+        devices=devices, num_hidden_layers=1, vocab_size=REAL_VOCABULARY, hidden_size=64
+    )
+    # On each device 2,560 positions go through the head, more than may be there at once.
+    config = tiny.make_config(
+        rollout={"max_prompt_tokens": 160, "max_new_tokens": 160},
+        plan={
+            "learner_devices": devices,
+            "rollout_rows": 8 * devices,
+            "slot_buckets": (),
+            "micro_batch_tokens": 8 * 320 * devices,
+            "head_tokens": LIMIT,
+        },
+        learner={"updates_per_batch": 2, "kl_coef": 0.1},
+    )
+    vocabulary = Vocabulary(pad=0, stops=(1,), forbidden=(0, 2))
+    learner = LearnerPrograms(policy, config, vocabulary).compile()
+    sampler = DecodePrograms(policy, config, vocabulary).compile()
+    # The logits are there, in two blocks of as many positions; of prompts there are none.
+    of_block = 1280 * config.plan.head_vocab
+    for program in (learner.gradient[8 * devices], learner.score[8 * devices]):
+        elements, shape = largest_shape(program)
+        assert elements == of_block, shape
+    for program in (sampler.prefill[160], sampler.segment[8 * devices]):
+        elements, shape = largest_shape(program)
+        assert elements < 8 * REAL_VOCABULARY, shape
+
+
+def test_invariant_3_a_truncated_draw_holds_no_more_scores_than_four_blocks_of_a_plain_one():
+    hidden, vocab = jnp.zeros((300, 64)), 8192
+    drawn = jax.jit(
+        partial(
+            draw_tokens,
+            head=Head(None, 1.0, LIMIT, vocab, mesh(1, 1, 1)),
+            truncation=Truncation(50, 0.9, 0.01),
+        )
+    )
+    program = drawn.lower(
+        hidden,
+        jnp.zeros((REAL_VOCABULARY, 64)),
+        forbidden=jnp.zeros(REAL_VOCABULARY, bool),
+        keys=jnp.zeros((300, 2), jnp.uint32),
+        temperature=jnp.float32(1),
+        noise=jnp.float32(1),
+    ).compile()
+    elements, shape = largest_shape(program)
+    # Two blocks of as many rows; 256 rows have four times as many scores as 2,048 x 8,192.
+    assert elements == 150 * REAL_VOCABULARY, shape
+    assert " sort(" not in (program.as_text() or "")

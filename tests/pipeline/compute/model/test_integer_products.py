@@ -1,0 +1,138 @@
+"""Products of 8-bit integers: exact where nothing is rounded, near where it is, same everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from qwix._src.core import qarray
+
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.learner.scorer import Scorer
+from pipeline.compute.model import integer_products, quantize
+from pipeline.compute.model.policy import Params, Policy
+from tests import tiny
+
+EINSUMS = {
+    "BTD,NDH->BTNH": ((2, 5, 24), (4, 24, 8)),
+    "BSD,CKDH->CBSKH": ((2, 5, 24), (2, 3, 24, 8)),
+    "BTD,SNDH->SBTNH": ((2, 5, 24), (3, 4, 24, 8)),
+    "BTNH,NHD->BTD": ((2, 5, 4, 8), (4, 8, 24)),
+}
+LINEAR = (((2,), (0,)), ((), ()))
+
+
+def matrix(codes: Any, scale: Any) -> qarray.QArray:
+    return qarray.QArray(jnp.asarray(codes, jnp.int8), jnp.asarray(scale), None, jnp.dtype("int8"))
+
+
+def random(equation: str, dtype: str = "float32") -> tuple[jax.Array, qarray.QArray]:
+    """Activations, and a matrix with a scale an output."""
+    x_shape, shape = EINSUMS[equation]
+    x_key, codes_key, scale_key = jax.random.split(jax.random.key(0), 3)
+    x_letters, letters = equation.partition("->")[0].split(",")
+    sizes = [1 if a in x_letters else size for a, size in zip(letters, shape, strict=True)]
+    codes = jax.random.randint(codes_key, shape, -127, 128, jnp.int8)
+    scale = jax.random.uniform(scale_key, sizes, minval=0.5, maxval=2.0) / 127
+    return jax.random.normal(x_key, x_shape, dtype), matrix(codes, scale.astype(dtype))
+
+
+def test_a_product_of_small_integers_is_exact():
+    # The largest of each position is a power of two times 127: its scale is a power of two.
+    x = jnp.array([[[127.0, -3, 2], [254, 2, -4], [0, 0, 0]]])
+    codes = [[1, -2], [5, 0], [7, 127]]
+    found = integer_products.dot_general(x, matrix(codes, [[1.0, 0.5]]), LINEAR)
+    np.testing.assert_array_equal(found, [[[126, 0], [236, -508], [0, 0]]])
+    heads = matrix(jnp.asarray(codes)[None], [[[1.0, 0.5]]])
+    np.testing.assert_array_equal(
+        integer_products.einsum("BTD,NDH->BTNH", x, heads)[:, :, 0], found
+    )
+
+
+def test_a_position_is_rounded_to_the_nearest_of_its_own_codes():
+    x = jnp.array([[1.0, 0.5, -1.0, 0.004], [100.0, 0.5, 0.3, -60], [1e-44, 0, 0, 0]])
+    codes, scale = integer_products.round_positions(x, [1])
+    assert codes.dtype == jnp.int8
+    np.testing.assert_array_equal(codes, [[127, 64, -127, 1], [127, 1, 0, -76], [0, 0, 0, 0]])
+    np.testing.assert_allclose(scale[:2, 0], [1 / 127, 100 / 127], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_what_is_no_number_stays_none(value: float):
+    x = jnp.array([[[value, 1.0, 2.0], [1.0, 1.0, 2.0]]])
+    found = integer_products.dot_general(x, matrix(jnp.ones((3, 2)), jnp.ones((1, 2))), LINEAR)
+    assert not np.isfinite(found[0, 0]).any()
+    assert np.isfinite(found[0, 1]).all()
+
+
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_a_product_is_near_that_of_what_the_codes_stand_for(equation: str):
+    x, kept = random(equation)
+    wanted = jnp.einsum(equation, x, quantize.dequantize(kept))
+    found = integer_products.einsum(equation, x, kept)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    # Normal activations: half a step of 1/127 of the largest of 24 to 32, about 2.2 deviations.
+    error = float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
+    assert 1e-3 < error < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_its_gradient_is_that_of_what_the_codes_stand_for(equation: str, dtype: str):
+    x, kept = random(equation, dtype)
+    plain = quantize.dequantize(kept)
+    found, back = jax.vjp(lambda x: integer_products.einsum(equation, x, kept), x)
+    _, wanted = jax.vjp(lambda x: jnp.einsum(equation, x, plain), x)
+    gradient = jax.random.normal(jax.random.key(1), found.shape, dtype)
+    assert back(gradient)[0].dtype == dtype
+    np.testing.assert_array_equal(back(gradient)[0], wanted(gradient)[0])
+
+
+def base_of(policy: Policy) -> Params:
+    return policy.as_kept(tiny.base(layers=2).items())
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny.make_policy(num_hidden_layers=2, quantization="int8_matmul")
+
+
+def test_sampler_and_learner_are_one_policy(policy: Policy):
+    base, adapter = base_of(policy), tiny.probe(layers=2)
+    config = tiny.make_config(model={"quantization": "int8_matmul"})
+    drawn = Engine(policy, base, config, tiny.VOCABULARY).generate(
+        tiny.make_requests([3, 14]), adapter=adapter, version=0, adapter_sha256="", temperature=0.8
+    )
+    sampled = np.concatenate([completion.logprobs for completion in drawn])
+
+    def apart(policy: Policy, base: Params) -> float:
+        scored = Scorer(policy, config, tiny.VOCABULARY).score(drawn, adapter=adapter, base=base)
+        return float(np.abs(np.concatenate(scored) - sampled).max())
+
+    assert len(sampled) > 10
+    # The same rounding, but for a number that is just between two codes.
+    assert apart(policy, base) < 5e-3
+    assert policy.unrounded().base_shapes == policy.base_shapes
+    assert apart(policy.unrounded(), base) > 5e-3
+
+
+def test_the_adapters_gradient_points_where_that_of_the_plain_base_does(policy: Policy):
+    plain, adapter = tiny.policy(layers=2), tiny.probe(layers=2)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)), jnp.int32)
+    places = jnp.broadcast_to(jnp.arange(20), tokens.shape)
+    direction = jax.random.normal(jax.random.key(2), (4, 20, 24))
+
+    def gradient(policy: Policy, base: Params) -> np.ndarray:
+        def total(adapter: Params) -> jax.Array:
+            hidden, _ = policy.bind(base, adapter)(tokens, places)
+            return (hidden * direction).sum()
+
+        found = jax.jit(jax.grad(total))(adapter)
+        return np.concatenate([np.ravel(found[name]) for name in sorted(found)])
+
+    found, wanted = gradient(policy, base_of(policy)), gradient(plain, tiny.base(layers=2))
+    cosine = found @ wanted / (np.linalg.norm(found) * np.linalg.norm(wanted))
+    assert 0.99 < cosine < 1 - 1e-6

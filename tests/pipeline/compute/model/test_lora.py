@@ -1,0 +1,300 @@
+"""The adapter reaches every forward that is used, starts as nothing, and copies nothing.
+
+qwix attaches LoRA to the outermost `__call__` only; a forward that goes round it silently computes
+the base. So each one that is used is asked whether it feels the adapter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.schema import Lora
+from pipeline.compute.decode.state import Heat
+from pipeline.compute.learner.batches import Inputs
+from pipeline.compute.learner.export import merged
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model import lora
+from pipeline.compute.model.policy import Params
+from tests import tiny
+
+TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, 14)).astype(np.int32)
+
+
+def forward(base: Params, adapter: Params) -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    return tiny.policy().bind(base, adapter)(jnp.asarray(TOKENS), positions)[0]
+
+
+@pytest.fixture(scope="module")
+def hidden() -> Any:
+    return jax.jit(forward)
+
+
+def test_a_fresh_adapter_is_the_identity_bit_for_bit(hidden: Any):
+    policy, base = tiny.policy(), tiny.base()
+    fresh = policy.fresh_adapter(3)
+    assert all(np.any(value) == name.endswith("_lora_a") for name, value in fresh.items())
+    zeros = {name: jnp.zeros_like(value) for name, value in fresh.items()}
+    np.testing.assert_array_equal(hidden(base, fresh), hidden(base, zeros))
+
+
+def test_the_full_forward_feels_the_adapter(hidden: Any):
+    base = tiny.base()
+    plain, probed = hidden(base, tiny.policy().no_adapter()), hidden(base, tiny.probe())
+    assert float(jnp.abs(plain - probed).min(axis=-1).max()) > 0
+    assert float(jnp.abs(plain - probed).mean()) > 0.1
+
+
+def test_prefill_and_segment_feel_the_adapter():
+    policy, base, engine = tiny.policy(), tiny.base(), tiny.engine()
+    zeros, probe = policy.no_adapter(), tiny.probe()
+    (prefill,), (segment,) = engine._programs.prefill.values(), engine._programs.segment.values()
+    config = tiny.make_config()
+    rows = config.prefill_rows(TOKENS.shape[1])
+    prompts = np.resize(TOKENS, (rows, TOKENS.shape[1]))
+    plain, probed = (
+        prefill(base, adapter, prompts, np.full(rows, TOKENS.shape[1], np.int32))
+        for adapter in (zeros, probe)
+    )
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(probed), strict=True):
+        assert (one != other).any()
+
+    def draw(adapter: Params) -> np.ndarray:
+        live = dataclasses.replace(engine._programs.empty(), done=np.zeros(4, bool))
+        return np.asarray(segment(base, adapter, live, Heat.of(1.0)).logprobs)
+
+    assert (draw(zeros)[:, 0] != draw(probe)[:, 0]).all()
+
+
+def test_score_and_gradient_feel_every_part_of_the_adapter():
+    policy, base = tiny.policy(), tiny.base()
+    programs = LearnerPrograms(policy, tiny.make_config(), tiny.VOCABULARY)
+    tokens = jnp.asarray(TOKENS)
+    inputs = Inputs(
+        tokens=tokens,
+        targets=jnp.roll(tokens, -1, axis=1),
+        segments=jnp.ones_like(tokens),
+        positions=jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
+    )
+
+    @jax.jit
+    def run(base: Params, adapter: Params) -> tuple[Params, jax.Array]:
+        def total(adapter: Params) -> tuple[jax.Array, jax.Array]:
+            scored = programs.score(base, adapter, inputs)
+            return jnp.sum(scored), scored
+
+        return jax.grad(total, has_aux=True)(adapter)
+
+    fresh_grads, plain = run(base, policy.fresh_adapter(0))
+    probe_grads, probed = run(base, tiny.probe())
+    assert float(jnp.abs(plain - probed).mean()) > 0.1
+    assert len(probe_grads) == 7 * 6 * 2
+    for name, grad in probe_grads.items():
+        assert float(jnp.abs(grad).max()) > 1e-4, name
+    # While B is zero nothing flows to A.
+    for name, grad in fresh_grads.items():
+        assert bool(np.any(grad)) == name.endswith("_lora_b"), name
+
+
+OVER_ROWS_AND_POSITIONS = re.compile(r"dot_general .*contracting_dims = \[0, 1\] x \[0, 1\]")
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int
+):
+    """Two are several times slower on a CPU, one is slower and larger on a TPU."""
+
+    def gradient() -> tuple[int, Params]:
+        policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
+        base, adapter = tiny.make_base(policy), policy.probe_adapter(1)
+        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+
+        @jax.jit
+        def run(adapter: Params) -> Params:
+            def total(adapter: Params) -> jax.Array:
+                return jnp.sum(policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] ** 2)
+
+            return jax.grad(total)(adapter)
+
+        lowered = run.lower(adapter).as_text()
+        return len(OVER_ROWS_AND_POSITIONS.findall(lowered)), run(adapter)
+
+    over_two, together = gradient()
+    assert over_two == 0
+    monkeypatch.setattr(lora, "platform", lambda _: "tpu")
+    over_two, apart = gradient()
+    assert over_two > 0
+    for name, value in together.items():
+        np.testing.assert_allclose(value, apart[name], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_merging_equals_the_adapter(kv_heads: int):
+    # With as many kv heads as query heads Gemma's matrix for the three is one.
+    policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
+    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
+    assert ("layers.0.attn.qkv_einsum.w" in base) == (kv_heads == 4)
+
+    @jax.jit
+    def run(base: Params, adapter: Params) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+        return policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0]
+
+    expected = run(base, adapter)
+    whole = dict(merged(policy, base, adapter, dtype="float32"))
+    found = run(whole, policy.no_adapter())
+    scale = float(jnp.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+    assert float(jnp.abs(run(base, policy.no_adapter()) - expected).max()) > 0.1 * scale
+
+
+def test_the_delta_is_alpha_over_rank_times_a_times_b():
+    adapter = {"x.gate_proj.kernel_lora_a": jnp.array([[1.0], [2.0]])}
+    adapter["x.gate_proj.kernel_lora_b"] = jnp.array([[3.0, 5.0, 7.0]])
+    found = lora.delta("x.gate_proj.kernel", adapter, lora=Lora(rank=1, alpha=2.0))
+    np.testing.assert_array_equal(found, [[6.0, 10.0, 14.0], [12.0, 20.0, 28.0]])
+    assert lora.delta("x.up_proj.kernel", adapter, lora=Lora(rank=1, alpha=2.0)) is None
+
+
+ATTENTION = {"attn.q_einsum.w", "attn.kv_einsum.w", "attn.attn_vec_einsum.w"}
+MLP = {"mlp.gate_proj.kernel", "mlp.up_proj.kernel", "mlp.down_proj.kernel"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "matrices"), [("attention", ATTENTION), ("mlp", MLP), ("all", ATTENTION | MLP)]
+)
+def test_targets_are_exactly_what_they_say(targets: Any, matrices: set[str]):
+    policy = tiny.make_policy(lora=tiny.LORA.model_copy(update={"targets": targets}))
+    assert set(policy.adapter_shapes) == {
+        f"layers.{layer}.{matrix}_lora_{part}"
+        for layer in range(7)
+        for matrix in matrices
+        for part in "ab"
+    }
+    for name, shape in policy.adapter_shapes.items():
+        rank = shape.shape[-1] if name.endswith("_a") else shape.shape[0]
+        assert rank == tiny.LORA.rank, name
+
+
+def test_a_regular_expression_selects_whole_module_paths():
+    pattern = r"layers/[05]/(attn/q_einsum|mlp/.*)"
+    policy = tiny.make_policy(lora=tiny.LORA.model_copy(update={"targets": pattern}))
+    matrices = {"attn.q_einsum.w"} | MLP
+    assert {name.removesuffix("_lora_a") for name in policy.adapter_shapes if name[-1] == "a"} == {
+        f"layers.{layer}.{matrix}" for layer in (0, 5) for matrix in matrices
+    }
+
+
+@pytest.mark.parametrize("pattern", ["q_einsum", r"layers/\d+/attn/q_proj", "embedder"])
+def test_a_pattern_that_matches_no_module_is_refused(pattern: str):
+    settings = tiny.LORA.model_copy(update={"targets": pattern})
+    with pytest.raises(ValueError, match="matches no whole module path; nearest: ") as refused:
+        tiny.make_policy(lora=settings, num_hidden_layers=2)
+    text = str(refused.value)
+    assert f"lora.targets = {pattern!r}" in text
+    assert "there are layers/0/attn/" in text
+
+
+def test_rslora_scales_by_the_root_of_the_rank():
+    settings = Lora(rank=4, alpha=6.0, scaling="rslora")
+    policy = tiny.make_policy(lora=settings, num_hidden_layers=2)
+    same = tiny.make_policy(lora=Lora(rank=4, alpha=12.0), num_hidden_layers=2)
+    base, adapter = tiny.base(layers=2), tiny.make_probe(policy)
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    first, second = (
+        p.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] for p in (policy, same)
+    )
+    np.testing.assert_array_equal(first, second)
+    name = "layers.0.mlp.up_proj.kernel"
+    np.testing.assert_array_equal(
+        lora.delta(name, adapter, lora=settings), lora.delta(name, adapter, lora=same.lora)
+    )
+
+
+def test_no_adapter_parameter_is_also_a_base_parameter():
+    policy = tiny.policy()
+    assert not policy.adapter_shapes.keys() & policy.base_shapes.keys()
+    assert not [name for name in policy.base_shapes if "lora" in name]
+    assert len(policy.base_shapes) == 2 + 7 * (6 + 6)
+
+
+def test_the_adapter_of_a_bfloat16_base_is_float32():
+    policy = tiny.make_policy(dtype="bfloat16", num_hidden_layers=1)
+    base = tiny.make_base(policy)
+    assert {value.dtype for value in base.values()} == {jnp.dtype("bfloat16")}
+    for adapter in (policy.fresh_adapter(0), policy.no_adapter(), policy.probe_adapter(0)):
+        assert {value.dtype for value in adapter.values()} == {jnp.dtype("float32")}
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+
+    def total(adapter: Params) -> jax.Array:
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)
+        assert hidden.dtype == jnp.bfloat16
+        return hidden.astype(jnp.float32).sum()
+
+    grads = jax.eval_shape(jax.grad(total), tiny.make_probe(policy))
+    assert {grad.dtype for grad in grads.values()} == {jnp.dtype("float32")}
+
+
+def test_binding_copies_no_base():
+    policy, base = tiny.policy(), tiny.base()
+    bound = policy.bind(base, tiny.probe())
+    for path, variable in nnx.to_flat_state(nnx.state(bound)):
+        name = ".".join(map(str, path))
+        if name in base:
+            found = variable[...].unsafe_buffer_pointer()
+            assert found == base[name].unsafe_buffer_pointer(), name
+
+
+def test_an_adapter_of_another_shape_is_refused():
+    policy = tiny.policy(layers=2)
+    adapter = dict(tiny.probe(layers=2))
+    name = min(adapter)
+    with pytest.raises(ValueError, match=rf"1 entries differ, the first is {name}: \(1,\), wanted"):
+        policy.place_adapter(adapter | {name: jnp.zeros(1)})
+    del adapter[name]
+    with pytest.raises(ValueError, match=rf"the first is {name}: absent, wanted \("):
+        policy.place_adapter(adapter)
+
+
+def test_the_hash_is_of_names_shapes_and_values():
+    adapter = {"a": np.array([1.0, 2.0], np.float32), "b": np.zeros((1, 2), np.float32)}
+    same = lora.sha256({name: jnp.asarray(adapter[name]) for name in ("b", "a")})
+    assert lora.sha256(adapter) == same
+    others = [
+        {"a": adapter["a"]},
+        {"a": adapter["a"], "c": adapter["b"]},
+        {"a": adapter["a"], "b": adapter["b"].T},
+        {"a": adapter["a"] + np.float32(1e-6), "b": adapter["b"]},
+        {"a": adapter["a"], "b": -adapter["b"]},
+        {"a": adapter["a"][::-1], "b": adapter["b"]},
+    ]
+    assert len({same, *map(lora.sha256, others)}) == len(others) + 1
+
+
+def test_seeds_draw_different_adapters():
+    policy = tiny.policy(layers=2)
+    first, again, second = (lora.sha256(policy.fresh_adapter(seed)) for seed in (0, 0, 1))
+    assert first == again != second
+    assert lora.sha256(policy.probe_adapter(0)) != first
+
+
+def test_the_probe_adapter_changes_every_matrix():
+    probe = tiny.policy(layers=2).probe_adapter(0)
+    assert all(np.all(value) for value in probe.values())
+
+
+def test_the_two_policies_differ_in_nothing_but_devices():
+    one, eight = tiny.policy(layers=2), tiny.policy(devices=8, layers=2)
+    assert one.adapter_shapes == eight.adapter_shapes
+    assert one.base_shapes == eight.base_shapes
+    assert replace(eight, mesh=one.mesh).architecture == one.architecture

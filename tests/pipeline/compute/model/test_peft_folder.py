@@ -1,0 +1,295 @@
+"""PEFT's own folders are read as PEFT means them, ours are written as PEFT writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from configs.schema import Lora
+from pipeline.compute.model import lora as lora_lib
+from pipeline.compute.model.adapter_source import load_adapter, needs_separate
+from pipeline.compute.model.head import scaled_logits
+from pipeline.compute.model.peft_folder import MULTIMODAL, TEXT, write_peft
+from pipeline.compute.model.policy import Params, Policy, open_policy
+from pipeline.compute.model.projections import Place, to_pairs
+from pipeline.compute.model.sharding import make_mesh
+from tests import tiny
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+Edit = Callable[[Path], None]
+
+
+def settings(name: str, **changes: Any) -> Lora:
+    """The settings that a golden adapter asks for."""
+    found: dict[str, dict[str, Any]] = {
+        "peft_gemma3": {"rank": 3, "alpha": 6.0},
+        "peft_gemma2": {
+            "rank": 2,
+            "alpha": 8.0,
+            "scaling": "rslora",
+            "targets": r"layers/\d+/attn/(q|kv)_einsum",
+        },
+        "peft_gemma3_vision": {"rank": 2, "alpha": 2.0, "targets": "attention"},
+    }
+    return Lora(**(found[name] | {"start": str(GOLDEN / name)} | changes))
+
+
+def opened(name: str, lora: Lora) -> tuple[Policy, Params]:
+    mesh = make_mesh(jax.devices()[:1])
+    folder = GOLDEN / name.removeprefix("peft_")
+    return open_policy(folder, dtype="float32", lora=lora, mesh=mesh)
+
+
+def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) -> jax.Array:
+    @jax.jit
+    def run(base: Params, adapter: Params) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = policy.bind(base, adapter)(jnp.asarray(tokens), positions)
+        return scaled_logits(
+            hidden,
+            policy.embedding(base),
+            softcap=policy.architecture.final_softcap,
+            temperature=1.0,
+            forbidden=jnp.zeros(policy.vocab_size, bool),
+        )
+
+    return run(base, adapter)
+
+
+@pytest.mark.parametrize("name", ["peft_gemma3", "peft_gemma2", "peft_gemma3_vision"])
+def test_logits_are_pefts(name: str):
+    stored = np.load(GOLDEN / name / "golden.npz")
+    policy, base = opened(name, settings(name))
+    adapter = load_adapter(str(GOLDEN / name), policy)
+    found = logits(policy, base, adapter.adapter, stored["tokens"])
+    np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
+    plain = np.load(GOLDEN / name.removeprefix("peft_") / "golden.npz")["logits"]
+    assert np.abs(plain - stored["logits"]).max() > 0.1
+    assert adapter.version == 0
+
+
+def described(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    with safe_open(folder / TENSORS, framework="numpy") as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        return {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("peft_gemma3", TEXT), ("peft_gemma3_vision", MULTIMODAL)]
+)
+def test_what_is_written_looks_like_pefts(tmp_path: Path, name: str, layers: str):
+    lora = settings(name, start=None)
+    policy = opened(name, lora)[0]
+    adapter = jax.device_get(policy.probe_adapter(0))
+    base = name.removeprefix("peft_")
+    write_peft(tmp_path, to_pairs(adapter), lora=lora, base=base, revision=None, layers=layers)
+    assert described(tmp_path) == described(GOLDEN / name)
+    theirs = json.loads((GOLDEN / name / CONFIG).read_text())
+    ours = json.loads((tmp_path / CONFIG).read_text())
+    targets, wanted = ours.pop("target_modules"), theirs.pop("target_modules")
+    assert ours == {key: theirs[key] for key in ours}
+    modules = {
+        key.removeprefix("base_model.model.").split(".lora_")[0] for key in described(tmp_path)
+    }
+    if isinstance(wanted, list):
+        assert set(targets) == set(wanted)
+    else:
+        # By whole names: a vision tower has projections with the same last names.
+        assert set(targets) == modules
+        assert all(re.fullmatch(wanted, module) for module in modules)
+
+
+def test_an_adapter_on_some_layers_names_whole_modules(tmp_path: Path):
+    lora = tiny.LORA.model_copy(update={"targets": r"layers/1/attn/kv_einsum"})
+    policy = tiny.make_policy(lora=lora, num_hidden_layers=2)
+    pairs = to_pairs(jax.device_get(policy.probe_adapter(0)))
+    write_peft(tmp_path, pairs, lora=lora, base="b", revision="main", layers=TEXT)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    names = ["model.layers.1.self_attn.k_proj", "model.layers.1.self_attn.v_proj"]
+    assert (config["target_modules"], config["revision"]) == (names, "main")
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_what_each_projection_adds_is_the_same(kv_heads: int):
+    policy = tiny.make_policy(num_hidden_layers=1, num_key_value_heads=kv_heads)
+    adapter = tiny.make_probe(policy)
+    pairs = to_pairs(adapter)
+    scale = policy.lora.scale
+
+    def product(projection: str) -> np.ndarray:
+        a, b = pairs[Place(0, projection)]
+        return scale * (b @ a)
+
+    def ours(matrix: str) -> np.ndarray:
+        found = lora_lib.delta(f"layers.0.{matrix}", adapter, lora=policy.lora)
+        assert found is not None
+        return np.asarray(found)
+
+    def heads_in(delta: np.ndarray) -> np.ndarray:
+        return delta.transpose(0, 2, 1).reshape(-1, delta.shape[1])
+
+    expected = {
+        "self_attn.o_proj": ours("attn.attn_vec_einsum.w").reshape(32, 24).T,
+        "mlp.gate_proj": ours("mlp.gate_proj.kernel").T,
+        "mlp.down_proj": ours("mlp.down_proj.kernel").T,
+    }
+    names = "kv"
+    if kv_heads == 4:
+        parts = ours("attn.qkv_einsum.w")
+        names = "qkv"
+    else:
+        expected["self_attn.q_proj"] = heads_in(ours("attn.q_einsum.w"))
+        parts = ours("attn.kv_einsum.w")
+    for name, part in zip(names, parts, strict=True):
+        expected[f"self_attn.{name}_proj"] = heads_in(part)
+    for projection, delta in expected.items():
+        np.testing.assert_allclose(product(projection), delta, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_different_lora_a_of_one_matrix_are_kept_apart_exactly(tmp_path: Path, kv_heads: int):
+    shape: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": kv_heads}
+    simple = tiny.make_policy(**shape)
+    pairs = to_pairs(jax.device_get(tiny.make_probe(simple)))
+    rng = np.random.default_rng(0)
+    apart = {
+        place: (rng.standard_normal(a.shape).astype(np.float32), b)
+        for place, (a, b) in pairs.items()
+    }
+    write_peft(tmp_path, apart, lora=tiny.LORA, base="b", revision=None, layers=TEXT)
+    started = tiny.LORA.model_copy(update={"start": str(tmp_path)})
+    assert needs_separate(started)
+    policy = tiny.make_policy(lora=started, separate=True, **shape)
+    loaded = load_adapter(str(tmp_path), policy).adapter
+    fused = "qkv_einsum" if kv_heads == 4 else "kv_einsum"
+    assert loaded[f"layers.1.attn.{fused}.w_lora_a"].shape == (24, 9 if kv_heads == 4 else 6)
+    scale = policy.lora.scale
+    for number, name in enumerate(("q", "k", "v") if kv_heads == 4 else ("k", "v")):
+        a, b = apart[Place(1, f"self_attn.{name}_proj")]
+        found = lora_lib.delta(f"layers.1.attn.{fused}.w", loaded, lora=policy.lora)
+        assert found is not None
+        joined = np.asarray(found[number]).transpose(0, 2, 1).reshape(-1, 24)
+        np.testing.assert_allclose(joined, scale * (b @ a), rtol=1e-5, atol=1e-5)
+    # Written again, each projection has the rank of all; that is told, and read again.
+    again = tmp_path / "again"
+    write_peft(again, to_pairs(loaded), lora=started, base="b", revision=None, layers=TEXT)
+    config = json.loads((again / CONFIG).read_text())
+    ranks = {f"{name}_proj": 9 if kv_heads == 4 else 6 for name in ("q" * (kv_heads == 4)) + "kv"}
+    assert config["rank_pattern"] == ranks
+    assert config["alpha_pattern"] == {name: 2.0 * rank for name, rank in ranks.items()}
+    reread = load_adapter(str(again), policy).adapter
+    assert lora_lib.sha256(reread) == lora_lib.sha256(loaded)
+
+
+def edit_config(**changes: Any) -> Edit:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(config | changes))
+
+    return edit
+
+
+def edit_tensors(change: Callable[[dict[str, np.ndarray]], object]) -> Edit:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / TENSORS)
+        change(tensors)
+        save_file(tensors, folder / TENSORS)
+
+    return edit
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / TENSORS).read_bytes()
+    (folder / TENSORS).write_bytes(data[: len(data) // 2])
+
+
+KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+NARROW = np.zeros((3, 39), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("edit", "changes", "message"),
+    [
+        (truncate, {}, rf"{TENSORS} is damaged: "),
+        (lambda folder: (folder / TENSORS).unlink(), {}, rf"has no {TENSORS}"),
+        (lambda folder: (folder / CONFIG).write_text("{"), {}, rf"{CONFIG} is not JSON"),
+        (edit_config(peft_type="IA3"), {}, "peft_type is 'IA3', must be 'LORA'"),
+        (edit_config(use_dora=True), {}, "use_dora is True, must be False"),
+        (edit_config(r=None), {}, "r is None, must be a number above 0"),
+        (edit_config(init_lora_weights="pissa"), {}, "'pissa' changed the base"),
+        (edit_config(r=4), {}, rf"rank of layers\.0\..*lora_A is \(3, .*{CONFIG} says 4"),
+        (
+            edit_tensors(lambda t: t.update({"lm_head.lora_A.weight": NARROW})),
+            {},
+            r"surplus: lm_head\.lora_A\.weight",
+        ),
+        (
+            edit_tensors(lambda t: t.pop(KEY)),
+            {},
+            r"missing: lora_A of layers\.0\.self_attn\.q_proj",
+        ),
+        (
+            edit_tensors(lambda t: t.update({KEY: NARROW})),
+            {},
+            r"shape of layers\.0\.self_attn\.q_proj: from 39 to 48, in the base from 40 to 48",
+        ),
+        (lambda _: None, {"rank": 4, "alpha": 8.0}, r"rank of layers\.0\..*: 3, lora\.rank is 4"),
+        (
+            lambda _: None,
+            {"alpha": 3.0},
+            r"with 2; lora\.alpha = 3, .*nearest valid: lora\.alpha = 6",
+        ),
+        (
+            lambda _: None,
+            {"scaling": "rslora"},
+            r"lora\.scaling = 'rslora' make 3\.46.*nearest valid: lora\.alpha = 3\.4641",
+        ),
+        (
+            lambda _: None,
+            {"targets": "attention"},
+            r"surplus: layers\.0\.mlp\.down_proj, which lora\.targets = 'attention' does not adapt",
+        ),
+        (
+            edit_tensors(lambda t: [t.pop(k) for k in list(t) if "mlp.gate_proj" in k]),
+            {},
+            r"missing: layers\.0\.mlp\.gate_proj, which lora\.targets adapts",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(
+    tmp_path: Path, golden_policy: Policy, edit: Edit, changes: dict[str, Any], message: str
+):
+    folder = tmp_path / "adapter"
+    shutil.copytree(GOLDEN / "peft_gemma3", folder)
+    edit(folder)
+    policy = golden_policy
+    if changes:
+        lora = settings("peft_gemma3", **changes)
+        policy = Policy.create(policy.architecture, lora=lora, mesh=policy.mesh, separate=True)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as refused:
+        load_adapter(str(folder), policy)
+    assert str(refused.value).startswith("lora.start: ")
+
+
+@pytest.fixture(scope="module")
+def golden_policy() -> Policy:
+    return opened("peft_gemma3", settings("peft_gemma3"))[0]
+
+
+def test_another_base_is_refused(golden_policy: Policy):
+    with pytest.raises(ValueError, match=r"shape of layers\.0\..*in the base from 24 to "):
+        load_adapter(str(GOLDEN / "peft_gemma3"), tiny.make_policy(separate=True))
+    assert golden_policy.lora.rank == tiny.LORA.rank

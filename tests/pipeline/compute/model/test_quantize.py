@@ -1,0 +1,204 @@
+"""A quantized base is smaller, nearly the same, and used as it is kept everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from qwix._src.core import numerics
+
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.learner.batches import Inputs
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model import quantize
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.sharding import by_row, make_mesh
+from tests import tiny
+
+TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
+KINDS = ("int8", "nf4")
+INTEGERS = "int8_matmul"
+
+
+def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[Policy, Params]:
+    policy = tiny.make_policy(num_hidden_layers=2, quantization=kind, devices=devices, dtype=dtype)
+    plain = tiny.make_policy(num_hidden_layers=2, devices=devices, dtype=dtype)
+    return policy, policy.as_kept(tiny.make_base(plain).items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [*KINDS, INTEGERS])
+def test_every_matrix_is_near_and_nothing_else_changes(kind: str, dtype: str):
+    policy, base = quantized(kind, dtype=dtype)
+    assert {n: (v.shape, v.dtype) for n, v in base.items()} == {
+        n: (s.shape, s.dtype) for n, s in policy.base_shapes.items()
+    }
+    exact = tiny.make_base(tiny.make_policy(num_hidden_layers=2, dtype=dtype))
+    found = dict(policy.parameters(base))
+    assert list(found) == list(policy.plain_shapes)
+    # Half a step of 127.5 and half the widest gap between two of NF4's 16 values, of the block's
+    # largest weight; and the rounding of what is computed back.
+    step = {"nf4": 0.5 * (1 - 0.6961928)}.get(kind, 0.5 / 127.5)
+    rounding = {"float32": 1e-6, "bfloat16": 2**-8}[dtype]
+    for name, value in exact.items():
+        assert found[name].dtype == value.dtype
+        error = jnp.abs(found[name].astype(jnp.float32) - value.astype(jnp.float32)).max()
+        largest = float(jnp.abs(value).max())
+        if name.endswith((".w", ".kernel")):
+            assert 0 < float(error) <= (step + rounding) * largest, name
+        else:
+            assert float(error) == 0, name
+
+
+def test_codes_of_four_bits_are_two_to_a_byte():
+    codes = jnp.arange(16, dtype=jnp.uint4).reshape(2, 8)
+    kept = quantize.pack(codes)
+    assert (kept.shape, kept.dtype) == ((2, 4), jnp.uint8)
+    np.testing.assert_array_equal(kept[0], [0x10, 0x32, 0x54, 0x76])
+    np.testing.assert_array_equal(quantize.unpack(kept, jnp.dtype("uint4")), codes)
+
+
+def test_nf4_is_qwixs():
+    values = jax.random.normal(jax.random.key(0), (4, 500)) / 2
+    codes = quantize._nearest_nf4(values)
+    np.testing.assert_array_equal(codes, numerics.fp_to_nf4(values))
+    np.testing.assert_array_equal(quantize._nf4_values(codes), numerics.nf4_to_fp(codes))
+    assert len(np.unique(codes)) == 16
+
+
+@pytest.mark.parametrize(("kind", "devices"), [("int8", 8), ("nf4", 1)])
+def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, devices: int):
+    policy, base = quantized(kind, devices=devices)
+    adapter = tiny.make_probe(policy)
+    config = tiny.make_config(plan={"learner_devices": devices, "rollout_rows": 8})
+    tokens = jax.device_put(TOKENS, by_row(policy.mesh))
+    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    inputs = Inputs(tokens, jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens), places)
+
+    def run(policy: Policy, base: Params) -> tuple[jax.Array, Params]:
+        programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
+
+        def total(adapter: Params) -> tuple[jax.Array, jax.Array]:
+            scored = programs._scores(base, adapter, inputs, remat=True).logprobs
+            return scored.sum(), scored
+
+        (_, scored), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(adapter)
+        return scored, grads
+
+    scored, grads = run(policy, base)
+    plain = policy.plain()
+    assert not plain.is_quantized
+    expected, wanted = run(plain, dict(policy.parameters(base)))
+    np.testing.assert_allclose(scored, expected, rtol=0, atol=2e-5)
+    assert grads.keys() == wanted.keys()
+    for name, grad in wanted.items():
+        scale = float(jnp.abs(grad).max())
+        assert scale > 0, name
+        np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-4 * scale)
+
+
+def test_matrices_without_an_adapter_are_quantized_too():
+    settings = tiny.LORA.model_copy(update={"targets": "attention"})
+    policy = tiny.make_policy(num_hidden_layers=1, quantization="nf4", lora=settings, separate=True)
+    kept = {name for name in policy.base_shapes if name.endswith(".array.qvalue")}
+    assert "layers.0.mlp.up_proj.kernel.array.qvalue" in kept
+    assert len(kept) == 6
+    assert not [name for name in policy.adapter_shapes if "mlp" in name]
+    assert policy.plain().adapter_shapes == policy.adapter_shapes
+    hidden = jax.eval_shape(
+        lambda base, adapter: policy.bind(base, adapter)(jnp.asarray(TOKENS), jnp.asarray(TOKENS)),
+        *policy.abstract_params(),
+    )[0]
+    assert hidden.shape == (8, 20, 24)
+
+
+def test_sampling_is_that_of_what_the_codes_stand_for():
+    policy, base = quantized("nf4")
+    adapter, config = tiny.make_probe(policy), tiny.make_config()
+
+    def draw(policy: Policy, base: Params) -> list[list[int]]:
+        engine = Engine(policy, base, config, tiny.VOCABULARY)
+        completions = engine.generate(
+            tiny.make_requests([3, 14]),
+            adapter=adapter,
+            version=0,
+            adapter_sha256="",
+            temperature=0.0,
+        )
+        return [completion.tokens.tolist() for completion in completions]
+
+    found = draw(policy, base)
+    assert found == draw(policy.plain(), dict(policy.parameters(base)))
+    assert found != draw(policy.plain(), tiny.base(layers=2))
+
+
+def test_the_error_of_log_probs_is_small_and_that_of_eight_bits_much_smaller():
+    config = tiny.make_config()
+    errors = {}
+    plain = tiny.policy(layers=2)
+    tokens = jnp.asarray(TOKENS[:4])
+    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    inputs = Inputs(tokens, jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens), places)
+
+    def score(policy: Policy, base: Params) -> np.ndarray:
+        programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
+        return np.asarray(jax.jit(programs.score)(base, tiny.probe(layers=2), inputs))
+
+    exact = score(plain, tiny.base(layers=2))
+    for kind in (*KINDS, INTEGERS):
+        errors[kind] = float(np.abs(score(*quantized(kind)) - exact).mean())
+    assert 0 < 5 * errors["int8"] < errors["nf4"] < 0.5
+    # Activations are rounded too.
+    assert errors["int8"] < errors[INTEGERS] < 0.5 * errors["nf4"]
+
+
+GEMMA3_1B: dict[str, Any] = {
+    "num_hidden_layers": 26,
+    "vocab_size": 262_144,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "gb"), [("none", 2.000), ("int8", 1.324), ("nf4", 0.975)])
+def test_bytes_of_gemma3_1b(kind: str, gb: float):
+    shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
+    mesh = make_mesh(jax.devices()[:1])
+    policy = Policy.create(shape, lora=tiny.LORA, mesh=mesh, quantization=kind)
+    size = sum(s.size * s.dtype.itemsize for s in policy.base_shapes.values())
+    assert size / 1e9 == pytest.approx(gb, abs=5e-4)
+    # Every block has 64 weights: one scale of two bytes for each.
+    scales = [s for name, s in policy.base_shapes.items() if name.endswith(".array.scale")]
+    weights = sum(s.size for name, s in policy.plain_shapes.items() if name[-2:] in {".w", "el"})
+    assert kind == "none" or sum(s.size for s in scales) * 64 == weights
+
+
+def test_it_is_quantized_while_it_is_loaded(tmp_path: Path):
+    """One plain matrix at a time: each is on its way out before the next one is asked for."""
+    policy = tiny.make_policy(num_hidden_layers=2, quantization="nf4")
+    base = tiny.make_base(policy.plain())
+    asked: list[str] = []
+    live: list[int] = []
+
+    def one_by_one() -> Any:
+        for name in policy.plain_shapes:
+            asked.append(name)
+            live.append(sum(x.nbytes for x in jax.live_arrays() if x.shape == (24, 40)))
+            yield name, base[name] + 0
+
+    before = sum(x.nbytes for x in jax.live_arrays() if x.shape == (24, 40))
+    kept = policy.as_kept(one_by_one())
+    assert asked == list(policy.plain_shapes)
+    assert max(live) - before <= 24 * 40 * 4
+    assert kept.keys() == policy.base_shapes.keys()

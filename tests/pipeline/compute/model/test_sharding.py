@@ -1,0 +1,233 @@
+"""Weights on meshes of data x fsdp x tp: who holds what, and that no number depends on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from pipeline.compute.model import lookup, weights
+from pipeline.compute.model.attention import PackedAttention
+from pipeline.compute.model.head import Head, Scores, score
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.remat import Remat
+from pipeline.compute.model.sharding import (
+    batch_shards,
+    by_row,
+    by_row_and_head,
+    make_mesh,
+    parameter_sharding,
+    placed,
+)
+from tests import tiny
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
+MANY: dict[str, Any] = ONE | {"devices": 8, "fsdp": 2, "tp": 2}
+MESHES = (
+    (4, 2),
+    pytest.param(2, 2, marks=pytest.mark.slow),
+    pytest.param(1, 1, marks=pytest.mark.slow),
+    pytest.param(8, 1, marks=pytest.mark.slow),
+    pytest.param(1, 2, marks=pytest.mark.slow),
+)
+"""(fsdp, tp) on eight devices; data takes the rest."""
+ONE_KV_HEAD = {"num_key_value_heads": 1}
+FUSED = tiny.GEMMA2 | {"num_key_value_heads": 4}
+
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
+TARGETS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
+
+
+def test_a_mesh_has_three_axes_and_data_takes_the_rest():
+    devices = jax.devices()
+    mesh = make_mesh(devices, fsdp=2, tp=2)
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tp": 2}
+    assert list(mesh.devices.flat) == devices
+    assert batch_shards(mesh) == 4
+    with pytest.raises(ValueError, match=r"= 3 x 1 must divide the number of devices, which is 8"):
+        make_mesh(devices, fsdp=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "part"),
+    [
+        ("embedder.input_embedding", (96, 24), (24, 24)),
+        ("layers.0.attn.q_einsum.w", (4, 24, 8), (2, 12, 8)),
+        ("layers.3.attn.kv_einsum.w", (2, 2, 24, 8), (2, 1, 12, 8)),
+        ("layers.3.attn.kv_einsum.w", (2, 1, 24, 8), (2, 1, 12, 8)),
+        ("layers.0.attn.qkv_einsum.w", (3, 4, 24, 8), (3, 2, 12, 8)),
+        ("layers.0.attn.attn_vec_einsum.w", (4, 8, 24), (2, 8, 12)),
+        ("layers.0.attn.attn_vec_einsum.w", (4, 8, 25), (2, 8, 25)),
+        ("layers.11.mlp.gate_proj.kernel", (24, 40), (12, 20)),
+        ("layers.11.mlp.up_proj.kernel", (24, 40), (12, 20)),
+        ("layers.11.mlp.down_proj.kernel", (40, 24), (20, 12)),
+        ("layers.11.mlp.down_proj.kernel.array.qvalue", (40, 12), (20, 6)),
+        ("layers.11.mlp.down_proj.kernel.array.scale", (1, 24), (1, 12)),
+        ("layers.0.attn._query_norm.scale", (8,), (8,)),
+        ("final_norm.scale", (24,), (24,)),
+    ],
+)
+def test_what_a_device_holds(name: str, shape: tuple[int, ...], part: tuple[int, ...]):
+    mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
+    assert parameter_sharding(name, shape, mesh).shard_shape(shape) == part
+
+
+def test_a_vocabulary_that_cannot_be_split_is_refused():
+    with pytest.raises(ValueError, match=r"= 2 x 2 .* must divide the vocabulary of 98 entries"):
+        tiny.make_policy(devices=4, fsdp=2, tp=2, vocab_size=98, num_hidden_layers=1)
+
+
+def test_keys_and_values_are_kept_where_their_heads_are():
+    mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
+    for kv_heads, part in ((2, (2, 1, 5, 8)), (1, (2, 1, 5, 8)), (3, (2, 3, 5, 8))):
+        place = by_row_and_head(mesh, kv_heads=kv_heads)
+        assert place.shard_shape((8, kv_heads, 5, 8)) == part
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), MESHES)
+@pytest.mark.parametrize("at_a_time", [7, 2048])
+def test_tokens_are_looked_up_exactly(
+    fsdp: int, tp: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lookup, "_POSITIONS", at_a_time)
+    mesh = make_mesh(jax.devices(), fsdp=fsdp, tp=tp)
+    table = RNG.standard_normal((96, 24)).astype(jnp.bfloat16)
+    place = parameter_sharding("embedder.input_embedding", table.shape, mesh)
+    given = jax.device_put((TOKENS, table), (by_row(mesh), place))
+    found = jax.jit(lambda *given: lookup.look_up(*given, mesh=mesh))(*given)
+    np.testing.assert_array_equal(found, table[TOKENS])
+    assert found.sharding.is_equivalent_to(by_row(mesh), found.ndim)
+
+
+def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
+    """Gradient of the adapter, hidden states and scores of random tokens, on the host."""
+    mesh, weights = policy.mesh, np.linspace(-1, 1, TOKENS.size).reshape(TOKENS.shape)
+    softcap = policy.architecture.final_softcap
+    head = Head(softcap=softcap, temperature=0.8, tokens=32, vocab=8, mesh=mesh)
+    forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
+
+    def loss(
+        adapter: Params, base: Params, tokens: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Scores]]:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = policy.bind(base, adapter, exact=True)(
+            tokens,
+            positions,
+            attend=PackedAttention(jnp.where(positions < 12, 1, 2)),
+            remat=Remat("full", layer_tokens=tokens.shape[1]),
+        )
+        embedding = policy.embedding(base)
+        scores = score(
+            hidden,
+            targets,
+            embedding,
+            head=head,
+            forbidden=forbidden,
+            picks=tokens[..., None],
+            top_k=5,
+        )
+        return jnp.sum(scores.logprobs * weights), (hidden, scores)
+
+    given = jax.device_put((TOKENS, TARGETS), by_row(mesh))
+    grads, (hidden, scores) = jax.jit(jax.grad(loss, has_aux=True))(
+        tiny.make_probe(policy), base, *given
+    )
+    found: tuple[Params, jax.Array, Scores] = jax.device_get((grads, hidden, scores))
+    return found
+
+
+def close(found: Any, expected: Any, *, bound: float = 1e-5) -> None:
+    """Leaves differ by at most `bound` of their norm; whole numbers not at all."""
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        if np.issubdtype(other.dtype, np.integer):
+            np.testing.assert_array_equal(one, other)
+        else:
+            assert np.linalg.norm(one - other) <= bound * np.linalg.norm(other)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[Params, jax.Array, Scores]:
+    policy = tiny.make_policy(num_hidden_layers=2)
+    return numbers(policy, tiny.make_base(policy))
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), MESHES)
+def test_hidden_states_scores_and_gradients_are_one_devices(fsdp: int, tp: int, expected: Any):
+    policy = tiny.make_policy(devices=8, fsdp=fsdp, tp=tp, num_hidden_layers=2)
+    close(numbers(policy, tiny.make_base(policy)), expected)
+
+
+@pytest.mark.parametrize("changes", [ONE_KV_HEAD, FUSED], ids=["one kv head", "fused"])
+def test_so_are_those_of_other_layouts(changes: dict[str, Any]):
+    one, many = (tiny.make_policy(**mesh, **changes) for mesh in (ONE, MANY))
+    close(numbers(many, tiny.make_base(many)), numbers(one, tiny.make_base(one)))
+
+
+def hidden_states(policy: Policy, base: Params) -> jax.Array:
+    """Of random tokens, on the host."""
+    tokens = jax.device_put(TOKENS, by_row(policy.mesh))
+    found: jax.Array = jax.device_get(
+        jax.jit(
+            lambda base, adapter: policy.bind(base, adapter)(tokens, jnp.zeros_like(tokens))[0]
+        )(base, tiny.make_probe(policy))
+    )
+    return found
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
+    kept, hidden = [], []
+    for shape in (ONE, MANY):
+        policy = tiny.make_policy(**shape, quantization=kind)
+        base = policy.as_kept(tiny.make_base(tiny.make_policy(**shape)).items())
+        hidden.append(hidden_states(policy, base))
+        kept.append((policy, base))
+    (one, base), (many, parts) = kept
+    assert parts.keys() == base.keys()
+    places, _ = many.abstract_params()
+    for name, value in parts.items():
+        np.testing.assert_array_equal(value, base[name])
+        assert value.sharding.is_equivalent_to(places[name].sharding, value.ndim)
+    codes = parts["layers.0.mlp.gate_proj.kernel.array.qvalue"]
+    assert codes.addressable_shards[0].data.size == codes.size // 4
+    close(*hidden)
+    wanted = dict(one.parameters(base))
+    for name, value in many.parameters(parts):
+        np.testing.assert_array_equal(value, wanted[name])
+
+
+def test_a_folder_is_loaded_in_parts():
+    architecture = weights.read_architecture(GOLDEN, dtype=jnp.dtype("float32"))
+    state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
+    shapes = {
+        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        for path, variable in nnx.to_flat_state(state)
+    }
+    mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
+    places, one = placed(shapes, mesh), weights.load(GOLDEN, shapes)
+    held = dict.fromkeys(jax.devices(), 0)
+    for name, value in weights.stream(GOLDEN, places):
+        np.testing.assert_array_equal(value, one[name])
+        assert value.sharding == places[name].sharding
+        for shard in value.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    whole = sum(value.nbytes for value in one.values())
+    # One kv head and the norms are not split over tp.
+    assert len(set(held.values())) == 1
+    assert 0.25 * whole < held[jax.devices()[0]] < 0.3 * whole
+
+
+def test_adapters_are_whole_everywhere_and_so_is_the_base_of_an_unsharded_mesh():
+    unsharded, sharded = (
+        tiny.make_policy(**mesh).abstract_params() for mesh in (ONE | {"devices": 8}, MANY)
+    )
+    for shape in [*unsharded[0].values(), *unsharded[1].values(), *sharded[1].values()]:
+        assert shape.sharding.is_fully_replicated
+    assert not sharded[0]["embedder.input_embedding"].sharding.is_fully_replicated

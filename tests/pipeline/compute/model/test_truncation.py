@@ -1,0 +1,231 @@
+"""Thresholds against a sort in NumPy, draws against the probabilities that they should have."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+from scipy import stats
+
+from pipeline.compute.model.gumbel import gumbel_noise
+from pipeline.compute.model.head import Head, draw, scaled_logits
+from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.sharding import VOCAB_AXES, make_mesh
+from pipeline.compute.model.truncation import Truncation, threshold
+
+VOCAB = 24
+MESHES = [(1, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
+
+
+def mesh(data: int, fsdp: int, tp: int) -> Any:
+    return make_mesh(jax.devices()[: data * fsdp * tp], fsdp=fsdp, tp=tp)
+
+
+def off(**limits: Any) -> Truncation:
+    return Truncation(**{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **limits})
+
+
+@cache
+def compiled(truncation: Truncation, on: tuple[int, int, int]) -> Any:
+    return jax.jit(
+        jax.shard_map(
+            lambda scores: threshold(scores, truncation=truncation),
+            mesh=mesh(*on),
+            in_specs=PartitionSpec(None, VOCAB_AXES),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+    )
+
+
+def stays(scores: np.ndarray, truncation: Truncation, on: Any = (1, 1, 1)) -> np.ndarray:
+    """Which tokens may be drawn, `rows vocab`."""
+    scores = np.asarray(scores, np.float32)
+    return scores >= np.asarray(compiled(truncation, on)(scores))[:, None]
+
+
+def sorted_out(scores: np.ndarray, truncation: Truncation) -> tuple[np.ndarray, float]:
+    """The same of one row by its definitions, and how far the nucleus' mass is from p at least."""
+    lowest, gap = np.float32(np.nextafter(np.float32(FORBIDDEN), np.float32(0))), np.inf
+    ranked = np.sort(scores)[::-1]
+    if 0 < truncation.top_k < len(scores):
+        lowest = max(lowest, ranked[truncation.top_k - 1])
+    if truncation.top_p < 1:
+        left = ranked[ranked >= lowest]
+        masses = np.exp(left.astype(np.float64) - left[0])
+        # What ties is taken together.
+        reached = np.array([masses[left >= score].sum() for score in left]) / masses.sum()
+        gap = np.abs(reached[left > left[-1]] - truncation.top_p).min(initial=np.inf)
+        lowest = max(lowest, left[np.flatnonzero(reached >= min(truncation.top_p, reached[-1]))[0]])
+    if truncation.min_p:
+        lowest = max(lowest, np.float32(ranked[0] + np.float32(np.log(truncation.min_p))))
+    return scores >= lowest, gap
+
+
+TRUNCATIONS = [
+    Truncation(top_k, top_p, min_p)
+    for top_k in (0, 3, 23, 99)
+    for top_p in (1.0, 0.97, 0.5)
+    for min_p in (0.0, 0.05)
+]
+
+
+@given(
+    # Few values, so that many tie; signed zeros and large ones among them.
+    st.lists(
+        st.sampled_from([-2e4, -40.0, -1.5, -1e-3, -0.0, 0.0, 1e-3, 0.5, 2.0, 2.5, 3e4]),
+        min_size=VOCAB,
+        max_size=VOCAB,
+    )
+    | st.lists(st.floats(-30, 30, width=32), min_size=VOCAB, max_size=VOCAB),
+    st.sampled_from(TRUNCATIONS),
+    st.sets(st.integers(0, VOCAB - 1), max_size=VOCAB - 1),
+)
+def test_what_stays_is_what_a_sort_leaves(
+    values: list[float], truncation: Truncation, banned: set[int]
+):
+    scores = np.array(values, np.float32)
+    scores[np.abs(scores) < np.finfo(np.float32).tiny] = 0.0  # devices take these for zeros
+    scores[list(banned)] = FORBIDDEN
+    expected, gap = sorted_out(scores, truncation)
+    assume(gap > 1e-5)
+    np.testing.assert_array_equal(stays(scores[None], truncation)[0], expected)
+    assert expected[scores.argmax()]
+    assert not expected[list(banned)].any()
+
+
+@pytest.mark.parametrize("on", MESHES[1:])
+@pytest.mark.parametrize("truncation", TRUNCATIONS[::7])
+def test_shards_of_the_vocabulary_change_nothing(on: tuple[int, int, int], truncation: Truncation):
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((40, VOCAB)).astype(np.float32) * 3
+    scores[20:] = scores[20:].round()  # with ties
+    scores[:, rng.permutation(VOCAB)[:4]] = FORBIDDEN
+    found = stays(scores, truncation, on)
+    np.testing.assert_array_equal(found, stays(scores, truncation))
+    np.testing.assert_array_equal(found, [sorted_out(row, truncation)[0] for row in scores])
+
+
+def test_the_nucleus_by_hand():
+    scores = np.log([[0.1, 0.5, 0.15, 0.25]])
+    for top_p, left in ((0.4, [1]), (0.6, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])):
+        assert np.flatnonzero(stays(scores, off(top_p=top_p))).tolist() == left
+    # Of the two that top-k leaves, the first has 2/3 of the mass.
+    assert np.flatnonzero(stays(scores, off(top_k=2, top_p=0.6))).tolist() == [1]
+    # Even of a p that float32 does not know.
+    assert np.flatnonzero(stays(scores, off(top_p=1e-60))).tolist() == [1]
+
+
+def test_min_p_by_hand():
+    scores = np.log([[0.1, 0.5, 0.15, 0.25]])
+    for min_p, left in ((0.19, [0, 1, 2, 3]), (0.21, [1, 2, 3]), (0.4, [1, 3]), (0.9, [1])):
+        assert np.flatnonzero(stays(scores, off(min_p=min_p))).tolist() == left
+    # The narrowest one counts, whichever it is.
+    assert np.flatnonzero(stays(scores, off(top_k=3, min_p=0.4))).tolist() == [1, 3]
+    assert np.flatnonzero(stays(scores, off(top_k=1, min_p=0.4))).tolist() == [1]
+
+
+def test_top_k_alone_keeps_k_however_unlikely():
+    scores = [[0.0, 40.0, -1.0, 39.0, -4e4]]
+    assert np.flatnonzero(stays(np.array(scores), off(top_k=4))).tolist() == [0, 1, 2, 3]
+
+
+def test_ties_with_the_last_one_stay():
+    assert np.flatnonzero(stays(np.array([[1.0, 2, 1, 0]]), off(top_k=2))).tolist() == [0, 1, 2]
+    assert np.flatnonzero(stays(np.array([[-0.0, 2, 0, -1]]), off(top_k=2))).tolist() == [0, 1, 2]
+
+
+def keys_for(rows: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (rows, 2), np.uint32))
+
+
+EMBED = 16
+RNG = np.random.default_rng(0)
+HIDDEN = jnp.asarray(RNG.standard_normal((56, EMBED)), jnp.float32)
+EMBEDDING = jnp.asarray(RNG.standard_normal((96, EMBED)), jnp.float32)
+MASK = jnp.isin(jnp.arange(96), jnp.array([0, 5]))
+
+
+@pytest.mark.parametrize(
+    ("on", "vocab", "truncation"),
+    [
+        ((1, 1, 1), 96, off(top_k=500)),
+        ((1, 1, 1), 48, Truncation(9, 0.9, 0.02)),
+        ((1, 8, 1), 96, Truncation(9, 0.9, 0.02)),
+        ((2, 2, 2), 7, Truncation(9, 0.9, 0.02)),
+    ],
+)
+def test_a_draw_is_that_of_the_scores_that_stay(on: Any, vocab: int, truncation: Truncation):
+    keys = keys_for(len(HIDDEN))
+    head = Head(3.0, 1.0, 16, vocab, mesh(*on))
+    drawn = jax.jit(partial(draw, head=head, truncation=truncation))
+    for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
+        tokens, logprobs, kept = drawn(
+            HIDDEN,
+            EMBEDDING,
+            forbidden=MASK,
+            keys=keys,
+            temperature=jnp.float32(temperature),
+            noise=jnp.float32(noise),
+        )
+        scores = scaled_logits(
+            HIDDEN, EMBEDDING, softcap=3.0, temperature=temperature, forbidden=MASK
+        )
+        left = stays(np.asarray(scores), truncation)
+        assert left.sum(axis=-1).max() <= 9 or truncation.top_k == 500
+        left_scores = jnp.where(left, scores, -jnp.inf)
+        expected = jnp.argmax(left_scores + noise * gumbel_noise(keys, 0, 96), axis=-1)
+        np.testing.assert_array_equal(tokens, expected)
+        if not noise:
+            np.testing.assert_array_equal(tokens, jnp.argmax(scores, axis=-1))
+        for found, values in ((logprobs, scores), (kept, left_scores)):
+            picked = jax.nn.log_softmax(values)[jnp.arange(len(HIDDEN)), expected]
+            np.testing.assert_allclose(found, picked, rtol=1e-5, atol=1e-5)
+        if truncation.top_k == 500:
+            np.testing.assert_array_equal(logprobs, kept)
+
+
+ROWS = 20_000
+PROBABILITIES = np.array([0.02, 0.4, 0.0, 0.25, 0.08, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("truncation", "left"),
+    [
+        (None, [0, 1, 3, 4, 5]),
+        (off(top_k=1), [1]),
+        (off(top_k=2), [1, 3, 5]),
+        (off(top_p=0.95), [1, 3, 4, 5]),
+        (off(min_p=0.15), [1, 3, 4, 5]),
+        (Truncation(4, 0.99, 0.3), [1, 3, 5]),
+    ],
+)
+def test_draws_have_their_probabilities(truncation: Truncation | None, left: list[int]):
+    tokens, logprobs, kept = (
+        np.asarray(x)
+        for x in draw(
+            jnp.ones((ROWS, 1)),
+            jnp.log(jnp.maximum(jnp.asarray(PROBABILITIES, jnp.float32), 1e-9))[:, None],
+            head=Head(None, 1.0, 2048, 6, mesh(1, 1, 1)),
+            forbidden=jnp.asarray(PROBABILITIES == 0),
+            keys=keys_for(ROWS),
+            temperature=jnp.float32(1.0),
+            noise=jnp.float32(1.0),
+            truncation=truncation,
+        )
+    )
+    expected = np.zeros(len(PROBABILITIES))
+    expected[left] = PROBABILITIES[left] / PROBABILITIES[left].sum()
+    counts = np.bincount(tokens, minlength=len(expected))
+    assert counts[expected == 0].sum() == 0
+    if len(left) > 1:
+        assert stats.chisquare(counts[left], ROWS * expected[left]).pvalue > 1e-3
+    np.testing.assert_allclose(logprobs, np.log(PROBABILITIES[tokens]), rtol=1e-5)
+    np.testing.assert_allclose(kept, np.log(expected[tokens]), rtol=1e-5, atol=1e-6)

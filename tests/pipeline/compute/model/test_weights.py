@@ -1,0 +1,170 @@
+"""Hugging Face folders: there and back, in pieces, damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from pipeline.compute.model import save, weights
+from pipeline.compute.model.policy import Policy
+from tests import tiny
+
+LAYERS = {"num_hidden_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny.policy(layers=2)
+
+
+def write(folder: Path, policy: Policy, *, dtype: str = "float32", **changes: Any) -> Path:
+    """A folder with this policy's parameters, and what comes with them."""
+    like, out = folder / "like", folder / "out"
+    like.mkdir(parents=True)
+    out.mkdir()
+    config = tiny.hf_config(**(LAYERS | changes))
+    (like / "config.json").write_text(json.dumps(config | {"torch_dtype": "float16"}))
+    (like / "tokenizer.model").write_bytes(b"pieces")
+    (like / "old.safetensors").write_bytes(b"old")
+    (like / "model.safetensors.index.json").write_text("{}")
+    base = tiny.make_base(policy)
+    save.save_folder(out, {n: np.asarray(v).astype(dtype) for n, v in base.items()}, like=like)
+    return out
+
+
+def read(folder: Path, policy: Policy) -> dict[str, Any]:
+    return weights.load(folder, policy.abstract_params()[0])
+
+
+def change(folder: Path, edit: Any) -> None:
+    """Rewrites `model.safetensors` after `edit` has had its tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_parameter_comes_back(tmp_path: Path, kv_heads: int, dtype: str):
+    changes: dict[str, Any] = LAYERS | {"num_key_value_heads": kv_heads}
+    policy = tiny.make_policy(dtype=dtype, **changes)
+    folder = write(tmp_path, policy, dtype=dtype, **changes)
+    base, found = tiny.make_base(policy), read(folder, policy)
+    assert found.keys() == base.keys()
+    for name, value in base.items():
+        assert found[name].dtype == jnp.dtype(dtype)
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_names_and_layouts_are_hugging_faces(tmp_path: Path, policy: Policy):
+    stored = load_file(write(tmp_path, policy) / "model.safetensors")
+    base = {name: np.asarray(value) for name, value in tiny.make_base(policy).items()}
+    attn, ours = "model.layers.1.self_attn", "layers.1.attn"
+    # head 2, dimension 5 of 8: row 2 * 8 + 5
+    query = base[f"{ours}.q_einsum.w"][2, :, 5]
+    np.testing.assert_array_equal(stored[f"{attn}.q_proj.weight"][21], query)
+    for number, kind in enumerate("kv"):
+        key = base[f"{ours}.kv_einsum.w"][number, 1, :, 5]
+        np.testing.assert_array_equal(stored[f"{attn}.{kind}_proj.weight"][13], key)
+    out = base[f"{ours}.attn_vec_einsum.w"][2, 5]
+    np.testing.assert_array_equal(stored[f"{attn}.o_proj.weight"][:, 21], out)
+    down = base["layers.1.mlp.down_proj.kernel"]
+    np.testing.assert_array_equal(stored["model.layers.1.mlp.down_proj.weight"], down.T)
+    norm = base["layers.0.post_ffw_norm.scale"]
+    np.testing.assert_array_equal(stored["model.layers.0.post_feedforward_layernorm.weight"], norm)
+    assert len(stored) == 2 + 2 * (4 + 3 + 6)
+
+
+def test_save_writes_what_a_loader_expects_and_nothing_old(tmp_path: Path, policy: Policy):
+    folder = write(tmp_path, policy, dtype="bfloat16")
+    names = {path.name for path in folder.iterdir()}
+    written = {"config.json", "generation_config.json", "tokenizer.model", "model.safetensors"}
+    assert names == written
+    config = json.loads((folder / "config.json").read_text())
+    expected = tiny.hf_config(**LAYERS, dtype="bfloat16", torch_dtype="bfloat16")
+    assert config.items() >= expected.items()
+    assert (folder / "tokenizer.model").read_bytes() == b"pieces"
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
+def test_stored_types_become_the_policys(tmp_path: Path, policy: Policy, stored: str):
+    found = read(write(tmp_path, policy, dtype=stored), policy)
+    for name, value in tiny.make_base(policy).items():
+        assert found[name].dtype == jnp.float32
+        rounded = np.asarray(value).astype(jnp.dtype(stored)).astype(np.float32)
+        np.testing.assert_array_equal(found[name], rounded, err_msg=name)
+
+
+def test_several_files_are_read_through_the_index(tmp_path: Path, policy: Policy):
+    folder = write(tmp_path, policy)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = read(folder, policy)
+    for name, value in tiny.make_base(policy).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks b\.safetensors"):
+        read(folder, policy)
+
+
+def test_missing_surplus_and_misshapen_tensors_are_all_listed(tmp_path: Path, policy: Policy):
+    folder = write(tmp_path, policy)
+
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        del tensors["model.norm.weight"]
+        del tensors["model.layers.1.self_attn.v_proj.weight"]
+        tensors["model.layers.9.mlp.up_proj.weight"] = np.zeros(1, np.float32)
+        tensors["model.embed_tokens.weight"] = np.zeros((5, 24), np.float32)
+
+    change(folder, edit)
+    with pytest.raises(ValueError, match="out does not fit its configuration") as raised:
+        read(folder, policy)
+    assert set(str(raised.value).splitlines()[1:]) == {
+        "  missing: model.norm.weight (24,)",
+        "  missing: model.layers.1.self_attn.v_proj.weight (16, 24)",
+        "  surplus: model.layers.9.mlp.up_proj.weight",
+        "  shape of model.embed_tokens.weight: (5, 24), the configuration asks for (96, 24)",
+    }
+
+
+def test_a_tied_head_that_is_written_out_is_no_surplus(tmp_path: Path, policy: Policy):
+    folder = write(tmp_path, policy)
+    change(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
+    assert read(folder, policy).keys() == policy.base_shapes.keys()
+
+
+@pytest.mark.parametrize("bytes_left", [0, 100, 20_000])
+def test_a_truncated_file_is_named(tmp_path: Path, policy: Policy, bytes_left: int):
+    path = write(tmp_path, policy) / "model.safetensors"
+    whole = path.read_bytes()
+    assert bytes_left < len(whole)
+    path.write_bytes(whole[:bytes_left])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: "):
+        read(path.parent, policy)
+
+
+def test_absent_files_are_named(tmp_path: Path, policy: Policy):
+    folder = write(tmp_path, policy)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
+        read(folder, policy)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        weights.read_architecture(tmp_path / "nowhere", dtype=jnp.dtype("float32"))
+
+
+def test_the_architecture_is_the_folders(tmp_path: Path, policy: Policy):
+    folder = write(tmp_path, policy)
+    found = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
+    assert found == policy.architecture

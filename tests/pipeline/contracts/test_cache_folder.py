@@ -1,0 +1,27 @@
+"""Where what can be made again is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.contracts.cache_folder import cache_folder
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("GEMMA_GRPO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_in_the_user_s_cache():
+    assert cache_folder("plans") == Path("/home/me/.cache/gemma-grpo/plans")
+
+
+def test_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache_folder("plans") == Path("/cache/gemma-grpo/plans")
+    monkeypatch.setenv("GEMMA_GRPO_CACHE", "~/ours")
+    assert cache_folder("xla") == Path("/home/me/ours/xla")

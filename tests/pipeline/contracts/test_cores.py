@@ -1,0 +1,22 @@
+"""Cores are counted on every system."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pipeline.contracts.cores import cores
+from pipeline.plan import kept
+
+
+def test_cores_are_those_that_the_process_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+    assert cores() == 3
+
+
+def test_a_system_that_binds_no_process_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert cores() == 7
+    assert kept.machine.__wrapped__()["cores"] == 7

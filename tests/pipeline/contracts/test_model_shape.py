@@ -1,0 +1,144 @@
+"""Sizes of models from their `config.json`, against the models themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs.load import load_config
+from configs.schema import Lora
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh, placed
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.model_shape import shape_of
+from tests import tiny
+
+CONFIGS = Path(__file__).parents[2] / "slow/configs"
+PRESETS = Path(__file__).parents[3] / "configs"
+
+
+def hf(name):
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gemma3_270m", 268_098_176),
+        ("gemma3_1b", 999_885_952),
+        ("gemma3_4b", 3_880_263_168),
+        ("gemma2_2b", 2_614_341_888),
+    ],
+)
+def test_as_many_parameters_as_published(name, parameters):
+    shape = ModelShape.of(hf(name))
+    assert shape.parameters == parameters
+    assert shape.base_bytes("bfloat16") == 2 * parameters
+    assert shape.base_bytes("float32") == 4 * parameters
+
+
+def test_1b_by_hand():
+    shape = ModelShape.of(hf("gemma3_1b"))
+    assert (shape.layers, shape.local_layers, shape.global_layers) == (26, 22, 4)
+    assert shape.embedding_parameters == 262_144 * 1152
+    attention = 1152 * 256 * (4 + 2 + 4)
+    assert shape.layer_parameters == attention + 3 * 1152 * 6912
+    assert shape.norm_parameters == 26 * (4 * 1152 + 2 * 256) + 1152
+
+
+def test_the_adapter_by_hand():
+    shape = ModelShape.of(hf("gemma3_1b"))
+    query, key_value, out = 1152 + 4 * 256, 1152 + 2 * 256, 4 * 256 + 1152
+    feed_forward = 3 * (1152 + 6912)
+    attention = query + key_value + out
+    assert shape.adapter_parameters(Lora(rank=32)) == 26 * 32 * (attention + feed_forward)
+    assert shape.adapter_parameters(Lora(rank=8, targets="attention")) == 26 * 8 * attention
+    one = Lora(rank=4, targets=r"layers/3/attn/q_einsum")
+    assert shape.adapter_parameters(one) == 4 * query
+
+
+def test_targets_that_match_nothing_are_refused():
+    with pytest.raises(ValueError, match="matches no whole module path; there are layers/0/attn/q"):
+        ModelShape.of(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
+
+
+@pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
+def test_a_handle_is_known_by_its_name(name, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = load_config(PRESETS / f"{name}_gsm8k_v5e8.toml")
+    assert shape_of(config) == ModelShape.of(hf(name))
+
+
+def with_path(path):
+    config = load_config(PRESETS / "demo.toml")
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+
+
+@pytest.mark.parametrize(
+    "path", ["kaggle://google/gemma-3/flax/gemma3-1b-it/1", "hf://google/gemma-3-1b-pt@main"]
+)
+def test_other_spellings_of_a_name(path):
+    assert shape_of(with_path(path)) == ModelShape.of(hf("gemma3_1b"))
+
+
+def test_a_folder_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny.hf_config()))
+    assert shape_of(with_path(str(tmp_path))).embed == 24
+
+
+def test_what_is_not_known_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="its sizes are not known before it is downloaded"):
+        shape_of(with_path("hf://somebody/else"))
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        shape_of(with_path(str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])
+@pytest.mark.parametrize("quantization", ["none", "int8", "nf4", "int8_matmul"])
+def test_bytes_are_those_of_the_policy(changes, quantization):
+    config = tiny.hf_config(num_hidden_layers=1, **changes)
+    shape, mesh = ModelShape.of(config), make_mesh(jax.devices()[:1])
+    policy = Policy.create(
+        architecture(config, dtype=jnp.dtype("bfloat16")),
+        lora=tiny.LORA,
+        mesh=mesh,
+        quantization=quantization,
+    )
+    kept = sum(x.size * x.dtype.itemsize for x in policy.base_shapes.values())
+    assert shape.base_bytes("bfloat16", quantization=quantization) == kept
+    adapter = sum(x.size for x in policy.adapter_shapes.values())
+    assert shape.adapter_parameters(tiny.LORA) == adapter
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (1, 2), (2, 2), (1, 4)])
+def test_a_device_holds_what_the_mesh_gives_it(fsdp, tp):
+    config = tiny.hf_config(num_hidden_layers=1)
+    mesh = make_mesh(jax.devices()[: fsdp * tp], fsdp=fsdp, tp=tp)
+    policy = Policy.create(
+        architecture(config, dtype=jnp.dtype("bfloat16")), lora=tiny.LORA, mesh=mesh
+    )
+    held = 0
+    for array in placed(policy.base_shapes, mesh).values():
+        assert array.sharding is not None
+        part = jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)
+        held += part.size * part.dtype.itemsize
+    assert ModelShape.of(config).base_bytes("bfloat16", fsdp=fsdp, tp=tp) == held
+
+
+@pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_4b", "gemma2_2b"])
+def test_the_configuration_comes_back(name):
+    shape = ModelShape.of(hf(name))
+    assert ModelShape.of(shape.hf_config()) == shape
+
+
+def test_it_imports_no_jax():
+    code = "import sys, pipeline.contracts.model_shape; sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False)
+    assert done.returncode == 0

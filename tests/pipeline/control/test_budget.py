@@ -1,0 +1,277 @@
+"""Budgets and their extensions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.budget import parse_instant
+from configs.schema import Config, parse_duration_s
+from pipeline.control.budget import (
+    Budget,
+    check_more,
+    extension,
+    least_more_s,
+    replaces_budget,
+    show_duration,
+    used_s,
+)
+from pipeline.run.run_folder import RunFolder
+from tests.fakes import make_config
+
+
+def folder_of(config: Config, *, ended: str | None = "finished") -> RunFolder:
+    folder = RunFolder.of(config)
+    folder.create(config)
+    folder.close()
+    if ended:
+        folder.write_summary({"ended": ended, "steps": 3, "deadline_s": None})
+    return folder
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> Config:
+    return make_config(tmp_path, budget={"time": "1h", "steps": None})
+
+
+def test_budgets_of_a_kind_are_added():
+    assert Budget(3, None) + Budget(4, None) == Budget(7, None)
+    assert Budget(None, 3.5) + Budget(None, 4.0) == Budget(None, 7.5)
+
+
+def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, timed: Config):
+    config = make_config(tmp_path / "steps", budget={"steps": 10})
+    folder = folder_of(config)
+    assert Budget.of(config, folder) == Budget(10, None)
+    for steps in (5, 7):
+        folder.journal("extended", steps=steps, time_s=None)
+    assert Budget.of(config, folder) == Budget(22, None)
+    folder = folder_of(timed)
+    folder.journal("extended", steps=None, time_s=1800)
+    assert Budget.of(timed, folder) == Budget(None, 5400)
+
+
+@pytest.mark.parametrize(
+    ("old", "more", "new", "expected"),
+    [
+        ({"time": "1h"}, {"steps": None, "time_s": 3600}, {"time": "3h"}, Budget(None, 10_800)),
+        ({"steps": 60}, {"steps": 20, "time_s": None}, {"steps": 100}, Budget(100, None)),
+        ({"steps": 60}, {"steps": 20, "time_s": None}, {"time": "1h"}, Budget(None, 3600)),
+        (
+            {"until": "2026-11-22T17:00Z"},
+            {"steps": None, "time_s": 7200},
+            {"until": "2026-11-23T09:00Z"},
+            Budget(None, None, 1_795_366_800 + 16 * 3600),
+        ),
+    ],
+)
+def test_another_budget_replaces_the_old_one_and_its_extensions(
+    tmp_path: Path,
+    old: dict[str, Any],
+    more: dict[str, Any],
+    new: dict[str, Any],
+    expected: Budget,
+):
+    before = make_config(tmp_path, budget={"steps": None, **old})
+    after = make_config(tmp_path, budget={"steps": None, **new})
+    folder = folder_of(before)
+    folder.journal("extended", **more)
+    extended = Budget.of(before, folder)
+    assert extended == Budget.given(before.budget) + Budget(**more)
+    assert not replaces_budget(before, folder)
+    assert Budget.of(after, folder) == expected
+    assert replaces_budget(after, folder)
+    # As the run goes on with it, that is written down.
+    folder.journal("budget", step=2, **vars(expected))
+    folder.create(after)
+    folder.close()
+    assert Budget.of(after, folder) == expected
+    assert Budget.of(before, folder) == Budget.given(before.budget)
+    folder.journal("extended", **{**more, "steps": 7, "time_s": 8})
+    assert Budget.of(after, folder) == expected + Budget(7, 8)
+
+
+def test_another_budget_that_never_came_into_force_changes_nothing(tmp_path: Path):
+    """The process was killed before it had written the configuration."""
+    given = make_config(tmp_path, budget={"steps": 100})
+    folder = folder_of(given)
+    folder.journal("extended", step=100, steps=50, time_s=None)
+    folder.journal("budget", step=120, **vars(Budget(200, None)))
+    assert Budget.of(given, folder) == Budget(150, None)
+
+
+def test_a_budget_in_other_words_is_no_other_one(tmp_path: Path, timed: Config):
+    folder = folder_of(timed)
+    assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
+    assert not replaces_budget(timed, RunFolder(tmp_path / "none"))
+
+
+def test_time_is_added_to_an_instant(tmp_path: Path):
+    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
+    folder = folder_of(config)
+    folder.journal("extended", steps=None, time_s=60)
+    assert Budget.of(config, folder) == Budget(None, None, 1_795_366_860)
+    assert extension("1h", config, folder) == Budget(None, 3600)
+    with pytest.raises(ValueError, match=r"this run has budget\.until; .* duration"):
+        extension("50", config, folder)
+
+
+def test_an_instant_becomes_a_time_of_the_run():
+    assert Budget(None, 900.0).deadline_s(elapsed_s=50.0, now_s=1e9) == 900.0
+    assert Budget(5, None).deadline_s(elapsed_s=50.0, now_s=1e9) is None
+    # Used 50 s so far; there are 300 s until then, whenever the run began.
+    assert Budget(None, None, 1e9 + 300).deadline_s(elapsed_s=50.0, now_s=1e9) == 350.0
+
+
+def test_a_budget_in_words():
+    assert Budget(7, None).name == "budget.steps = 7"
+    assert Budget(None, 5400.0).name == "budget.time = 1h30m"
+    assert Budget(None, None, 1_795_366_800).name.startswith("budget.until = 2026-11-2")
+    assert parse_instant(Budget(None, None, 1_795_366_800).name[15:]).timestamp() == 1_795_366_800
+
+
+@given(st.integers(1, 10**6))
+def test_a_duration_in_words_is_read_back(seconds: int):
+    assert parse_duration_s(show_duration(seconds)) == seconds
+    assert show_duration(seconds - 0.5) == show_duration(seconds)
+
+
+def test_what_was_used_is_the_latest_that_is_known(tmp_path: Path):
+    folder = folder_of(make_config(tmp_path))
+    assert used_s(folder) == 0.0
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("checkpoint", step=2, wall_s=80.0, seconds=1.0)
+    assert used_s(folder) == 80.0
+    # A step after the last checkpoint: it will be done again, its time is gone.
+    folder.write_metrics({"step": 3, "time/elapsed_s": 95.0})
+    assert used_s(folder) == 95.0
+
+
+def test_the_time_of_a_process_that_was_killed_before_it_began_counts(tmp_path: Path):
+    config = make_config(tmp_path)
+    killed, next_one = RunFolder.of(config), RunFolder.of(config)
+    with killed.held():
+        killed.note_used(9.5)
+        assert used_s(killed) == 9.5
+        killed.note_used(120.25)
+        killed.close()  # what a kill leaves: a folder with a lock in it
+        next_one.check(config)
+        with next_one.held():
+            assert used_s(next_one) == 120.25
+            next_one.create(config)
+    assert used_s(next_one) == 120.25
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 17, b"half a li"])
+def test_a_damaged_note_of_the_time_is_none(tmp_path: Path, left: bytes):
+    folder = folder_of(make_config(tmp_path))
+    (folder.path / ".lock").write_bytes(left)
+    assert used_s(folder) == 0.0
+    folder.note_used(7.0)
+    assert used_s(folder) == 7.0
+
+
+def finished_run(config: Config) -> RunFolder:
+    """Used 300 s; 12 s of start, the second time, 20 s of a step, and 40 + 5 + 2 s of the end."""
+    folder = folder_of(config)
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("reserved", reason="test evaluation", seconds=40.0, elapsed_s=70.0)
+    folder.journal("exported", seconds=5.0, version=0)
+    for step, seconds in ((1, 25.0), (2, 20.0)):
+        folder.write_metrics({"step": step, "time/step_s": seconds, "time/elapsed_s": 100.0})
+    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
+    folder.journal("started", elapsed_s=162.0)
+    folder.journal("exported", seconds=6.0, version=2)
+    folder.journal("reserved", reason="export", seconds=6.0, elapsed_s=300.0)
+    return folder
+
+
+def test_what_a_finished_run_needs_at_least_to_go_on_is_known_from_its_records(timed: Config):
+    assert least_more_s(finished_run(timed)) == 12 + 20 + 40 + 5 + 2
+
+
+def test_time_in_a_queue_is_no_part_of_a_start(timed: Config):
+    folder = folder_of(timed)
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
+    folder.journal("waited", seconds=600.0, elapsed_s=769.9)
+    folder.journal("started", elapsed_s=770.0)
+    assert least_more_s(folder) == 20 + 2
+
+
+@pytest.mark.parametrize(("used", "start_s"), [(True, 20), (False, 30)])
+def test_waiting_for_devices_is_no_part_of_a_start(timed: Config, used: bool, start_s: float):
+    folder = folder_of(timed)
+    folder.journal("started", elapsed_s=30.0)
+    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
+    if used:
+        folder.journal("waited", seconds=600.0, elapsed_s=769.9)
+    folder.journal("waited_for_devices", seconds=400.0, used=used)
+    folder.journal("started", elapsed_s=150.0 + 20 + (1000 if used else 10))
+    assert least_more_s(folder) == start_s + 2
+
+
+def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> None:
+    check_more(budget, folder, waited_s=10.0, now_s=1e9, added=added)
+
+
+def test_invariant_10_a_finished_run_is_not_reopened_for_nothing(timed: Config):
+    folder = finished_run(timed)
+    least_s = 300 + 10 + 79
+    told = rf"^budget\.time = 6m28s is too short: 1m18s of it .* {least_s // 60}m{least_s % 60}s$"
+    with pytest.raises(ValueError, match=told):
+        check(folder, Budget(None, least_s - 1))
+    check(folder, Budget(None, least_s))
+    with pytest.raises(ValueError, match=r"0s of it are left .* at least 1m19s; .* --extend 1m39s"):
+        check(folder, Budget(None, 300), added=Budget(None, 10))
+    check(folder, Budget(None, 290 + 99), added=Budget(None, 99))
+    check(folder, Budget(5, None))
+    until = Budget(None, None, 1e9 + 70)
+    with pytest.raises(ValueError, match=r"is too short: 1m10s .* does is budget\.until = 2001-"):
+        check(folder, until)
+    with pytest.raises(ValueError, match=r"does is --extend 1m19s$"):  # 10 + 9 + 60 s
+        check(folder, until, added=Budget(None, 10))
+    check(folder, until + Budget(None, 9))
+
+
+def test_an_extension_of_another_kind_adds_nothing(timed: Config):
+    folder = folder_of(timed)
+    folder.journal("extended", steps=5, time_s=None)
+    assert Budget.of(timed, folder) == Budget(None, 3600)
+
+
+def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
+    assert extension("90m", timed, folder_of(timed)) == Budget(None, 5400)
+    config = make_config(tmp_path / "steps")
+    assert extension("50", config, folder_of(config)) == Budget(50, None)
+
+
+@pytest.mark.parametrize("text", ["1h", "0", "-3", "2.5", "\N{SUPERSCRIPT TWO}", ""])
+def test_a_run_of_steps_is_extended_by_steps(tmp_path: Path, text: str):
+    config = make_config(tmp_path)
+    with pytest.raises(ValueError, match=r"this run has budget\.steps; give a number of steps"):
+        extension(text, config, folder_of(config))
+
+
+@pytest.mark.parametrize("text", ["50", "0h", "soon"])
+def test_a_run_with_a_deadline_is_extended_by_time(timed: Config, text: str):
+    with pytest.raises(ValueError, match=r"--extend: this run has budget\.time; .* duration"):
+        extension(text, timed, folder_of(timed))
+
+
+@pytest.mark.parametrize("ended", [None, "interrupted"])
+def test_only_a_finished_run_is_extended(tmp_path: Path, ended: str | None):
+    config = make_config(tmp_path)
+    folder = folder_of(config, ended=ended)
+    with pytest.raises(ValueError, match=rf"no finished run in {folder.path}; without --extend"):
+        extension("5", config, folder)
+
+
+def test_a_run_whose_learning_rate_has_decayed_is_not_extended(tmp_path: Path):
+    config = make_config(tmp_path, learner={"schedule": "cosine"})
+    with pytest.raises(ValueError, match=r"schedule = 'cosine' ends with a learning rate of zero"):
+        extension("5", config, folder_of(config))

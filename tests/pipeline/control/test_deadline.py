@@ -1,0 +1,182 @@
+"""How much time is used, and whether another step can be finished."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+
+from pipeline.contracts.clock import Clock, Stopwatch
+from pipeline.control.deadline import Deadline
+from pipeline.control.reserve import EXIT, EXPORT, SAFETY, VALIDATION, Reserve, evaluation
+from tests.fakes import FakeClock
+
+
+def test_a_clock_counts_from_the_start_of_the_process_and_what_was_used_before():
+    now = FakeClock()
+    now.seconds = 107.0
+    assert Clock(started=100.0, used_before_s=50.0, now=now).elapsed_s == 57.0
+    assert Clock(started=100.0).now is time.monotonic
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_waiting_for_devices_stops_the_clock_unless_it_is_used_time(used: bool):
+    now = FakeClock()
+    clock = Clock(started=0.0, used_before_s=50.0, now=now)
+    for seconds in (10.0, 30.0):
+        now.seconds += 1.0
+        before_s = clock.elapsed_s
+        with clock.waiting(used=used):
+            now.seconds += seconds
+            assert clock.elapsed_s == before_s + (seconds if used else 0.0)
+    assert clock.waited_s == 40.0
+    assert clock.elapsed_s == 52.0 + (40.0 if used else 0.0)
+
+
+def test_a_wait_that_is_broken_off_is_over():
+    now = FakeClock()
+    clock = Clock(started=0.0, now=now)
+    with suppress(KeyboardInterrupt), clock.waiting(used=False):
+        now.seconds += 9.0
+        raise KeyboardInterrupt
+    now.seconds += 1.0
+    assert (clock.waited_s, clock.elapsed_s) == (9.0, 1.0)
+
+
+def test_a_budget_of_steps_counts_steps():
+    deadline = Deadline(Clock(0.0, now=FakeClock()), steps=3, time_s=None)
+    deadline.pace.observe(1e9)
+    assert [deadline.allows(step) for step in range(5)] == [True, True, True, False, False]
+    assert deadline.patience_s() is None
+    assert deadline.evaluated_share() == 1.0
+
+
+def time_budget(
+    *,
+    time_s: float = 1000.0,
+    left_s: float,
+    step_s: float = 100.0,
+    prompts: tuple[int, int] = (4, 4),
+) -> Deadline:
+    """Validation 20 s, tests 50 s, export 30 s, exit 5 s."""
+    now = FakeClock()
+    deadline = Deadline(
+        Clock(0.0, now=now), steps=None, time_s=time_s, prompts=prompts, validates=True
+    )
+    deadline.reserve = Reserve({VALIDATION: 20.0, EXPORT: 30.0, EXIT: 5.0, evaluation("test"): 50})
+    deadline.pace.observe(step_s)
+    now.seconds = time_s - left_s
+    return deadline
+
+
+@pytest.mark.parametrize(("left_s", "allowed"), [(205.1, True), (204.9, False)])
+def test_a_step_starts_if_it_and_all_that_comes_after_it_fit(left_s: float, allowed: bool):
+    # A step and its validation are 12% of the budget: more slack would leave more of it idle.
+    assert time_budget(left_s=left_s).allows(7) is allowed
+
+
+@pytest.mark.parametrize("spare_s", [-0.1, 0.1])
+def test_where_steps_are_short_some_slack_is_kept(spare_s: float):
+    # A part of what was measured and a hundredth of the budget: 0.2 * 100 + 100; at most 2% of the
+    # budget less a step and its validation, 200 - 30, or nothing.
+    needed_s = 10 + 105 + (SAFETY - 1) * 100 + 100
+    deadline = time_budget(time_s=10_000.0, left_s=needed_s + spare_s, step_s=10.0)
+    assert deadline.allows(7) is (spare_s > 0)
+    deadline = time_budget(left_s=5 + 105 + spare_s, step_s=5.0)
+    assert deadline.allows(7) is (spare_s > 0)
+
+
+def test_a_step_is_made_smaller_where_a_larger_one_does_not_fit():
+    # 105 s come after it; of 100 s a fifth is fixed: 40 s for one prompt of four, 60 s for two.
+    for left_s, size in [(205.1, 4), (190, 3), (170, 2), (164, 1), (145.1, 1), (144.9, 0)]:
+        assert time_budget(left_s=left_s, prompts=(4, 1)).size() == size, left_s
+    assert time_budget(left_s=170, prompts=(4, 3)).size() == 0
+
+
+@pytest.mark.parametrize(("left_s", "imitates", "draws"), [(205.1, 4, 4), (204.9, 0, 3)])
+def test_a_step_of_the_warm_start_is_whole_or_not_at_all(left_s: float, imitates: int, draws: int):
+    deadline = time_budget(left_s=left_s, prompts=(4, 1))
+    assert deadline.size() == draws
+    deadline.pace.observe(100.0, kind="sft")
+    assert deadline.size(kind="sft") == imitates
+    assert deadline.allows(7, kind="sft") is (imitates > 0)
+
+
+def test_earlier_processes_steps_are_known_by_their_kind():
+    rows = [
+        {"step": 1, "time/step_s": 10.0},
+        {"step": 2, "time/step_s": 10.0},
+        {"step": 3, "time/step_s": 40.0, "time/learn_s": 16.0, "rollout/prompts_planned": 4},
+    ]
+    found = Deadline(Clock(0.0, now=FakeClock()), steps=None, time_s=1000.0, prompts=(4, 1))
+    found.recall(rows[:2], sft_steps=2)
+    assert found.pace.expected_s(kind="sft") == pytest.approx(10.0)
+    assert found.updates.expected_s(share=1.0) == 0.0
+    found.recall(rows[2:], sft_steps=2)
+    assert found.pace.expected_s() == pytest.approx(40.0)
+    assert found.updates.expected_s(share=1.0) == pytest.approx(16.0)
+
+
+def test_steps_to_come_are_counted_with_what_is_done_between_them():
+    deadline = time_budget(time_s=1e5, left_s=1e5, step_s=100.0)
+    slack_s = (SAFETY - 1) * 100 + 1000
+    assert deadline.steps_left() == (1e5 - 105 - slack_s) // 100
+    deadline.pace.observe_between(25.0)
+    left = (1e5 - 105 - slack_s + 25) // 125
+    assert deadline.steps_left() == left
+    # Of 20 s each: one after every tenth step, all but the last one.
+    free_s = 1e5 - 105 - slack_s + 25
+    found = deadline.steps_left(lambda steps: (steps - 1) // 10)
+    assert found == pytest.approx(free_s / 127, abs=1)
+    assert 125 * found + 20 * ((found - 1) // 10) <= free_s < 125 * (found + 1) + 20 * (found // 10)
+
+
+def test_one_step_is_planned_even_if_a_validation_leaves_no_time_for_another():
+    deadline = time_budget(left_s=1000.0, step_s=100.0)
+    assert deadline.steps_left() > 1
+    assert deadline.steps_left(lambda steps: 10**6 * (steps - 1)) == 1
+
+
+def test_an_update_is_not_begun_that_leaves_no_time_to_export_what_it_learned():
+    # It is taken to need 1.5 * 100 s; validation, export and exit need 55 s; tests can be short.
+    deadline = time_budget(left_s=200.0)
+    assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(5.0)
+    deadline.updates.observe(140.0)
+    assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(-5.0)
+
+
+def test_what_is_waited_for_is_abandoned_when_only_what_is_kept_is_left():
+    deadline = time_budget(left_s=200.0)
+    assert deadline.patience_s() is None
+    with deadline.keeping(60.0):
+        assert deadline.patience_s() == pytest.approx(140.0)
+        with deadline.keeping(300.0):
+            assert deadline.patience_s() == 0.0
+        assert deadline.patience_s() == pytest.approx(140.0)
+
+
+def test_what_was_abandoned_may_take_to_end_what_an_export_leaves():
+    deadline = time_budget(left_s=200.0)
+    export_s = deadline.keep_for_export_s(tests=False)
+    assert deadline.ending_s() == pytest.approx(200.0 - export_s)
+    assert time_budget(left_s=export_s).ending_s() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("left_s", "share"), [(60.0, 1.0), (55.0, 0.9999), (25.0, 0.5), (-3.0, 0)])
+def test_the_last_evaluation_is_as_long_as_time_allows(left_s: float, share: float):
+    assert time_budget(left_s=left_s).evaluated_share() == pytest.approx(share)
+
+
+def test_a_stopwatch_names_the_parts():
+    now = FakeClock()
+    watch = Stopwatch(now)
+    now.seconds = 3.0
+    watch.lap("sample")
+    now.seconds = 5.0
+    watch.lap("learn")
+    now.seconds = 6.0
+    assert watch.lap_s("sample") == 3.0
+    assert watch.total_s == 6.0
+    metrics = {"time/sample_s": 3.0, "time/learn_s": 2.0, "time/step_s": 5.0}
+    assert watch.metrics() == metrics

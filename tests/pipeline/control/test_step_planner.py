@@ -1,0 +1,141 @@
+"""The plan of a run with a budget of time, and the learning rate that follows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Config
+from pipeline.control.step_planner import Horizon, Plan, plans_in_force
+from tests.fakes import make_config
+
+LR = 0.5
+
+
+def config(schedule: str = "linear", *, warmup: int = 0, **tables: Any) -> Config:
+    return make_config(
+        Path("nowhere"),
+        budget={"steps": None, "time": "1h"},
+        learner={"schedule": schedule, "lr": LR, "warmup_steps": warmup},
+        **tables,
+    )
+
+
+def went(
+    horizon: Horizon, lefts: Sequence[int], *, first: int = 0, skip: int = 0
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """Rates of the steps, and what was journaled, where the clock says so many are left."""
+    rates, journal = [], []
+    for step, left in enumerate(lefts, start=first):
+        new = horizon.decide(step, steps_left=left, prompts=2)
+        journal += [asdict(new)] if new else []
+        rates.append(horizon.rate if step >= skip else 0.0)
+    return rates, journal
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
+    schedule: str, warmup: int
+):
+    horizon = Horizon(config(schedule, warmup=warmup), entries=(), step=0)
+    rates, journal = went(horizon, range(10, 0, -1))
+    done = [step / (10 - warmup) for step in range(10 - warmup)]
+    shape = {"linear": lambda x: 1 - x, "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x))}
+    expected = [LR * (n + 1) / warmup for n in range(warmup)]
+    expected += [LR * shape[schedule](share) for share in done]
+    assert rates == pytest.approx(expected)
+    assert journal == [{"step": 0, "total_steps": 10, "prompts": 2}]
+
+
+def test_a_plan_that_moves_is_a_decision_and_the_decay_ends_with_it():
+    lefts = [10, 9, 8, 3, 2, 1]
+    rates, journal = went(Horizon(config(), entries=(), step=0), lefts)
+    assert [(entry["step"], entry["total_steps"]) for entry in journal] == [(0, 10), (3, 6)]
+    # Of the 8 tenths at step 2 three quarters are left before the last three steps, and so on.
+    assert rates == pytest.approx([LR * share for share in (1, 0.9, 0.8, 0.6, 0.4, 0.2)])
+
+
+def test_a_number_of_steps_that_moves_a_little_is_not_planned_anew():
+    _, journal = went(Horizon(config(), entries=(), step=0), [100, 95, 105, 92, 105])
+    assert [entry["total_steps"] for entry in journal] == [100]
+    _, journal = went(Horizon(config(), entries=(), step=0), [5, 5, 5])
+    assert [entry["total_steps"] for entry in journal] == [5, 6, 7]
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=40), st.data())
+def test_invariant_7_a_resume_replays_the_decisions_bit_for_bit(
+    lefts: list[int], data: st.DataObject
+):
+    rates, journal = went(Horizon(config("cosine", warmup=1), entries=(), step=0), lefts)
+    resumed = data.draw(st.integers(0, len(lefts)))
+    horizon = Horizon(config("cosine", warmup=1), entries=journal, step=resumed)
+    last = max((entry["step"] for entry in journal), default=-1)
+    # Whatever the clock says now, up to the last decision of before.
+    again = [7] * max(0, last + 1 - resumed)
+    assert went(horizon, again, first=resumed) == (rates[resumed : last + 1], [])
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
+def test_the_rate_never_rises_and_never_is_zero_at_a_step(lefts: list[int]):
+    rates, _ = went(Horizon(config(), entries=(), step=0), lefts)
+    assert all(rate > 0 for rate in rates)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_the_warm_start_is_no_part_of_the_decay():
+    warm = config(
+        run={"phases": ["sft", "grpo"]},
+        sft={"steps": 4, "train": {"path": "sft.jsonl"}},
+    )
+    horizon = Horizon(warm, entries=(), step=0)
+    rates, _ = went(horizon, range(8, 0, -1), skip=4)
+    assert rates[4:] == pytest.approx([LR, 0.75 * LR, 0.5 * LR, 0.25 * LR])
+
+
+def test_a_smaller_step_is_a_decision_of_its_own():
+    horizon = Horizon(config(), entries=(), step=0)
+    first = horizon.decide(0, steps_left=2, prompts=2)
+    assert first == Plan(0, 2, 2)
+    assert horizon.decide(1, steps_left=1, prompts=1) == Plan(1, 2, 1)
+    assert horizon.prompts == 1
+
+
+def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
+    entries = [asdict(Plan(0, 5, 2)), asdict(Plan(3, 4, 2))]
+    horizon = Horizon(config(), entries=entries, step=1)
+    assert horizon.decide(1, steps_left=1, prompts=2) is None
+    assert horizon.decide(2, steps_left=1, prompts=1) == Plan(2, 5, 1)
+    assert horizon.decide(3, steps_left=1, prompts=2) is None
+    assert horizon.plan == Plan(3, 4, 2)
+
+
+@pytest.mark.parametrize("event", ["budget", "extended"])
+def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event: str):
+    def planned(step: int, total: int) -> dict[str, Any]:
+        return {"event": "planned", **asdict(Plan(step, total, 2))}
+
+    journal = [
+        planned(0, 20),
+        {"event": "checkpoint", "step": 3},
+        planned(3, 21),
+        planned(6, 25),
+        {"event": event, "step": 4},
+        planned(5, 8),
+    ]
+    assert plans_in_force(journal[:4]) == [journal[0], journal[2], journal[3]]
+    assert plans_in_force(journal[:5]) == [journal[0], journal[2]]
+    assert plans_in_force(journal) == [journal[0], journal[2], journal[5]]
+    horizon = Horizon(config(), entries=plans_in_force(journal[:5]), step=4)
+    rates, decided = went(horizon, [3, 2, 1], first=4)
+    assert [(entry["step"], entry["total_steps"]) for entry in decided] == [(4, 7)]
+    # At step 2 it is 18 of 20 parts, at step 3 18 of 19 of that, which goes in what is left.
+    at_3 = 18 / 20 * 18 / 19 * LR
+    assert rates == pytest.approx([at_3 * share for share in (3 / 4, 2 / 4, 1 / 4)])

@@ -1,0 +1,384 @@
+"""Runs with a budget of time, second by second, in simulated time without noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.control.deadline import BudgetTooSmallError
+from tests.fakes import PROMPTS, Disk, make_config, make_data
+from tests.simulation import TimedProcess, World
+
+SECONDS = {
+    "start": 6.0,
+    "test": 40.0,
+    "validation": 20.0,
+    "train": 10.0,
+    "score": 3.0,
+    "update": 20.0,
+    "publish": 1.0,
+    "save": 2.0,
+    "export": 5.0,
+}
+# 7 s of start and sync of the probe, 1 s of sync, 40 s of tests, 5 s of export, and with a
+# validation split 20 s of validation and 2 s of checkpoint.
+BEFORE_S, BEFORE_VALIDATED_S = 53.0, 75.0
+STEP_S = 34.0
+
+
+def config_of(folder: Path, budget_s: int, **tables: Any) -> Config:
+    given: dict[str, Any] = {
+        "budget": {"steps": None, "time": f"{budget_s}s"},
+        "checkpoint": {"every_steps": 100},
+    }
+    return make_config(folder, **(given | tables))
+
+
+def validated(folder: Path, budget_s: int, **tables: Any) -> Config:
+    given: dict[str, Any] = {
+        "data": {"validation": {"path": "validation.jsonl"}},
+        "eval": {"every_steps": 2},
+    }
+    return config_of(folder, budget_s, **(given | tables))
+
+
+def process_of(
+    config: Config, *, disk: Disk | None = None, skills: list[float] | None = None, **world: Any
+) -> TimedProcess:
+    seconds = SECONDS | world.pop("seconds", {})
+    found = World(seed=1, seconds=seconds, budget_s=config.budget.time_s or 1, noise=0.0, **world)
+    data = make_data(train=PROMPTS, validation=PROMPTS, test=PROMPTS)
+    process = TimedProcess(config, world=found, disk=Disk() if disk is None else disk, data=data)
+    if skills is not None:
+        process.coordinator.team.samplers[0].skill = lambda version: skills[  # type: ignore[attr-defined]
+            min(version, len(skills) - 1)
+        ]
+    return process
+
+
+def summary(process: TimedProcess) -> dict[str, Any]:
+    found = process.folder.summary
+    assert found is not None
+    return found
+
+
+def exports(process: TimedProcess) -> list[tuple[int, str]]:
+    return [(entry["version"], entry["reason"]) for entry in process.events("exported")]
+
+
+def test_a_time_budget_in_numbers(tmp_path: Path):
+    process = process_of(config_of(tmp_path, 250))
+    assert process.run_in_time() == "finished"
+    # A step is 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
+    assert summary(process)["steps"] == 4
+    assert summary(process)["wall_s"] == pytest.approx(BEFORE_S + 4 * STEP_S + 2 + 40 + 5)
+    assert exports(process) == [(0, "rehearsal"), (4, "last")]
+    reserved = [(entry["reason"], entry["seconds"]) for entry in process.events("reserved")]
+    assert reserved == [
+        ("test evaluation", 40.0),
+        ("export", 5.0),
+        ("export", 5.0),
+    ]
+
+
+@pytest.mark.parametrize("budget_s", [*range(180, 400, 13), 3600])
+def test_invariant_10_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int):
+    process = process_of(validated(tmp_path, budget_s))
+    assert process.run_in_time() == "finished"
+    found = summary(process)
+    assert found["deadline_s"] == budget_s
+    unused_s = budget_s - found["wall_s"]
+    # An export that was not needed, and less than a step and its validation or 5%.
+    assert 0 <= unused_s < 6 + max(STEP_S + 20, 0.05 * budget_s)
+    # Where hardly a second is left the last quarter of the tests may be missing.
+    assert found["eval"]["after"]["n"] >= 0.75 * PROMPTS
+    assert exports(process)[-1][0] == found["best"]["step"]
+
+
+def test_invariant_10_the_export_follows_each_better_validation(tmp_path: Path):
+    skills = [0.2, 0.2, 0.5, 0.5, 0.3, 0.3, 0.9]
+    process = process_of(validated(tmp_path, 500), skills=skills)
+    process.run_in_time()
+    assert exports(process) == [(0, "rehearsal"), (2, "better"), (6, "better")]
+    assert summary(process)["best"]["step"] == 6
+    # While the first step went on, the untrained policy was there.
+    calls = process.script.calls
+    assert calls.index("learner.export 0") < calls.index("sampler0.generate:train 0")
+
+
+def test_an_export_that_takes_long_waits_but_not_beyond_the_deadline(tmp_path: Path):
+    skills = [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8]
+    config = validated(tmp_path, 1200)
+    process = process_of(config, skills=skills, seconds={"export": 60.0})
+    process.run_in_time()
+    done = exports(process)
+    # At 5% of the time one waits for 1200 s of run; the last ones are near the end.
+    assert done[0] == (0, "rehearsal")
+    assert len(done) < 1 + len(process.events("evaluated"))
+    assert done[-1][0] == summary(process)["best"]["step"]
+    assert summary(process)["wall_s"] <= 1200
+
+
+@pytest.mark.parametrize("call", ["train", "score"])
+def test_a_step_that_stalls_is_abandoned_in_time_for_the_end(tmp_path: Path, call: str):
+    process = process_of(validated(tmp_path, 400), stalls={(call, 3): 1e6})
+    assert process.run_in_time() == "finished"
+    assert summary(process)["steps"] == 2
+    assert [entry["step"] for entry in process.events("abandoned")] == [2]
+    assert summary(process)["eval"]["after"]["n"] == PROMPTS
+    assert summary(process)["wall_s"] <= 400
+    assert ("sampler0.abort" in process.script.calls) is (call == "train")
+    assert ("sampler0.resume" in process.script.calls) is (call == "train")
+
+
+def test_a_validation_that_stalls_is_abandoned_too(tmp_path: Path):
+    process = process_of(validated(tmp_path, 400), stalls={("validation", 2): 1e6})
+    assert process.run_in_time() == "finished"
+    assert summary(process)["steps"] == 2
+    assert summary(process)["best"]["step"] == 0
+    assert summary(process)["wall_s"] <= 400
+
+
+def test_the_last_evaluation_is_shortened_before_the_export_is(tmp_path: Path):
+    # The last update takes 25 s longer than all others, and there were 11 s to spare.
+    process = process_of(config_of(tmp_path, 250), stalls={("update", 4): 25.0})
+    process.run_in_time()
+    (entry,) = process.events("evaluation_shortened")
+    found = summary(process)["eval"]
+    assert 0 < entry["prompts"] < entry["of"] == PROMPTS
+    assert found["before"]["n"] == found["after"]["n"] == entry["prompts"]
+    assert exports(process)[-1] == (4, "last")
+    assert summary(process)["wall_s"] <= 250
+
+
+def test_a_version_that_nothing_has_measured_does_not_replace_one_that_something_has(
+    tmp_path: Path,
+):
+    # Without a validation split, and with a test that never ends.
+    process = process_of(config_of(tmp_path, 250), stalls={("test", 2): 1e6})
+    process.run_in_time()
+    assert exports(process) == [(0, "rehearsal")]
+    assert "after" not in summary(process)["eval"]
+    assert summary(process)["wall_s"] <= 250
+
+
+@pytest.mark.parametrize("make", [config_of, validated])
+def test_a_finished_run_that_is_given_too_little_more_keeps_its_result(tmp_path: Path, make: Any):
+    disk = Disk()
+    first = process_of(make(tmp_path, 250), disk=disk)
+    assert first.run_in_time() == "finished"
+    before, export = summary(first), exports(first)
+    assert before["eval"]["after"]["n"] == PROMPTS
+    second = process_of(make(tmp_path, 255), disk=disk)
+    assert second.run_in_time() == "finished"
+    after = summary(second)
+    assert (after["deadline_s"], after["resumed_from"]) == (255, before["steps"])
+    for key in ("ended", "steps", "eval", "best", "adapter_sha256"):
+        assert after.get(key) == before.get(key)
+    assert exports(second) == export
+    assert not any("test" in call for call in second.script.calls)
+
+
+@pytest.mark.parametrize("kills", [[], [300.0]])
+def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
+    tmp_path: Path, kills: list[float]
+):
+    config, disk = config_of(tmp_path, 400), Disk()
+    first = process_of(config_of(tmp_path, 250), disk=disk)
+    first.run_in_time()
+    result = summary(first)["eval"]
+    if kills:
+        assert process_of(config, disk=disk, kills=kills).run_in_time() == "killed"
+    endless: dict[str, Any] = {"stalls": {("test", 1): 1e6}}
+    second = process_of(config, disk=disk, **endless)
+    assert second.run_in_time() == "finished"
+    assert summary(second)["steps"] > 4
+    assert summary(second)["eval"] == {**result, "step": 4}
+    # What was measured stays in place, and is not taken for the result of what came after it.
+    assert exports(second) == [(0, "rehearsal"), (4, "last")]
+    third = process_of(config_of(tmp_path, 420), disk=disk, **endless)
+    third.run_in_time()
+    assert summary(third)["eval"] == {**result, "step": 4}
+    fourth = process_of(config_of(tmp_path, 600), disk=disk)
+    fourth.run_in_time()
+    assert "step" not in summary(fourth)["eval"]
+    assert exports(fourth)[-1] == (summary(fourth)["steps"], "last")
+
+
+@pytest.mark.parametrize("stalls", [{}, {("test", 1): 1e6}])
+def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_time(
+    tmp_path: Path, stalls: dict[tuple[str, int], float]
+):
+    disk, config = Disk(), config_of(tmp_path, 450)
+    first = process_of(config, disk=disk, kills=[300.0])
+    assert first.run_in_time() == "killed"
+    (first.folder.rollouts / "test_before.jsonl").unlink()
+    second = process_of(config, disk=disk, stalls=stalls)
+    assert second.run_in_time() == "finished"
+    assert summary(second)["wall_s"] <= 450
+    assert second.events("answers_damaged")
+    assert second.folder.export.is_dir()
+    measured = [e["name"] for e in second.events("evaluated")].count("test_before")
+    assert measured == (1 if stalls else 2)
+    assert ("before" in summary(second)["eval"]) == (not stalls)
+
+
+@pytest.mark.parametrize("best", ["damaged", "whole"])
+def test_invariant_10_a_best_adapter_that_is_lost_is_given_up_where_there_is_no_time(
+    tmp_path: Path, best: str
+):
+    disk, config = Disk(), validated(tmp_path, 450)
+    first = process_of(config, disk=disk, kills=[300.0])
+    assert first.run_in_time() == "killed"
+    (first.folder.rollouts / "test_before.jsonl").unlink()
+    if best == "damaged":
+        assert disk.best is not None
+        disk.best = (disk.best[0], "damaged")
+        for version in [version for version in disk if version < max(disk)]:
+            del disk[version]
+    second = process_of(config, disk=disk, stalls={("test", 1): 1e6})
+    assert second.run_in_time() == "finished"
+    assert summary(second)["wall_s"] <= 450
+    assert second.folder.export.is_dir()
+
+
+def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
+    first = process_of(config, disk=disk)
+    first.run_in_time()
+    second = process_of(config_of(tmp_path, int(summary(first)["wall_s"]) + 10), disk=disk)
+    assert second.run_in_time() == "finished"
+    assert summary(second)["eval"] == summary(first)["eval"]
+    assert exports(second) == [(3, "last")]
+
+
+def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
+    """A run of steps that was killed after 200 s: how many it had done."""
+    tables = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
+    process = process_of(make(folder, 1, **tables), disk=disk, kills=[200.0])
+    assert process.run_in_time() == "killed"
+    assert exports(process) == []
+    return max(disk)
+
+
+@pytest.mark.parametrize("make", [config_of, validated])
+@pytest.mark.parametrize("more_s", [-20, 10])
+def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
+    tmp_path: Path, make: Any, more_s: int
+):
+    disk = Disk()
+    done = steps_killed(tmp_path, make, disk)
+    process = process_of(make(tmp_path, 200 + more_s), disk=disk)
+    assert process.run_in_time() == "finished"
+    assert (summary(process)["steps"], "after" in summary(process)["eval"]) == (done, False)
+    (export,) = exports(process)
+    expected = summary(process)["best"]["step"] if make is validated else done
+    assert export[0] == expected
+
+
+def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path):
+    disk = Disk()
+    done = steps_killed(tmp_path, config_of, disk)
+    # The first answers to the test are those that the export is compared on.
+    process = process_of(config_of(tmp_path, 450), disk=disk, stalls={("test", 2): 1e6})
+    process.run_in_time()
+    assert "after" not in summary(process)["eval"]
+    assert summary(process)["steps"] > done
+    assert exports(process) == [(done, "rehearsal"), (summary(process)["steps"], "last")]
+    assert summary(process)["wall_s"] <= 450
+
+
+def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path):
+    rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
+    process = process_of(config_of(tmp_path, 265, rollout=rollout))
+    process.run_in_time()
+    prompts = [row["rollout/prompts_planned"] for row in process.folder.metrics]
+    assert prompts[:-1] == [4] * (len(prompts) - 1)
+    assert prompts[-1] < 4
+    rows = process.folder.read_rollouts(f"step_{len(prompts):06d}") or []
+    assert len({row["prompt_id"] for row in rows}) == prompts[-1]
+    assert process.events("planned")[-1]["prompts"] == prompts[-1]
+
+
+def test_a_budget_below_the_minimum_is_refused_and_the_named_one_does(tmp_path: Path):
+    process = process_of(validated(tmp_path / "a", 130))
+    with pytest.raises(
+        BudgetTooSmallError, match=r"the minimum is about 2m\d+s.* is exported$"
+    ) as no:
+        process.run_in_time()
+    assert process.folder.metrics == []
+    assert exports(process) == [(0, "rehearsal")]
+    again = process_of(validated(tmp_path / "b", int(no.value.minimum_s) + 1))
+    assert again.run_in_time() == "finished"
+    assert again.events("planned")
+
+
+def test_a_budget_that_ends_within_the_first_evaluation_is_refused(tmp_path: Path):
+    process = process_of(validated(tmp_path, 30))
+    with pytest.raises(BudgetTooSmallError, match="the minimum is about"):
+        process.run_in_time()
+    assert exports(process) == []
+
+
+def test_a_resumed_time_budget_counts_what_was_used(tmp_path: Path):
+    config, disk = config_of(tmp_path, 250, checkpoint={"every_steps": 2}), Disk()
+    first = process_of(config, disk=disk, kills=[BEFORE_S + 3 * STEP_S + 3])
+    assert first.run_in_time() == "killed"
+    second = process_of(config, disk=disk)
+    assert second.run_in_time() == "finished"
+    # The third step was recorded and is done again; nothing is left after it.
+    used_s = second.coordinator.deadline.clock.used_before_s
+    assert used_s == pytest.approx(BEFORE_S + 3 * STEP_S + 3)
+    assert summary(second)["steps"] == 3
+    assert summary(second)["wall_s"] <= 250
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_decay_ends_with_the_budget(tmp_path: Path, schedule: str):
+    config = validated(tmp_path, 2000, learner={"schedule": schedule, "lr": 1.0})
+    process = process_of(config, drift=3.0)
+    process.run_in_time()
+    rates = [rate for rate in process.learner.rates if rate is not None]
+    assert len(rates) == summary(process)["steps"] > 10
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 1.0
+    assert 0 < rates[-1] < 2.5 / len(rates)
+    assert len(process.events("planned")) < len(rates) / 2
+
+
+def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
+    config = validated(tmp_path, 2000, learner={"schedule": "linear", "lr": 1.0})
+    disk = Disk()
+    first = process_of(config, disk=disk, drift=3.0, kills=[1000.0])
+    assert first.run_in_time() == "killed"
+    decided = first.events("planned")
+    # Its next checkpoint is never: all steps since the last better validation are done again.
+    second = process_of(config, disk=disk, drift=1.0)
+    begins = max(disk, default=0)
+    assert second.run_in_time() == "finished"
+    last = decided[-1]["step"]
+    assert begins < last
+    done = first.learner.rates[begins : last + 1]  # it may have been killed in the last one
+    assert len(done) >= last - begins > 0
+    assert second.learner.rates[: len(done)] == done
+    assert second.events("planned")[: len(decided)] == decided
+
+
+def test_the_decay_ends_with_a_shorter_budget_also_in_steps_that_are_done_again(tmp_path: Path):
+    tables: dict[str, Any] = {"learner": {"schedule": "linear", "lr": 1.0}}
+    skills, disk = [0.2, 0.2, 0.9, 0.5], Disk()
+    first = process_of(
+        validated(tmp_path, 2000, **tables), disk=disk, skills=skills, kills=[1000.0], drift=3.0
+    )
+    assert first.run_in_time() == "killed"
+    begins, last = max(disk), first.events("planned")[-1]["step"]
+    first.folder.journal("budget", step=begins, steps=None, time_s=1300.0, until_s=None)
+    again = process_of(validated(tmp_path, 1300, **tables), disk=disk, skills=skills)
+    assert again.run_in_time() == "finished"
+    done = summary(again)["steps"]
+    assert begins < done <= last
+    assert again.learner.rates[-1] is not None
+    assert again.learner.rates[-1] < 2.5 / done

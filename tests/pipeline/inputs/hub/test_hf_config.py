@@ -1,0 +1,289 @@
+"""Configurations as published: defaults filled in, one spelling, and everything wrong at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.hf_config import FULL, SLIDING, is_multimodal, text_config
+from tests import tiny
+
+# As published with google/gemma-3-4b-it, without the vision tower's settings.
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+# As published with google/gemma-3-12b-it.
+GEMMA3_12B = GEMMA3_4B | {
+    "text_config": {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+}
+
+
+def read(**changes: Any) -> dict[str, Any]:
+    return text_config(tiny.hf_config(**changes))
+
+
+def test_the_text_part_of_gemma_3_4b_has_the_defaults_that_it_leaves_out():
+    found = text_config(GEMMA3_4B)
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert [found[key] for key in sizes] == [262_208, 2560, 8, 4, 256]
+    assert (found["sliding_window"], found["query_pre_attn_scalar"]) == (1024, 256)
+    assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
+    assert found["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert found["layer_types"].count(FULL) == 5
+    # What a folder of the text model alone says, and nothing of the vision tower.
+    assert (found["model_type"], found["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
+    assert (found["eos_token_id"], found["torch_dtype"]) == ([1, 106], "bfloat16")
+    assert not {"vision_config", "boi_token_index", "text_config"} & found.keys()
+    assert is_multimodal(GEMMA3_4B)
+
+
+def test_gemma_3_12b_is_read():
+    found = text_config(GEMMA3_12B)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    assert [found[key] for key in sizes] == [3840, 48, 16, 8]
+
+
+def test_gemma_2_has_its_own_defaults():
+    found = text_config({"model_type": "gemma2"})
+    caps = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
+    assert [found[key] for key in caps] == [50.0, 30.0, 256]
+    assert (found["vocab_size"], found["sliding_window"]) == (256_000, 4096)
+    assert found["layer_types"][:4] == [SLIDING, FULL, SLIDING, FULL]
+    assert (found["rope_theta"], found["rope_scaling"]) == (1e4, None)
+    assert found["architectures"] == ["Gemma2ForCausalLM"]
+    five = {"model_type": "gemma2", "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}
+    assert text_config(five)["rope_theta"] == 5e4
+    assert (
+        text_config({"model_type": "gemma2", "final_logit_softcapping": None})[
+            "final_logit_softcapping"
+        ]
+        is None
+    )
+
+
+def five(**full: Any) -> dict[str, Any]:
+    """RoPE as transformers 5 spells it."""
+    return {
+        "rope_theta": None,
+        "rope_local_base_freq": None,
+        "rope_parameters": {
+            "full_attention": full,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [None, {"rope_type": "linear", "factor": 8.0}, {"type": "linear", "factor": 8.0}],
+)
+def test_transformers_4_and_5_spell_the_same(scaling: dict[str, Any] | None):
+    four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=scaling)
+    assert four == read(**five(rope_theta=7e5, **(scaling or {"rope_type": "default"})))
+    assert four["rope_scaling"] == ({"rope_type": "linear", "factor": 8.0} if scaling else None)
+
+
+def test_what_is_written_out_reads_the_same():
+    for written in (tiny.hf_config(), GEMMA3_4B, {"model_type": "gemma2"}):
+        assert text_config(text_config(written)) == text_config(written)
+
+
+def test_what_hugging_face_leaves_out_has_its_defaults():
+    found = read(rope_theta=None, rope_local_base_freq=None)
+    assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
+    assert read(rope_theta=None, rope_local_base_freq=None, rope_parameters={}) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"model_type": "gemma4"}, "model_type is 'gemma4'; read are 'gemma3_text', 'gemma3' (its"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3', but there is no text_config"),
+        ({"head_dim": 0}, "head_dim is 0, not a whole number from 1 to 16777216"),
+        ({"vocab_size": "96"}, "vocab_size is '96', not a whole number from 1 to"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is not a multiple of num_key_value_head"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', only 'gelu_pytorch_tanh'"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, only 1e-06"),
+        ({"attention_bias": True}, "attention_bias is True, only False"),
+        (
+            {"final_logit_softcapping": -1},
+            "final_logit_softcapping is -1, neither null nor a posit",
+        ),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, only True"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True, only False"),
+        ({"layer_types": [FULL] * 6}, "layer_types names 6 layers, num_hidden_layers is 7"),
+        ({"layer_types": ["chunked"] * 7}, "layer_types has 'chunked'; computed are sliding_"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn', only"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type is 'yarn', only"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_type 'linear' without a factor"),
+        ({"model_type": {"a": 1}}, "model_type is {'a': 1}; read are"),
+        ({"model_type": ["gemma2"]}, "model_type is ['gemma2']; read are"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5, not a whole number from 1 to 1024"),
+        ({"num_hidden_layers": 1e308}, "num_hidden_layers is 1e+308, not a whole number"),
+        ({"num_hidden_layers": 10**30}, f"num_hidden_layers is {10**30}, not a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, not a whole number"),
+        ({"hidden_size": -24}, "hidden_size is -24, not a whole number"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size is 16777217, not a whole number"),
+        ({"head_dim": 7}, "head_dim is 7, but RoPE turns pairs: it must be even"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, not a whole number"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern is 0, not a whole number"),
+        ({"sliding_window_pattern": -6}, "sliding_window_pattern is -6, not a whole number"),
+        ({"sliding_window_pattern": 10**9}, "sliding_window_pattern is 1000000000, not a whole"),
+        ({"query_pre_attn_scalar": float("nan")}, "query_pre_attn_scalar is nan, not a positive"),
+        ({"query_pre_attn_scalar": 10**400}, ", not a positive number"),
+        ({"final_logit_softcapping": float("inf")}, "final_logit_softcapping is inf, neither null"),
+        ({"final_logit_softcapping": True}, "final_logit_softcapping is True, neither null nor"),
+        (
+            {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3; set it to nu",
+        ),
+        ({"layer_types": 7}, "layer_types is 7, not a list of names"),
+        ({"layer_types": [{}] * 7}, "layer_types has {}; computed are sliding_attention and full_"),
+        ({"rope_theta": 0}, "rope_theta of RoPE is 0, not a positive number"),
+        ({"rope_theta": -1e4}, "rope_theta of RoPE is -10000.0, not a positive number"),
+        ({"rope_local_base_freq": "x"}, "rope_theta of RoPE is 'x', not a positive number"),
+        ({"rope_scaling": 8.0}, "rope_scaling is 8.0, not an object"),
+        ({"rope_scaling": {"type": "linear", "factor": -8}}, "factor of RoPE is -8, not a positi"),
+        ({"rope_scaling": {"type": {}, "factor": 8}}, "rope_type is {}, only 'default' and 'lin"),
+        ({"rope_parameters": [1]}, "rope_parameters is [1], not an object"),
+        ({"rope_parameters": {FULL: 5}}, "rope_parameters.full_attention is 5, not an object"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            "rope_parameters has 'factor', a Gemma 3 has full_attention and sliding_attention",
+        ),
+        (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not c"),
+    ],
+)
+def test_what_is_not_computed_is_refused(changes: dict[str, Any], line: str):
+    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
+        read(**changes)
+    assert line in str(raised.value)
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"rope_scaling": LINEAR, **five(rope_type="linear", factor=4.0)},
+            "factor is 8.0 in rope_scaling and 4.0 in rope_parameters.full_attention, which contr",
+        ),
+        (
+            {"rope_scaling": LINEAR, **five(rope_type="default")},
+            "rope_type is 'linear' in rope_scaling and 'default' in rope_parameters.full_attention",
+        ),
+        (
+            five(rope_type="default", rope_theta=1e4) | {"rope_theta": 1e6},
+            "rope_theta is 1000000.0 in the top level and 10000.0 in rope_parameters.full_attent",
+        ),
+        (
+            five(rope_type="default") | {"rope_local_base_freq": 1e4},
+            "rope_theta is 10000.0 in rope_local_base_freq and 20000.0 in rope_parameters.slid",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 8.0}},
+            "rope_type is 'linear' in rope_scaling and 'default' in rope_scaling, which contradict",
+        ),
+        (
+            tiny.GEMMA2
+            | {
+                "rope_scaling": LINEAR,
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+            },
+            "factor is 8.0 in rope_scaling and 2.0 in rope_parameters, which contradict",
+        ),
+    ],
+)
+def test_spellings_of_rope_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], line: str
+):
+    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
+        read(**changes)
+    assert line in str(raised.value)
+
+
+def test_spellings_of_rope_that_agree_are_one():
+    four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=LINEAR)
+    both = five(rope_theta=7e5, **LINEAR) | {"rope_theta": 700_000, "rope_local_base_freq": 2e4}
+    assert read(**both, rope_scaling={"type": "linear", "factor": 8}) == four
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=50)
+    # Values that reach further than those that are refused at once.
+    | st.sampled_from([0, -1, 1, 2, 7, 1024, 2**24, 10**30, 10**4000, 1e308, FULL, SLIDING]),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+ROPE = st.dictionaries(
+    st.sampled_from(["rope_type", "type", "rope_theta", "factor", FULL, SLIDING]),
+    JSON | st.sampled_from(["default", "linear", 1e4, 8.0]),
+)
+KEYS = st.sampled_from([*tiny.hf_config(), "text_config", "layer_types", "sliding_window_pattern"])
+
+
+@given(
+    base=st.sampled_from([tiny.hf_config(), tiny.hf_config(**tiny.GEMMA2), GEMMA3_4B]),
+    changes=st.dictionaries(KEYS, JSON, max_size=3),
+    ropes=st.dictionaries(
+        st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE | JSON, max_size=2
+    ),
+)
+def test_whatever_a_file_says_it_is_a_model_or_a_mistake(
+    base: dict[str, Any], changes: dict[str, Any], ropes: dict[str, Any]
+):
+    hf = base | changes | ropes
+    try:
+        shape = ModelShape.of(hf)
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith("config.json: ")
+        assert "\n" not in message
+        assert len(message) < 2000
+    else:
+        assert text_config(shape.hf_config())["layer_types"] == text_config(hf)["layer_types"]
+        assert 0 < shape.parameters < 2**70
+
+
+def test_all_that_is_wrong_is_named_at_once():
+    with pytest.raises(ValueError, match=r"rope_type.*; rms_norm_eps.*; attention_bias"):
+        read(rms_norm_eps=1e-5, attention_bias=True, rope_scaling={"rope_type": "yarn"})
+    with pytest.raises(ValueError, match=r"head_dim is -1, not .*; sliding_window is 0, not "):
+        read(head_dim=-1, sliding_window=0)

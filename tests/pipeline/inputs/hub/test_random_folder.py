@@ -1,0 +1,72 @@
+"""Random weights: a folder that is read like the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.compute.model.policy import open_policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.hf_folder import check_folder
+from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
+from tests import tiny
+
+
+def write(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelShape:
+    shape = ModelShape.of(tiny.hf_config(num_hidden_layers=2, **changes))
+    write_random_folder(folder, shape, tokenizer=None)
+    write_random_weights(folder, shape, dtype=dtype, seed=seed)
+    return shape
+
+
+def load(folder: Path, *, dtype: str = "float32") -> dict[str, np.ndarray]:
+    mesh = make_mesh(jax.devices()[:1])
+    _, base = open_policy(folder, dtype=dtype, lora=tiny.LORA, mesh=mesh)
+    return {name: np.asarray(value) for name, value in base.items()}
+
+
+@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_has_every_parameter_of_its_shape(tmp_path: Path, changes: dict[str, Any], dtype: str):
+    shape = write(tmp_path, dtype=dtype, **changes)
+    assert check_folder(tmp_path) == []
+    base = load(tmp_path, dtype=dtype)
+    assert sum(value.size for value in base.values()) == shape.parameters
+    assert {str(value.dtype) for value in base.values()} == {dtype}
+    size = (tmp_path / "model.safetensors").stat().st_size
+    bytes_of_weights = shape.base_bytes(dtype)
+    assert bytes_of_weights < size < bytes_of_weights + 2**16
+
+
+def test_matrices_keep_the_size_of_what_they_are_given(tmp_path: Path):
+    write(tmp_path, hidden_size=256, vocab_size=2048)
+    embedding = load(tmp_path)["embedder.input_embedding"].astype(np.float64)
+    assert embedding.std() == pytest.approx(256**-0.5, rel=0.01)
+    assert embedding.mean() == pytest.approx(0.0, abs=1e-3)
+    assert not load(tmp_path)["final_norm.scale"].any()
+
+
+def test_a_seed_gives_the_same_weights_another_one_others(tmp_path: Path):
+    names = ("a", "b", "c")
+    for name, seed in zip(names, (1, 1, 2), strict=True):
+        write(tmp_path / name, seed=seed)
+    first, again, other = (load(tmp_path / name) for name in names)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+        assert value.ndim == 1 or (value != other[name]).any()
+
+
+def test_the_tokenizer_is_copied_and_no_weights_are(tmp_path: Path):
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "tokenizer.model").write_bytes(b"pieces")
+    (beside / "model.safetensors").write_bytes(b"learned")
+    shape = ModelShape.of(tiny.hf_config())
+    write_random_folder(tmp_path / "model", shape, tokenizer=beside)
+    assert (tmp_path / "model" / "tokenizer.model").read_bytes() == b"pieces"
+    assert not (tmp_path / "model" / "model.safetensors").exists()

@@ -1,0 +1,297 @@
+"""Prompts: Gemma's turns, the template's columns, braces that stand for themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Prompt, Shot
+from pipeline.inputs.text.chat import (
+    ChatTemplate,
+    check_columns,
+    read_chat_template,
+    template_columns,
+)
+from pipeline.inputs.text.chat import render as render_with
+
+# As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
+GEMMA2 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
+    "supported') }}{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != "
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate "
+    "user/assistant/user/assistant/...') }}{% endif %}{% if (message['role'] == 'assistant') %}"
+    "{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+)
+GEMMA3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model\n'}}
+{%- endif -%}
+"""
+SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
+
+
+def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = None) -> str:
+    chat_template = None if template is None else ChatTemplate(Path("folder/file"), template)
+    return render_with(prompt, row, template=chat_template)
+
+
+def test_gemmas_turns():
+    prompt = Prompt(system="Think first.", template="Question: {question}")
+    assert render(prompt, {"question": "1 + 1?", "answer": "2"}) == (
+        "<start_of_turn>user\nThink first.\n\nQuestion: 1 + 1?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_no_system_text_leaves_no_gap():
+    assert render(Prompt(), {"question": "q"}) == (
+        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_plain_is_the_text_alone():
+    prompt = Prompt(system="s", template="{a}+{b}={a}", turn="plain")
+    assert render(prompt, {"a": 1, "b": "x"}) == "s\n\n1+x=1"
+
+
+@given(text=st.text())
+def test_braces_in_data_and_system_stand_for_themselves(text: str):
+    prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
+    assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
+
+
+@pytest.mark.parametrize("shots", [(), SHOTS])
+@pytest.mark.parametrize("system", ["", "Think first."])
+@pytest.mark.parametrize("template", [GEMMA2, GEMMA3])
+def test_gemmas_own_templates_say_what_gemmas_turns_do(
+    template: str, system: str, shots: tuple[Shot, ...]
+):
+    prompt = Prompt(system=system, shots=shots)
+    found = render(prompt, {"question": "q"}, template=template)
+    assert found == render(prompt, {"question": "q"})
+    assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
+
+
+def test_worked_examples_are_turns_of_both():
+    prompt = Prompt(system="Think.", shots=SHOTS[:1])
+    assert render(prompt, {"question": "q"}) == (
+        "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
+        "<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_worked_examples_in_plain_text_are_joined_as_they_are():
+    shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
+    prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
+    assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"
+
+
+def test_only_auto_uses_the_models_template():
+    template = "{{ bos_token }}[{{ messages[0].role }}: {{ messages[0].content }}]{{ eos_token }}"
+    assert render(Prompt(), {"question": "q"}, template=template) == "[user: q]<eos>"
+    for turn in ("gemma", "plain"):
+        prompt = Prompt(turn=turn)
+        assert render(prompt, {"question": "q"}, template=template) == render(
+            prompt, {"question": "q"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ 1 + messages[0].content }}", "unsupported operand"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ 1 // (messages | length - 1) }}", "division or modulo by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ 'x' * 10 ** 10 }}", "memory"),
+        ("{{ 'x' | center(10 ** 10) }}", "memory"),
+        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
+        ("{{ '\ud800' }}", "surrogates not allowed"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(template: str, what: str):
+    with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
+        render(Prompt(), {"question": "q"}, template=template)
+    assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # While rendering, and while compiling, which folds constants.
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused(template: str):
+    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of processor time"):
+        render(Prompt(), {"question": "q"}, template=template)
+
+
+def test_a_template_is_tried_in_a_child_process_once(monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+    monkeypatch.setattr("pipeline.inputs.text.chat._TRIED", set())
+    monkeypatch.setattr(
+        "pipeline.inputs.text.chat.try_template", lambda text, _: tried.append(text)
+    )
+    for question in ("a", "b"):
+        render(Prompt(), {"question": question}, template="{{ messages[0].content }}")
+    assert tried == ["{{ messages[0].content }}"]
+
+
+def text_of(folder: Path) -> str:
+    template = read_chat_template(folder)
+    assert template is not None
+    return template.text
+
+
+def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
+    assert read_chat_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"bos_token": "<bos>"}))
+    assert read_chat_template(tmp_path) is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert text_of(tmp_path) == "d"
+    config.write_text(json.dumps({"chat_template": "c"}))
+    assert text_of(tmp_path) == "c"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert text_of(tmp_path) == "j"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert text_of(tmp_path) == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[]", "is not a JSON object"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not the text"),
+        ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list of things that are no temp"),
+        (
+            "chat_template.json",
+            b'{"chat_template": [{"name": "default", "template": [1]}]}',
+            r"chat_template is \[1\], not",
+        ),
+        ("chat_template.json", b"[" * 100_000, "is not read: it is nested too deeply"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8"),
+    ],
+)
+def test_a_damaged_template_is_named(tmp_path: Path, name: str, content: bytes, what: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
+        read_chat_template(tmp_path)
+
+
+def test_columns_are_listed_once_in_order():
+    assert template_columns("{b} {a} {{c}} {b} {two words}") == ("b", "a", "two words")
+
+
+def test_a_missing_column_names_the_nearest():
+    expected = r"the row has no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"
+    with pytest.raises(ValueError, match=expected):
+        render(Prompt(template="{qestion}"), {"question": "q", "answer": "a"})
+
+
+@pytest.mark.parametrize("template", ["{question.__class__}", "{question[0]}", "{0}"])
+def test_placeholders_are_looked_up_and_never_evaluated(template: str):
+    with pytest.raises(ValueError, match="the row has no column"):
+        render(Prompt(template=template), {"question": "q"})
+    column = template.strip("{}")
+    assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("no placeholder", "names no column"),
+        ("{{question}}", "names no column"),
+        ("{}", "empty braces"),
+        ("{question!r}", "converted or formatted; write {question}"),
+        ("{question:>10}", "converted or formatted; write {question}"),
+        ("{question", "write {{ and }} for braces"),
+        ("question}", "write {{ and }} for braces"),
+        ("{a{b}}", "write {{ and }} for braces"),
+    ],
+)
+def test_templates_that_are_none(template: str, reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)) as raised:
+        template_columns(template)
+    assert repr(template) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "present", "nearest"),
+    [
+        (("question_text", "questions"), ("question", "text"), ("text", "question")),
+        (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
+        # What is named rightly is not meant by another name.
+        (("answer", "answr"), ("answer", "question"), (None, "question")),
+    ],
+)
+def test_each_column_that_is_absent_has_a_nearest_one_of_its_own(
+    columns: tuple[str, ...], present: tuple[str, ...], nearest: tuple[str | None, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"^f has no column") as caught:
+        check_columns(columns, present=present, where="f")
+    assert str(caught.value).splitlines() == [
+        f"f has no column {column!r}; nearest: {near!r} (of {sorted(present)})"
+        for column, near in zip(columns, nearest, strict=True)
+        if near is not None
+    ]
+
+
+def test_a_column_that_nothing_is_left_for() -> None:
+    with pytest.raises(ValueError, match=r"^f has no column 'b'; it has \['a'\]$"):
+        check_columns(("a", "b"), present=("a",), where="f")

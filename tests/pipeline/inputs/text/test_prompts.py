@@ -1,0 +1,71 @@
+"""How a completion begins: the prefix is read behind the prompt and stands before what is drawn."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from configs.schema import Prompt
+from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.inputs.dataset.rows import Row
+from pipeline.inputs.text.prompts import PromptMaker, Rendered
+from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from tests.demo_texts import write_tokenizer
+from tests.fakes import completion
+
+ROW = Row(1, {"question": "tom has 1 apples."})
+TURNS = "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>model\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def made(tokenizer: Tokenizer, **prompt: Any) -> Rendered:
+    found = PromptMaker(Prompt(**prompt), tokenizer).make(ROW)
+    assert isinstance(found, Rendered)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"), [("gemma", TURNS), ("auto", TURNS), ("plain", ROW.values["question"])]
+)
+@pytest.mark.parametrize("prefix", ["", "<reasoning>", " 2 apples", "\n"])
+def test_the_prefix_stands_behind_the_prompt_whose_own_tokens_stay(
+    tokenizer: Tokenizer, turn: str, text: str, prefix: str
+):
+    found = made(tokenizer, turn=turn, answer_prefix=prefix)
+    assert found.text == text
+    assert found.tokens.tolist() == [2, *tokenizer.encode(text), *tokenizer.encode(prefix)]
+    assert found.tokens.dtype == "int32"
+    assert tokenizer.decode(found.tokens).endswith(prefix)
+
+
+def test_the_prefix_is_not_joined_to_the_prompts_last_token(tokenizer: Tokenizer):
+    # Encoded at once, the two make other tokens.
+    whole = tokenizer.encode("tom has 1 apples.<reasoning>").tolist()
+    assert tokenizer.encode("tom has 1 apples.<reason").tolist() != whole[:-1]
+    apart = made(tokenizer, turn="plain", template="{question}<reason", answer_prefix="ing>")
+    assert apart.tokens[1:].tolist() != whole
+    assert tokenizer.decode(apart.tokens) == "tom has 1 apples.<reasoning>"
+
+
+def test_the_text_of_a_completion_begins_with_the_prefix(tokenizer: Tokenizer):
+    maker = PromptMaker(Prompt(answer_prefix="<reasoning>"), tokenizer)
+    request = RolloutRequest(RolloutName("train", 0, 1, 0), made(tokenizer).tokens)
+    ids = tokenizer.encode("1</reasoning><answer>1</answer>").tolist()
+    end = tokenizer.piece_id("<end_of_turn>")
+    drawn = completion(request, "".join(map(chr, ids)) + chr(end), ended=False)
+    assert maker.text_of(drawn) == "<reasoning>1</reasoning><answer>1</answer>"
+    other = maker.with_template("{question}?")
+    assert other.text_of(drawn) == maker.text_of(drawn)
+
+
+@pytest.mark.parametrize(("prefix", "read"), [("<end_of_turn>x", "x"), ("a<start_of_turn>", "a")])
+def test_a_prefix_that_is_no_text_is_refused(tokenizer: Tokenizer, prefix: str, read: str):
+    message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* reads it back as {read!r};"
+    with pytest.raises(ValueError, match=message):
+        PromptMaker(Prompt(answer_prefix=prefix), tokenizer)

@@ -1,0 +1,108 @@
+"""A tokenizer and a model that belong together, and some that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.inputs.text.special_tokens import check_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from tests import tiny
+from tests.demo_texts import write_tokenizer
+
+PIECES = 480
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def check(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    config: dict[str, Any] | None,
+    generation: dict[str, Any] | None = None,
+    vocab_size: int | None = None,
+    stop_tokens: tuple[str, ...] = ("<end_of_turn>", "<eos>"),
+) -> None:
+    if config is not None:
+        whole = tiny.hf_config(vocab_size=PIECES) | config
+        (folder / "config.json").write_text(json.dumps(whole))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    check_tokenizer(tokenizer, folder=folder, vocab_size=vocab_size, stop_tokens=stop_tokens)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"config": {}},
+        {"config": {"vocab_size": PIECES + 64, "bos_token_id": 2, "eos_token_id": 1}},
+        {"config": {"eos_token_id": None}, "generation": {"eos_token_id": [1, 106]}},
+        # A configured stop token may be the model's end, too.
+        {"config": {"eos_token_id": 107}, "stop_tokens": ("\n",)},
+        {"config": None, "vocab_size": PIECES},
+        {"config": None},
+    ],
+)
+def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any]):
+    check(tmp_path, tokenizer, **said)
+
+
+@pytest.mark.parametrize(
+    ("said", "lines"),
+    [
+        (
+            {"config": {"vocab_size": 96}},
+            ["{} has 480 pieces, the model's embedding 96 rows; each piece needs one"],
+        ),
+        (
+            {"config": None, "vocab_size": 262_144},
+            ["{} has 480 pieces, the model's embedding 262144 rows; no embedding is padded by mor"],
+        ),
+        (
+            {"config": {"bos_token_id": 1, "eos_token_id": 2}},
+            [
+                "config.json: bos_token_id is 1, in {} that is '<eos>', not <bos>",
+                "config.json: eos_token_id is 2, in {} that is '<bos>', not <eos> or <end_of_turn>",
+            ],
+        ),
+        (
+            # Gemma 2's end of turn is Gemma 3's newline.
+            {"config": {}, "generation": {"eos_token_id": [1, 107, 9_999]}},
+            [
+                "generation_config.json: eos_token_id is 107, in {} that is '\\n', not <eos> or",
+                "generation_config.json: eos_token_id is 9999, in {} that is no piece, not <eos>",
+            ],
+        ),
+        (
+            {"config": {"bos_token_id": {"id": 2}, "eos_token_id": [[1], True, 1.0, "1"]}},
+            [
+                "config.json: bos_token_id is {{'id': 2}}, in {} that is no piece, not <bos>",
+                "config.json: eos_token_id is [1], in {} that is no piece, not <eos>",
+                "config.json: eos_token_id is True, in {} that is no piece, not <eos>",
+                "config.json: eos_token_id is 1.0, in {} that is no piece, not <eos>",
+                "config.json: eos_token_id is '1', in {} that is no piece, not <eos>",
+            ],
+        ),
+        (
+            {"config": {"eos_token_id": list(range(10**9, 10**9 + 1000))}},
+            ["config.json: eos_token_id is 1000000"] * 8,
+        ),
+    ],
+)
+def test_what_does_not(
+    tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any], lines: list[str]
+):
+    with pytest.raises(ValueError, match="tokenizer of another model") as raised:
+        check(tmp_path, tokenizer, **said)
+    *found, hint = str(raised.value).splitlines()
+    assert len(found) == len(lines)
+    for line, expected in zip(found, lines, strict=True):
+        assert line.startswith(expected.format(tokenizer.path))
+    assert hint.endswith("model.tokenizer names the file")

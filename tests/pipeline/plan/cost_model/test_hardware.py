@@ -1,0 +1,107 @@
+"""Chips and topologies: what they hold, which a run can have, what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from configs.load import load_config
+from pipeline.plan.cost_model.hardware import (
+    TOPOLOGIES,
+    cpu,
+    devices_of,
+    refuse_plan_only,
+    topology_of,
+)
+from tests.pipeline.plan.presets import PROJECT, preset
+
+
+def test_a_v5e_has_the_published_limits() -> None:
+    found = TOPOLOGIES["v5e-8"]
+    chip = found.chip
+    assert (found.chips, found.hosts, found.compiler) == (8, 1, "v5e:2x4")
+    assert (chip.hbm_gib, chip.bf16_flops, chip.bytes_per_s) == (15.75, 197e12, 819e9)
+    assert chip.knee == pytest.approx(240.5, abs=0.1)
+    assert chip.chip_hour_usd == 1.20
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "hosts"),
+    [
+        ("v5e-16", 16, 2),
+        ("v5e-256", 256, 32),
+        ("v5p-8", 4, 1),
+        ("v6e-64", 64, 16),
+        ("gpu-80x8", 8, 1),
+    ],
+)
+def test_the_number_of_chips_is_in_the_name(name: str, chips: int, hosts: int) -> None:
+    assert (TOPOLOGIES[name].chips, TOPOLOGIES[name].hosts) == (chips, hosts)
+
+
+def test_what_is_planned_only_says_so() -> None:
+    trained = {name for name, one in TOPOLOGIES.items() if one.why_not_trained is None}
+    assert {name for name in trained if not name.startswith("gpu")} == {"v5e-1", "v5e-4", "v5e-8"}
+    assert "16 is 2 hosts, and a run works on one" in str(TOPOLOGIES["v5e-16"].why_not_trained)
+    assert "published limits" in str(TOPOLOGIES["v6e-8"].why_not_trained)
+
+
+def test_a_configuration_tells_its_own_topology() -> None:
+    assert topology_of(preset("gemma3_1b"), None).name == "v5e-8"
+    split = preset(
+        "gemma3_1b",
+        ("plan.placement", "split"),
+        ("plan.samplers", "4"),
+        ("plan.learner_devices", "1"),
+        ("plan.micro_batch_tokens", "2048"),
+    )
+    assert devices_of(split) == 5
+    assert topology_of(split, None).name == "v5e-8"
+    assert topology_of(split, "v6e-8").chip.hbm_gib == 31.25
+
+
+def test_a_run_is_refused_more_than_a_host() -> None:
+    refuse_plan_only(preset("gemma3_1b"))
+    refuse_plan_only(load_config(PROJECT / "configs/demo.toml"))
+    many = preset("gemma3_1b", ("plan.learner_devices", "16"), ("plan.micro_batch_tokens", "32768"))
+    message = r"plan\.learner_devices = 16: 16 chips: v5e-16 is 2 hosts, .* not trained on; nearest"
+    with pytest.raises(ValueError, match=message):
+        refuse_plan_only(many)
+
+
+def test_the_price_is_the_configurations_where_it_gives_one() -> None:
+    cheap = preset("gemma3_1b", ("plan.chip_hour_usd", "0.5"))
+    assert topology_of(cheap, None).chip.chip_hour_usd == 0.5
+
+
+@pytest.mark.parametrize(("given", "found"), [("10", 10.0), ("40", 15.75)])
+def test_memory_that_may_be_used_is_all_there_is_to_a_plan(given: str, found: float) -> None:
+    bounded = preset("gemma3_1b", ("plan.hbm_gib", given))
+    assert topology_of(bounded, None).chip.hbm_gib == found
+
+
+def test_virtual_devices_share_the_machine() -> None:
+    one, four = cpu(1, at_once=1), cpu(4, at_once=2)
+    assert four.chip.hbm_gib == pytest.approx(one.chip.hbm_gib / 4)
+    assert four.chip.bf16_flops == one.chip.bf16_flops / 2
+    demo = topology_of(load_config(PROJECT / "configs/demo.toml"), "cpu")
+    assert (demo.name, demo.chips) == ("cpu", 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "message"),
+    [
+        ([], "v5e-7", "there is none of this name; .* nearest valid: v5e-8$"),
+        ([], "v5e-3", "nearest valid: v5e-4$"),
+        ([], "v5e-1000", "nearest valid: v5e-256$"),
+        ([], "gpu-100", "nearest valid: gpu-80$"),
+        ([], "cpu", "plan.platform is 'tpu', not 'cpu'; nearest valid: v5e-8"),
+        ([], "gpu-80", "not 'gpu'; nearest valid: v5e-8, or --plan.platform gpu"),
+        ([("plan.platform", "gpu")], None, "nearest valid: --topology gpu-80x8"),
+    ],
+)
+def test_what_is_refused(settings: list[tuple[str, str]], name: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as found:
+        topology_of(preset("gemma3_1b", *settings), name)
+    assert re.search("nearest valid", str(found.value))

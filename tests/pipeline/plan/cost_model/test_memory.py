@@ -1,0 +1,271 @@
+"""The analytic model of memory: by hand, against the caches themselves, and how it moves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.load import load_config
+from pipeline.compute.decode.cache import bytes_per_row
+from pipeline.compute.model.architecture import architecture
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.memory import PARTS, beside, estimate, moment
+from pipeline.plan.cost_model.program_memory import held
+from pipeline.plan.cost_model.programs import programs_of
+from tests import tiny
+
+PRESETS = Path(__file__).parents[4] / "configs"
+NAMES = ("gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b")
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+
+def preset(name="gemma3_1b", **settings):
+    settings = {"plan__remat": "full"} | settings
+    overrides = [(key.replace("__", "."), str(value)) for key, value in settings.items()]
+    return load_config(PRESETS / f"{name}_gsm8k_v5e8.toml", overrides)
+
+
+SHAPE = ModelShape.of(
+    {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 26,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+        "vocab_size": 262_144,
+    }
+)
+"""gemma3-1b's."""
+BASE = 2 * 999_885_952
+ADAPTER = 4 * 25_133_056
+
+
+def total(config, program, shape=SHAPE):
+    return sum(held(config, shape, program).values())
+
+
+def test_caches_by_hand():
+    parts = held(preset(), SHAPE, "segment 512")
+    # 64 slots a chip; 22 local layers of 512 positions and 4 global ones of 1,024; a key and a
+    # value of 256 numbers of two bytes.
+    assert parts["kv_local"] == 64 * 22 * 512 * 2 * 256 * 2
+    assert parts["kv_global"] == 64 * 4 * 1024 * 2 * 256 * 2
+    assert parts["base"] == BASE
+    assert parts["adapter"] == ADAPTER
+
+
+def test_caches_in_8_bits_by_hand():
+    parts = held(preset(plan__kv_cache="int8"), SHAPE, "segment 512")
+    # A byte a number, and a float32 scale for each key and each value.
+    assert parts["kv_local"] == 64 * 22 * 512 * 2 * (256 + 4)
+
+
+@pytest.mark.parametrize("kv_cache", ["model", "int8"])
+@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2])
+def test_caches_are_those_that_the_sampler_makes(kv_cache, changes):
+    hf = tiny.hf_config(**changes)
+    config, shape = preset(plan__kv_cache=kv_cache), ModelShape.of(hf)
+    parts = held(config, shape, "empty")
+    row = bytes_per_row(
+        architecture(hf, dtype=jnp.dtype("bfloat16")),
+        max_tokens=config.rollout.max_tokens,
+        eight_bits=kv_cache == "int8",
+    )
+    assert parts["kv_local"] + parts["kv_global"] == 64 * row
+
+
+def test_the_gradient_by_hand():
+    parts = held(preset(), SHAPE, "gradient 8")
+    assert parts["base"] == BASE
+    assert parts["adapter"] == ADAPTER
+    # The sum so far and what is added.
+    assert parts["optimizer"] == 2 * ADAPTER
+    # The inputs of 26 layers and three more arrays, each of 2,048 positions x 1,152 numbers; one
+    # layer's arrays: three of the feed-forward width, two of the model's and two of all heads'; two
+    # of scores, 4 heads x 512 queries x 2,048 keys in float32; of these what fast memory is short.
+    inputs = 29 * 2048 * 1152 * 2
+    layer = 2048 * (3 * 6912 + 2 * 1152 + 2 * 4 * 256) * 2
+    scores = 2 * 4 * 512 * 2048 * 4
+    assert parts["activations"] == inputs + layer + scores - 112 * 2**20
+
+
+def test_what_stays_in_fast_memory_takes_none():
+    config = preset(plan__micro_batch_tokens=65_536, plan__row_tokens=1024)
+    assert held(config, SHAPE, "score 8")["activations"] == 0
+    assert held(config, SHAPE, "score 64")["activations"] > 2 * 8192 * 6912 * 2
+
+
+def test_what_is_beside_by_hand():
+    config = preset()
+    learner = beside(config, SHAPE, "gradient 8")
+    assert learner["optimizer"] == 2 * ADAPTER
+    assert learner["adapter"] == ADAPTER
+    assert learner["base"] == learner["kv_local"] == 0
+    reading = beside(config, SHAPE, "prefill 320")
+    slots = held(config, SHAPE, "empty")
+    prompts = held(config, SHAPE, "prefill 320")
+    assert reading["kv_local"] == slots["kv_local"] + prompts["kv_local"]
+    assert beside(config, SHAPE, "segment 512")["kv_global"] == prompts["kv_global"]
+
+
+def test_further_adapters_are_beside():
+    kept = preset(learner__kl_coef=0.1, lora__start="/an/adapter")
+    teacher = preset(learner__teacher="/a/teacher", learner__distill_coef=0.5)
+    for config in (kept, teacher):
+        assert beside(config, SHAPE, "gradient 8")["adapter"] == 2 * ADAPTER
+
+
+@pytest.mark.parametrize("kind", ["merged", "int8", "int8_matmul"])
+def test_a_copy_for_rollouts_is_there_in_both_phases(kind):
+    config = preset(plan__rollout_weights=kind, learner__importance_cap=2.0)
+    layers = 26 * 2 * SHAPE.layer_parameters
+    drawing = moment(config, SHAPE, "segment 512", phase="decode").parts
+    learning = moment(config, SHAPE, "gradient 8", phase="update").parts
+    copy = SHAPE.base_bytes("bfloat16", quantization="none" if kind == "merged" else kind)
+    assert drawing["base"] == copy + layers
+    if kind == "merged":
+        assert learning["base"] == BASE + layers
+        # The learner's, and the zeros that stand for none: the sampler's is in its weights.
+        assert drawing["adapter"] == 2 * ADAPTER
+    else:
+        assert BASE < learning["base"] < BASE + layers
+
+
+def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
+    split = {
+        "plan__placement": "split",
+        "plan__samplers": 4,
+        "plan__learner_devices": 4,
+        "plan__rollout_rows": 64,
+    }
+    config = preset(**split)
+    found = estimate(config, SHAPE)
+    assert list(found) == ["prefill", "decode", "score", "update"]
+    assert found["decode"].parts["optimizer"] == 0
+    assert found["decode"].parts["adapter"] == ADAPTER
+    assert found["update"].parts["kv_local"] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_presets_are_told_by_phase_and_fit(name):
+    config = preset(name)
+    found = estimate(config, shape_of(config))
+    assert list(found) == ["prefill", "decode", "score", "update", "colocated"]
+    for phase, memory in found.items():
+        assert memory.phase == phase
+        assert tuple(memory.parts) == PARTS
+        assert memory.total == sum(memory.parts.values())
+        assert min(memory.parts.values()) >= 0
+    assert found["colocated"].total == max(memory.total for memory in found.values())
+    assert found["colocated"].total < 15.75 * GIB
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_program_of_a_run_is_known(name):
+    config = preset(name)
+    for program in programs_of(config):
+        assert total(config, program, shape_of(config)) > 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(slots=st.integers(1, 200), more=st.integers(1, 200))
+def test_more_slots_hold_more(slots, more):
+    few = preset(plan__rollout_rows=8 * slots, plan__slot_buckets=[])
+    many = preset(plan__rollout_rows=8 * (slots + more), plan__slot_buckets=[])
+    small, large = (total(c, f"segment {c.plan.rollout_rows}") for c in (few, many))
+    assert small < large
+    # By their caches and something more.
+    row = (22 * 512 + 4 * 1024) * 1024
+    assert row * more < large - small < 1.5 * row * more
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(1, 100), more=st.integers(1, 100))
+@pytest.mark.parametrize("kind", ["score", "keep", "gradient"])
+def test_more_rows_hold_more(kind, rows, more):
+    config = preset(plan__micro_batch_tokens=16_384 * (rows + more))
+    assert total(config, f"{kind} {8 * rows}") < total(config, f"{kind} {8 * (rows + more)}")
+
+
+@pytest.mark.parametrize(
+    ("program", "less", "more"),
+    [
+        ("segment 512", {"plan__kv_cache": "int8"}, {}),
+        ("segment 512", {"model__quantization": "int8"}, {}),
+        ("segment 512", {}, {"rollout__max_new_tokens": 900}),
+        ("segment 512", {}, {"rollout__top_k": 64}),
+        ("segment 512", {"plan__segment_steps": 8}, {}),
+        ("prefill 320", {"plan__prefill_tokens": 1024}, {}),
+        ("gradient 8", {"plan__remat": "offload"}, {}),
+        ("gradient 8", {}, {"plan__remat": "dots"}),
+        # Where a loop takes the rows: there nothing is computed twice, and everything is kept.
+        ("gradient 32", {"plan__remat": "dots"}, {"plan__remat": "none"}),
+        ("gradient 8", {"lora__rank": 8}, {}),
+        ("gradient 8", {"learner__kl": "k3"}, {}),
+        ("gradient 8", {"plan__head_vocab": 1024}, {}),
+        (
+            "gradient 32",
+            {"plan__micro_batch_tokens": 65_536},
+            {"plan__layer_tokens": 8192, "plan__micro_batch_tokens": 65_536},
+        ),
+    ],
+)
+def test_settings_do_what_they_say(program, less, more):
+    assert total(preset(**less), program) < total(preset(**more), program)
+
+
+def test_weights_that_are_split_take_less():
+    whole, shape = preset("gemma3_4b"), shape_of(preset("gemma3_4b"))
+    split = preset("gemma3_4b", plan__fsdp=8)
+    parts = held(split, shape, "gradient 8")
+    assert parts["base"] < held(whole, shape, "gradient 8")["base"] / 7.9
+    # Most layers are gathered ahead of their use.
+    gathered = parts["temporaries"] - held(whole, shape, "gradient 8")["temporaries"]
+    assert gathered == 30 * 2 * shape.layer_parameters
+
+
+def test_layers_are_gathered_ahead_while_there_is_room():
+    shape = shape_of(preset("gemma3_4b"))
+    layer = 2 * shape.layer_parameters
+
+    def gathered(rows):
+        settings = {"plan__micro_batch_tokens": 2048 * rows, "plan__remat": "full"}
+        parts = [
+            held(preset("gemma3_4b", plan__fsdp=fsdp, **settings), shape, f"gradient {rows}")
+            for fsdp in (8, 1)
+        ]
+        return (parts[0]["temporaries"] - parts[1]["temporaries"]) / layer
+
+    # In one part all the way; around loops fewer; where the micro-batch leaves no room, four.
+    assert [gathered(rows) for rows in (8, 32, 400)] == [30, 18, 4]
+
+
+def test_tp_splits_heads_where_it_can():
+    shape = shape_of(preset("gemma3_4b"))
+    whole = held(preset("gemma3_4b"), shape, "empty")
+    halves = held(preset("gemma3_4b", plan__tp=2), shape, "empty")
+    # Twice the rows on a chip, of each half of the heads.
+    assert halves["kv_local"] == whole["kv_local"]
+    one_head = held(preset(plan__tp=2), SHAPE, "empty")
+    assert one_head["kv_local"] == 2 * held(preset(), SHAPE, "empty")["kv_local"]
+
+
+def test_it_imports_no_jax():
+    modules = "sys, pipeline.plan.cost_model.memory, pipeline.plan.compiler"
+    code = f"import {modules}; sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PRESETS.parent, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,62 @@
+"""The programs that a plan counts are those that sampler and learner compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.learner.learner import Learner
+from pipeline.contracts.builds import BuildLog
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.hub.hf_config import FULL, SLIDING
+from pipeline.plan.cost_model.hardware import topology_of
+from pipeline.plan.cost_model.programs import built_programs
+from pipeline.plan.forecast import forecast
+from pipeline.plan.search.search import Case, measured
+from tests import tiny
+
+ROW = 42
+WARM: dict[str, Any] = {
+    "run": {"phases": ("sft", "grpo")},
+    "sft": {"train": {"path": "train.jsonl"}, "steps": 3},
+    "learner": {"kl": "topk", "kl_coef": 0.1, "kl_top_k": 4},
+    "plan": {"slot_buckets": None, "prompt_buckets": (7,), "micro_batch_tokens": 2 * ROW},
+}
+FEW: dict[str, Any] = {"plan": {"slot_buckets": (1,)}}
+
+
+def compiled(config: Config, layers: tuple[str, ...]) -> list[str]:
+    """Names from the logs of a real sampler and a real learner."""
+    hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
+    policy = tiny.make_policy(**hf)
+    base = tiny.make_base(policy)
+    drawing, learning = BuildLog(), BuildLog()
+    Engine(policy, base, config, tiny.VOCABULARY, log=drawing)
+    Learner(policy, base, config, tiny.VOCABULARY, log=learning)
+    return [built.name for log in (drawing, learning) for built in log.read().done]
+
+
+@pytest.mark.parametrize(
+    ("tables", "layers"),
+    [(WARM, (SLIDING, FULL)), (FEW, (SLIDING, SLIDING)), (FEW, (FULL,))],
+    ids=["rings of two kinds and a warm start", "windows only", "no windows"],
+)
+def test_a_plan_counts_what_is_compiled(tables: dict[str, Any], layers: tuple[str, ...]) -> None:
+    config = tiny.make_config(**tables)
+    hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
+    shape = ModelShape.of(tiny.hf_config(**hf))
+    found = compiled(config, layers)
+    assert sorted(built_programs(config, shape)) == sorted(found)
+    case = Case(config, shape, topology_of(config, None), Lengths.expected(config))
+    assert forecast(case, measured(case, "", config)).programs == len(found)
+
+
+def test_a_window_longer_than_everything_is_a_ring_like_the_others() -> None:
+    hf = tiny.hf_config(num_hidden_layers=2, layer_types=[SLIDING, FULL], sliding_window=64)
+    config = tiny.make_config(**FEW)
+    rings = [name for name in built_programs(config, ModelShape.of(hf)) if "rings" in name]
+    assert rings == ["compact 1 rings of 42"]

@@ -1,0 +1,119 @@
+"""A step is the work of its phases at the pace of its programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.plan.cost_model.step import PHASES, drawing, imitation_s
+from pipeline.plan.search.search import Case, with_plan
+from tests.pipeline.plan.presets import case, preset
+
+
+@pytest.fixture
+def one() -> Case:
+    return case(preset("gemma3_1b"))
+
+
+def test_phases_add_up_to_the_step(one: Case) -> None:
+    step = one.step(one.config)
+    assert tuple(step.seconds) == PHASES
+    for end in ("low", "expected", "high"):
+        assert getattr(step.total, end) == pytest.approx(
+            sum(getattr(step.seconds[phase], end) for phase in PHASES)
+        )
+    assert step.rollouts == 512
+    assert step.tokens == pytest.approx(512 * 0.35 * 704)
+    assert step.tokens_per_s == pytest.approx(step.tokens / step.total.expected)
+
+
+def test_learning_is_its_micro_batches(one: Case) -> None:
+    step, pace = one.step(one.config), one.pace(one.config)
+    # 14 micro-batches of a row of 2,048 on each chip; see test_workload.
+    gradient = pace.gradient(2048, seq=406.4).expected
+    assert step.seconds["update"].expected == pytest.approx(14 * gradient + pace.apply().expected)
+    assert step.seconds["score"].expected == pytest.approx(
+        14 * pace.score(2048, seq=406.4).expected
+    )
+    assert step.padding == pytest.approx(1 - 512 * 406.4 / (14 * 16_384))
+
+
+def test_without_a_kl_term_nothing_is_scored() -> None:
+    free = (("learner.kl_coef", "0"), ("learner.kl", "k3"))
+    found = case(preset("gemma3_1b", *free))
+    assert found.step(found.config).seconds["score"].expected == 0
+
+
+def test_updates_on_the_same_rollouts_are_paid_for_each(one: Case) -> None:
+    twice = case(preset("gemma3_1b", ("learner.updates_per_batch", "2")))
+    first, second = (c.step(c.config).seconds["update"].expected for c in (one, twice))
+    assert second == pytest.approx(2 * first)
+
+
+def test_further_prompts_of_a_step_are_the_upper_end_of_drawing(one: Case) -> None:
+    for mode in ("capped", "adaptive"):
+        more = (("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96"))
+        dynamic = case(preset("gemma3_1b", ("plan.fixed", "false"), *more))
+        config = with_plan(dynamic.config, {"fixed": True})
+        off, on = one.step(one.config), dynamic.step(config)
+        whole = drawing(dynamic.pace(config), one.lengths, prompts=96, samples=16)
+        for phase, most in (("prefill", whole.prefill), ("decode", whole.decode)):
+            assert on.seconds[phase].expected == off.seconds[phase].expected
+            assert on.seconds[phase].high >= most.high
+            assert on.seconds[phase].high > 1.5 * off.seconds[phase].high
+        assert on.seconds["rewards"].high > 2 * off.seconds["rewards"].high
+        for phase in ("score", "update", "sync"):
+            assert on.seconds[phase] == off.seconds[phase]
+        assert on.total.expected == off.total.expected
+        assert on.total.high > off.total.high
+
+
+def test_a_group_is_read_once(one: Case) -> None:
+    pace = one.pace(one.config)
+    # Four prompts on each chip, in a bucket of 192; 21 would fit one read.
+    few = drawing(pace, one.lengths, prompts=32, samples=16)
+    assert few.prefill.expected == pytest.approx(pace.prefill(21 * 192, seq=192).expected)
+    many = drawing(pace, one.lengths, prompts=8 * 22, samples=16)
+    assert many.prefill.expected == pytest.approx(2 * few.prefill.expected)
+
+
+def test_refilled_slots_are_used_better(one: Case) -> None:
+    pace = one.pace(with_plan(one.config, {"rollout_rows": 64}))
+    refilled = drawing(pace, one.lengths, prompts=32, samples=16).slots_useful
+    once = drawing(pace, one.lengths, prompts=4, samples=16).slots_useful
+    assert once < refilled
+    assert refilled > 0.85
+
+
+def test_a_split_adapter_travels() -> None:
+    split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
+    sizes = (("plan.rollout_rows", "64"), ("plan.micro_batch_tokens", "8192"))
+    there, here = case(preset("gemma3_1b", *split, *sizes)), case(preset("gemma3_1b"))
+    adapter = 4 * here.shape.adapter_parameters(here.config.lora)
+    moved = there.step(there.config).seconds["sync"].expected
+    assert moved - here.step(here.config).seconds["sync"].expected == pytest.approx(
+        5 * adapter / 1e9
+    )
+
+
+def test_a_step_ahead_takes_the_longer_of_the_two() -> None:
+    split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
+    split += [("plan.rollout_rows", "64"), ("plan.micro_batch_tokens", "8192")]
+    split += [("learner.importance_cap", "2.0")]
+    after, ahead = (
+        case(preset("gemma3_1b", *split, ("rollout.ahead", mode))) for mode in ("off", "one")
+    )
+    one, two = after.step(after.config), ahead.step(ahead.config)
+    assert one.seconds == two.seconds
+    s = {phase: one.seconds[phase].expected for phase in PHASES}
+    drawn, learned = s["prefill"] + s["decode"] + s["rewards"], s["score"] + s["update"]
+    assert one.total.expected == pytest.approx(drawn + learned + s["sync"])
+    assert two.total.expected == pytest.approx(max(drawn, learned) + s["sync"])
+
+
+def test_a_warm_step_is_gradients_of_full_rows() -> None:
+    sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl")]
+    found = case(preset("gemma3_1b", *sft, ("sft.sequences_per_step", "16")))
+    pace = found.pace(found.config)
+    # 16 rows of 2,048 are two micro-batches of 8.
+    expected = 2 * pace.gradient(2048, seq=1024).expected + pace.apply().expected
+    assert imitation_s(pace).expected == pytest.approx(expected)

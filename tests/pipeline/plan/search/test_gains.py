@@ -1,0 +1,182 @@
+"""What would have to change to gain most: the plan made again with one thing relaxed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from configs.load import load_config
+from configs.schema import Config
+from configs.toml_text import show_value
+from pipeline.plan.cost_model.memory import estimate
+from pipeline.plan.cost_model.step import step_of
+from pipeline.plan.search.gains import gains
+from pipeline.plan.search.search import Case, choose
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+
+TWICE = {
+    "twice the memory": ("hbm_gib",),
+    "twice the memory's bandwidth": ("bytes_per_s",),
+    "twice the arithmetic": ("bf16_flops", "int8_flops"),
+    "twice the links between chips": ("link_bytes_per_s",),
+}
+
+
+def twice(given: Case, names: Collection[str]) -> Case:
+    chip = given.topology.chip
+    chip = replace(chip, **{name: 2 * getattr(chip, name) for name in names})
+    return replace(given, topology=replace(given.topology, chip=chip))
+
+
+def tokens_per_s(given: Case, config: Config) -> float:
+    chip = given.topology.chip
+    return step_of(config, given.shape, chip=chip, lengths=given.lengths).tokens_per_s
+
+
+def best_by_hand(given: Case) -> float:
+    """Trained tokens a second of the best sizes in the configuration's placement, all tried."""
+    plan, rollout = given.config.plan, given.config.rollout
+    unit = given.config.row_tokens * plan.learner_shards
+
+    def seconds(slots: int, rows: int, phases: tuple[str, str]) -> float | None:
+        update = {"rollout_rows": slots * plan.sampler_shards, "micro_batch_tokens": rows * unit}
+        config = given.config.model_copy(update={"plan": plan.model_copy(update=update)})
+        memory = estimate(config, given.shape)
+        most = 0.95 * given.topology.chip.hbm_gib * 2**30
+        if any(memory[phase].total > most for phase in phases):
+            return None
+        chip = given.topology.chip
+        step = step_of(config, given.shape, chip=chip, lengths=given.lengths)
+        return step.total.expected
+
+    most_slots = rollout.size // plan.sampler_shards
+    most_rows = rollout.size * rollout.max_tokens // unit
+    drawn = [seconds(n, 1, ("prefill", "decode")) for n in range(1, most_slots + 1)]
+    learned = [seconds(1, n, ("score", "update")) for n in range(1, most_rows + 1)]
+    both = seconds(1, 1, ("prefill", "update"))
+    assert both is not None
+    fastest = [min(s for s in found if s is not None) for found in (drawn, learned)]
+    return rollout.size * given.lengths.completion / (sum(fastest) - both)
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "binding"),
+    [
+        ("gemma3_1b", 15.75, "twice the memory's bandwidth"),
+        ("gemma3_4b", 11.0, "twice the memory"),  # slots are short of it
+    ],
+)
+def test_gains_are_those_of_the_best_sizes_with_more_of_it(
+    model: str, gib: float, binding: str
+) -> None:
+    given = case(preset(model, *FREE, ("rollout.prompts_per_step", "64")))
+    chip = replace(given.topology.chip, hbm_gib=gib)
+    given = replace(given, topology=replace(given.topology, chip=chip))
+    plan = next(one for one in choose(given).compared if one.configured)
+    found = {gain.change: gain.share for gain in gains(given, plan)}
+    now = best_by_hand(given)
+    assert plan.step.tokens_per_s == pytest.approx(now, rel=0.02)
+    for change, names in TWICE.items():
+        expected = best_by_hand(twice(given, names)) / now - 1
+        assert found.get(change, 0.0) == pytest.approx(expected, abs=0.035), change
+    assert found[binding] > 0.05
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert min(found.values()) >= 0.01
+
+
+def test_fixed_sizes_stay_whatever_there_is_more_of() -> None:
+    given = case(preset("gemma3_1b", ("plan.rollout_rows", "8")))
+    plan = choose(given).chosen
+    assert plan.config == given.config
+    found = {gain.change: gain.share for gain in gains(given, plan)}
+    now = tokens_per_s(given, given.config)
+    for change, names in TWICE.items():
+        expected = tokens_per_s(twice(given, names), given.config) / now - 1
+        if expected >= 0.01:
+            assert found[change] == pytest.approx(expected)
+        else:
+            assert change not in found
+    assert "twice the memory" not in found
+    assert "twice the links between chips" not in found
+
+
+def test_that_sizes_are_given_is_a_thing_of_its_own() -> None:
+    left = next(one for one in choose(case(preset("gemma3_1b", *FREE))).compared if one.configured)
+    for fixed, change in (
+        ("true", "plan.fixed = false, no plan.rollout_rows, no plan.micro_batch_tokens"),
+        ("false", "no plan.rollout_rows, no plan.micro_batch_tokens"),
+    ):
+        given = case(preset("gemma3_1b", ("plan.fixed", fixed), ("plan.rollout_rows", "8")))
+        plan = next(one for one in choose(given).compared if one.configured)
+        found = gains(given, plan)
+        assert found[0].change == change
+        assert found[0].is_setting
+        expected = left.step.tokens_per_s / plan.step.tokens_per_s - 1
+        assert found[0].share == pytest.approx(expected)
+    free = case(preset("gemma3_1b", *FREE))
+    assert not any("rollout_rows" in one.change for one in gains(free, left))
+
+
+def test_there_are_no_links_where_there_is_one_chip_or_none() -> None:
+    demo = case(load_config(PROJECT / "configs/demo.toml"))
+    slow = replace(demo.topology.chip, link_bytes_per_s=1e3)  # as if they took all of the time
+    demo = replace(demo, topology=replace(demo.topology, chip=slow))
+    single = case(preset("gemma3_270m", ("plan.fixed", "false")), "v5e-1")
+    for given in (demo, single):
+        changes = {gain.change for gain in gains(given, choose(given).chosen)}
+        assert changes
+        assert not any("links" in change for change in changes)
+    sharded = case(preset("gemma3_1b", ("plan.fsdp", "8")))
+    changes = {gain.change for gain in gains(sharded, choose(sharded).chosen)}
+    assert "twice the links between chips" in changes
+
+
+def test_settings_that_are_there_already_bring_nothing() -> None:
+    settings = [("plan.kv_cache", "int8"), ("learner.kl_coef", "0"), ("learner.kl", "k3")]
+    given = case(preset("gemma3_1b", *settings, ("learner.kl_top_k", "128")))
+    changes = [gain.change for gain in gains(given, choose(given).chosen) if gain.is_setting]
+    assert not any("kv_cache" in change or "kl_coef" in change for change in changes)
+    assert "rollout.prompts_per_step = 64" in changes
+
+
+CAPPED = (("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96"))
+SPLIT = (
+    *FREE,
+    ("plan.placement", "split"),
+    ("plan.learner_devices", "4"),
+    ("plan.samplers", "4"),
+    ("learner.importance_cap", "2"),
+    ("rollout.ahead", "one"),
+)
+CASES = [
+    (),
+    FREE,
+    SPLIT,
+    CAPPED,
+    (*FREE, *CAPPED, ("rollout.dynamic_sampling", "adaptive")),
+    (*FREE, ("plan.rollout_rows", "64"), ("plan.slot_buckets", "[32]")),
+    (("model.quantization", "int8"),),
+    (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
+    (("rollout.top_k", "64"), ("rollout.top_p", "0.9"), ("rollout.min_prompts_per_step", "8")),
+]
+
+
+@pytest.mark.parametrize("overrides", CASES)
+@pytest.mark.parametrize("model", ["gemma3_1b", "gemma3_4b"])
+def test_a_run_takes_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
+    given = case(preset(model, *overrides))
+    found = [gain for gain in gains(given, choose(given).chosen) if gain.is_setting]
+    assert found
+    for gain in found:
+        texts = {key: show_value(value) for key, value in gain.settings.items()}
+        assert preset(model, *overrides, *texts.items()) != given.config
+        for key, text in texts.items():
+            assert (f"no {key}" if text == "none" else f"{key} = {text}") in gain.change
+
+
+def test_more_prompts_need_a_bound_as_much_higher() -> None:
+    given = case(preset("gemma3_1b", *FREE, *CAPPED))
+    changes = [gain.change for gain in gains(given, choose(given).chosen)]
+    assert "rollout.prompts_per_step = 64, rollout.max_prompts_per_step = 192" in changes

@@ -1,0 +1,287 @@
+"""Running out of memory: what is done again and written down, and how a resume begins."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pipeline.contracts.memory import NothingSmaller, OutOfMemory
+from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.plan.balance import Balance, Worker
+from pipeline.run.records import Console, Records
+from pipeline.run.run_folder import RunFolder
+from tests.fakes import (
+    Disk,
+    FakeTracker,
+    Killed,
+    left_behind,
+)
+from tests.pipeline.plan.balancing import (
+    FEWER_ROWS,
+    FEWER_SLOTS,
+    ROW,
+    WHOLE,
+    Compiling,
+    config,
+    die,
+    full,
+    plan_of,
+    process,
+)
+
+CALLS: dict[str, tuple[Phase, int]] = {
+    "sampler0.generate:probe 0": ("generate", 0),
+    "learner.score probe": ("score", 0),
+    "learner.publish 0": ("publish", 0),
+    "sampler0.load 0": ("sync", 0),
+    "sampler0.generate:test 0": ("generate", 0),
+    "sampler0.generate:train 2": ("generate", 2),
+    "sampler0.generate:validation 0": ("generate", 0),
+    "learner.imitate 0": ("update", 0),
+    "learner.update 2": ("update", 2),
+    "learner.publish 3": ("publish", 3),
+    "sampler0.load 3": ("sync", 3),
+    "learner.export 0": ("export", 4),  # the best version is the first one
+}
+"""Everything that takes memory, the phase that it is and the steps learned by then, in a run of
+four steps, the first of them supervised."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_runs_out_of_memory_is_done_again_and_nothing_else_changes(
+    tmp_path: Path, call: str
+):
+    phase, step = CALLS[call]
+    whole, run = process(config(tmp_path / "a"), Disk()), process(config(tmp_path / "b"), Disk())
+    assert whole.run() == "finished"
+    run.script.on[call] = full(phase)
+    assert run.run() == "finished"
+    assert run.learner.adapter == whole.learner.adapter
+    assert left_behind(run.folder) == left_behind(whole.folder)
+    # One call more, and it is the same one again.
+    at = run.script.calls.index(call)
+    assert run.script.calls[at + 1] == call
+    assert [*run.script.calls[:at], *run.script.calls[at + 1 :]] == whole.script.calls
+    (entry,) = run.events("replan")
+    after = FEWER_SLOTS if phase in {"generate", "sync"} else FEWER_ROWS
+    assert entry == {
+        "step": step,
+        "phase": phase,
+        "worker": "learner" if call.startswith("learner") else "sampler 0",
+        "reason": "RESOURCE_EXHAUSTED: so many bytes",
+        "from": WHOLE.to_json(),
+        "to": after.to_json(),
+        "programs": {},
+        "program_seconds": 0,
+        "from_cache": 0,
+    }
+    assert plan_of(run.folder)["in_force"] == after.to_json()
+    used = run.learner if call.startswith("learner") else run.samplers[0]
+    assert used.sizes == [WHOLE, after]
+    assert list(whole.folder.events("replan")) == []
+
+
+def test_it_goes_down_as_far_as_it_takes(tmp_path: Path):
+    run = process(config(tmp_path), Disk())
+    name = "sampler0.generate:train 1"
+
+    def twice_more() -> None:
+        run.script.on[name] = full(
+            "generate", lambda: run.script.on.update({name: full("generate")})
+        )
+
+    run.script.on[name] = full("generate", twice_more)
+    assert run.run() == "finished"
+    entries = run.events("replan")
+    assert [entry["from"]["rollout_rows"] for entry in entries] == [8, 6, 4]
+    assert [entry["to"]["rollout_rows"] for entry in entries] == [6, 4, 3]
+    assert {entry["step"] for entry in entries} == {1}
+    assert run.samplers[0].sizes[-1] == Sizes(3, 4 * ROW)
+
+
+@pytest.mark.parametrize(
+    ("call", "phase", "saved"),
+    [
+        ("sampler0.generate:train 3", "generate", {0, 2, 3}),
+        ("learner.update 3", "update", {0, 2, 3}),
+        # The learner has made a step that is nowhere recorded.
+        ("learner.publish 4", "publish", {0, 2}),
+    ],
+)
+def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
+    tmp_path: Path, call: str, phase: Phase, saved: set[int]
+):
+    fixed, disk = config(tmp_path / "cut", fixed=True), Disk()
+    first = process(fixed, disk)
+    first.script.on[call] = full(phase)
+    with pytest.raises(NothingSmaller) as told:
+        first.run()
+    assert set(disk) == saved
+    learns = phase in {"update", "publish"}
+    less = "plan.micro_batch_tokens = 264" if learns else "plan.rollout_rows = 6"
+    assert "instead of" in str(told.value)
+    for words in ("RESOURCE_EXHAUSTED: so many bytes", "--plan.fixed false", less):
+        assert words in str(told.value)
+    assert first.events("replan") == []
+    # What it has said to do: the same run, no longer fixed.
+    whole = process(config(tmp_path / "whole", fixed=True), Disk())
+    whole.run()
+    second = process(config(tmp_path / "cut"), disk)
+    second.script.on["sampler0.generate:train 3"] = full("generate")
+    assert second.run() == "finished"
+    assert left_behind(second.folder) == left_behind(whole.folder)
+
+
+def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
+    made = config(tmp_path)
+    small = made.model_copy(update={"plan": made.plan.model_copy(update={"rollout_rows": 1})})
+    run = process(small, Disk())
+    run.script.on["sampler0.generate:train 1"] = full("generate")
+    with pytest.raises(NothingSmaller, match=r"nothing smaller than plan\.rollout_rows = 1"):
+        run.run()
+    assert 1 in run.disk
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("phase", ["generate", "update"])
+def test_where_no_size_has_room_that_is_what_is_said(
+    tmp_path: Path, phase: Phase, fixed: bool, share: float
+):
+    made = config(tmp_path, fixed=fixed)
+    balance = Balance.of(made, RunFolder.of(made), say=print)
+    worker = Worker("colocated", Compiling(most=8))
+
+    async def work() -> None:
+        raise OutOfMemory(phase, "it needs 2 GiB beside 6 GiB that are in use", share)
+
+    async def scenario() -> None:
+        await balance.start([worker])
+        await balance.hold(worker, work)
+
+    with pytest.raises(NothingSmaller) as told:
+        asyncio.run(scenario())
+    assert str(told.value).endswith(
+        "base, adapter and optimizer, leaves no room for any: python -m launch.plan tells what "
+        "would make some"
+    )
+    assert "nothing smaller" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("at", "killed", "begins", "prepared"),
+    [
+        # The checkpoint after step 2 has it.
+        ("sampler0.generate:train 1", "learner.update 3", FEWER_SLOTS, [FEWER_SLOTS]),
+        # It came behind that checkpoint, at the same step; it is known before anything is drawn.
+        ("sampler0.generate:train 2", "learner.update 3", WHOLE, [FEWER_SLOTS]),
+        # Later: the steps that are done again begin as they began, and go on as they went on.
+        ("sampler0.generate:train 3", "learner.update 3", WHOLE, [WHOLE, FEWER_SLOTS]),
+        # Without a checkpoint nothing is repeated.
+        ("sampler0.generate:probe 0", "learner.publish 0", FEWER_SLOTS, [FEWER_SLOTS]),
+    ],
+)
+def test_invariant_7_a_resume_has_the_sizes_that_the_run_had(
+    tmp_path: Path, at: str, killed: str, begins: Sizes, prepared: list[Sizes]
+):
+    disk = Disk()
+    first = process(config(tmp_path), disk)
+    first.script.on = {at: full("generate"), killed: die}
+    with pytest.raises(Killed):
+        first.run()
+    assert plan_of(first.folder)["in_force"] == FEWER_SLOTS.to_json()
+    if killed == "learner.update 3":
+        assert disk[2][1]["sizes"] == begins.to_json()
+    second = process(config(tmp_path), disk)
+    assert second.run() == "finished"
+    assert second.samplers[0].sizes == second.learner.sizes == prepared
+    entry, *again = second.events("replan")
+    for other in again:
+        assert other == {"again": True, **{name: entry[name] for name in other if name in entry}}
+    assert len(again) == (begins == WHOLE)
+
+
+def test_before_there_is_a_checkpoint_a_resume_begins_as_the_first_step_did(tmp_path: Path):
+    """All that was decided later is decided again, and once more by the next."""
+    made = config(tmp_path, data={}, eval={}, checkpoint={"every_steps": 100})
+    for number in range(3):
+        disk = Disk()
+        run = process(made, disk)
+        run.script.on = {"learner.update 3": die}
+        if not number:
+            run.script.on["learner.update 2"] = full("update")
+        with pytest.raises(Killed):
+            run.run()
+        assert not disk
+        assert run.learner.sizes == [WHOLE, FEWER_ROWS]
+    assert [entry["step"] for entry in run.events("replan")] == [2, 2, 2]
+
+
+def test_decisions_that_go_to_and_fro_are_repeated_and_do_not_multiply(tmp_path: Path):
+    made = config(tmp_path)
+    folder = RunFolder.of(made)
+    folder.create(made)
+    for before, after in ((WHOLE, FEWER_SLOTS), (FEWER_SLOTS, WHOLE), (WHOLE, FEWER_SLOTS)):
+        sizes = {"from": before.to_json(), "to": after.to_json()}
+        folder.journal("replan", step=3, reason="any", **sizes)
+    for number in range(1, 4):
+        balance = Balance(made, WHOLE, print, step=3)
+        balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+        assert balance.sizes == FEWER_SLOTS
+        assert len(list(folder.events("replan"))) == 3 + 3 * number
+    folder.close()
+
+
+def test_what_a_process_has_no_room_for_it_does_not_try_again(tmp_path: Path):
+    made, disk = config(tmp_path), Disk()
+    first = process(made, disk)
+    first.script.on["learner.update 3"] = die
+    with pytest.raises(Killed):
+        first.run()
+    balance = Balance.of(made, first.folder, say=print, sizes=FEWER_ROWS)
+    worker = Worker("sampler", Compiling(most=6))
+    asyncio.run(balance.start([worker]))
+    assert worker.sizes == Sizes(6, FEWER_ROWS.micro_batch_tokens)
+    assert balance.resume(disk[2][1])["step"] == 2
+    # Nothing was said of micro-batches.
+    assert balance.sizes == FEWER_SLOTS
+
+
+def test_with_fixed_sizes_no_decision_is_taken_again(tmp_path: Path):
+    disk = Disk()
+    first = process(config(tmp_path), disk)
+    first.script.on = {"sampler0.generate:train 3": full("generate"), "learner.update 3": die}
+    with pytest.raises(Killed):
+        first.run()
+    second = process(config(tmp_path, fixed=True), disk)
+    assert second.run() == "finished"
+    assert second.samplers[0].sizes == [WHOLE]
+
+
+def test_a_checkpoint_says_more_than_the_plan_that_was_in_force_later(tmp_path: Path):
+    made = config(tmp_path)
+    folder = RunFolder.of(made)
+    folder.create(made)
+    folder.write_plan({"in_force": FEWER_ROWS.to_json(), "at_checkpoint": FEWER_SLOTS.to_json()})
+    balance = Balance.of(made, folder, say=print)
+    assert balance.sizes == FEWER_SLOTS
+    # An older one was restored, because the newest is damaged.
+    assert balance.resume({"step": 2, "sizes": WHOLE.to_json()}) == {"step": 2}
+    assert balance.sizes == WHOLE
+    folder.close()
+
+
+def test_a_fixed_plan_is_not_changed_by_what_a_folder_says(tmp_path: Path):
+    fixed, disk = config(tmp_path, fixed=True), Disk()
+    run = process(fixed, disk)
+    assert run.run() == "finished"
+    assert "sizes" not in disk[4][1]
+    assert plan_of(run.folder) == {
+        "fixed": True,
+        "in_force": WHOLE.to_json(),
+        "at_checkpoint": WHOLE.to_json(),
+    }
+    run.folder.write_plan(plan_of(run.folder) | {"at_checkpoint": FEWER_ROWS.to_json()})
+    assert Balance.of(fixed, run.folder, say=print).sizes == WHOLE

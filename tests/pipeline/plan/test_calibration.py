@@ -1,0 +1,183 @@
+"""Measuring sizes at the start: which are tried, which is chosen, what is written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load_config
+from configs.schema import Config
+from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.speeds import Speeds
+from pipeline.plan.calibrating import SHARE, share_s
+from pipeline.plan.calibration import Beginning
+from pipeline.plan.ladder import Ladder
+from pipeline.run.run_folder import RunFolder
+from tests.pipeline.plan.calibrating import ROOT, ROW, Device, Small, cache, chosen, config, start
+
+__all__ = ["cache"]
+
+
+def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
+    beginning = Beginning.of(config(tmp_path), RunFolder(tmp_path / "demo"))
+    assert beginning.ladder is not None
+    assert beginning.ladder.slots == (64, 32, 16, 8, 4, 2, 1)
+    assert beginning.ladder.rows[-3:] == (4, 2, 1)
+    assert beginning.sizes == Sizes(64, beginning.ladder.rows[0] * ROW)
+    assert beginning.sizes.micro_batch_tokens < 64 * 88 + ROW
+
+
+def test_what_is_given_is_the_most(tmp_path: Path):
+    made = config(tmp_path, plan__rollout_rows=12, plan__micro_batch_tokens=3 * ROW)
+    beginning = Beginning.of(made, RunFolder(tmp_path / "demo"))
+    assert beginning.ladder == Ladder((12, 8, 4, 2, 1), (3, 2, 1))
+    assert beginning.sizes == Sizes(12, 3 * ROW)
+
+
+@pytest.mark.parametrize("slots", [64, 32, 16, 8])
+def test_a_device_that_slows_down_above_some_slots_gets_these(tmp_path: Path, slots: int):
+    def device(config: Config) -> Device:
+        # As fast for any number up to there, and slower than in turns beyond.
+        return Device(config, segment=lambda n: 0.01 if n <= slots else 0.03 * n / slots)
+
+    assert chosen(start(tmp_path, device)).rollout_rows == slots
+
+
+def test_slots_are_chosen_for_the_steps_own_rollouts(tmp_path: Path):
+    """More slots draw more tokens a second, and a step has not so many rollouts."""
+
+    def device(config: Config) -> Device:
+        return Device(config, segment=lambda n: 0.01 + 1e-6 * n)
+
+    run = start(tmp_path, device, rollout__prompts_per_step=3)
+    assert chosen(run).rollout_rows == 24
+    assert run.device.measured[0] == "24 slots"
+
+
+@pytest.mark.parametrize("rows", [14, 8, 4])
+def test_a_micro_batch_that_is_slower_for_its_size_is_not_taken(tmp_path: Path, rows: int):
+    def device(config: Config) -> Device:
+        return Device(config, batch=lambda n: 0.2 + 0.01 * n if n <= rows else 0.2 * n)
+
+    assert chosen(start(tmp_path, device)).micro_batch_tokens == rows * ROW
+
+
+def test_running_out_of_memory_on_the_ladder_is_survived_and_recorded(tmp_path: Path):
+    def device(config: Config) -> Device:
+        return Device(
+            config,
+            segment=lambda _: 0.01,
+            batch=lambda n: 0.1 + 0.001 * n,
+            most=Sizes(16, 4 * ROW),
+        )
+
+    run = start(tmp_path, device)
+    assert chosen(run) == Sizes(16, 4 * ROW)
+    entry = run.journal()[-1]
+    assert entry["event"] == "calibrated"
+    assert entry["speeds"]["full_slots"] == [64, 32]
+    assert 8 in entry["speeds"]["full_rows"]
+    assert "64" not in entry["sampling_s"]
+    assert any("no room" in line for line in run.said)
+
+
+def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_used_up(
+    tmp_path: Path,
+):
+    def device(config: Config) -> Device:
+        return Device(config, most=Sizes(16, 4 * ROW), prepare_s=10.0)
+
+    run = start(tmp_path, device, plan__calibration_share=0.001)
+    assert chosen(run) == Sizes(16, 4 * ROW)
+    assert run.device.measured == ["16 slots", "4 rows"]
+
+
+def test_nothing_that_has_no_room_is_measured_by_who_has_said_so_at_the_start(tmp_path: Path):
+    run = start(tmp_path, lambda config: Small(config, segment=lambda _: 0.01))
+    assert chosen(run).rollout_rows == 16
+    assert run.device.measured[0] == "16 slots"
+    assert run.journal()[-1]["speeds"]["full_slots"] == [64, 32]
+
+
+def test_the_share_of_the_budget_is_kept(tmp_path: Path):
+    def device(config: Config) -> Device:
+        # The smallest sizes are the best, so all would be measured.
+        return Device(config, segment=lambda n: n**2.0, batch=lambda n: n**2.0, prepare_s=10.0)
+
+    for share, budget in ((0.02, 3600.0), (0.004, 7200.0)):
+        changes = {"budget__steps": "none", "budget__time": "2h"} if budget == 7200.0 else {}
+        run = start(
+            tmp_path / str(share),
+            device,
+            plan__calibration_share=share,
+            learner__schedule="constant",
+            **changes,
+        )
+        assert share_s(run.config) == pytest.approx(share * budget)
+        began = 10.0  # the start itself
+        run.run()
+        assert began < run.device.clock.seconds <= began + share * budget
+        (tmp_path / "cache").rename(tmp_path / f"cache {share}")
+    full = start(tmp_path / "full", device, plan__calibration_share=0.5)
+    assert chosen(full) == Sizes(1, ROW)
+
+
+def test_a_share_of_zero_takes_what_is_planned(tmp_path: Path):
+    run = start(tmp_path, plan__calibration_share=0)
+    assert run.beginning.case is None
+    assert run.run() is None
+    assert run.device.measured == []
+    assert run.balance.sizes.rollout_rows <= 64
+
+
+def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: Path):
+    first = start(tmp_path, lambda config: Device(config, segment=lambda n: 0.01 * n))
+    sizes = chosen(first)
+    first.journal()
+    plan = first.folder.plan
+    assert plan is not None
+    assert plan["in_force"] == sizes.to_json()
+    again = start(tmp_path)
+    assert again.beginning == Beginning(sizes)
+    assert again.run() is None
+    assert again.device.measured == []
+
+
+def test_sizes_that_are_fixed_measure_nothing(tmp_path: Path):
+    fixed = replace_plan(config(tmp_path), fixed=True, rollout_rows=8, micro_batch_tokens=ROW)
+    assert Beginning.of(fixed, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
+    with pytest.raises(ValueError, match=r"calibration_share.*plan\.fixed = true"):
+        load_config(ROOT / "configs/demo.toml", [("plan.calibration_share", "0.1")])
+
+
+def replace_plan(config: Config, **update: Any) -> Config:
+    return config.model_copy(update={"plan": config.plan.model_copy(update=update)})
+
+
+def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
+    gpu = replace_plan(config(tmp_path), platform="gpu")
+    with pytest.raises(ValueError, match=r"set plan\.rollout_rows"):
+        Beginning.of(gpu, RunFolder(tmp_path / "demo"))
+    given = replace_plan(gpu, rollout_rows=8, micro_batch_tokens=ROW)
+    assert Beginning.of(given, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
+    asked = [("plan.fixed", "false"), ("plan.platform", "gpu"), ("plan.calibration_share", "0.1")]
+    with pytest.raises(ValueError, match=r"calibration_share = 0\.1: measures nothing on gpu"):
+        load_config(ROOT / "configs/demo.toml", asked)
+
+
+def test_speeds_are_the_same_behind_json():
+    speeds = Speeds("d", {8: 0.5, 16: 0.7}, {64: 0.1}, {16: 0.2}, {4: 1.5}, (32,), (8,))
+    assert Speeds.of_json(json.loads(json.dumps(speeds.to_json()))) == speeds
+
+
+def test_the_default_share_is_a_fiftieth(tmp_path: Path):
+    assert share_s(config(tmp_path)) == SHARE * 3600 == 72
+    until = {"budget__steps": "none", "budget__until": "2030-01-01T10:00+00:00"}
+    dated = config(tmp_path, learner__schedule="constant", **until)
+    end = dated.budget.until_s
+    assert end is not None
+    assert share_s(dated, now_s=end - 7200) == 144
+    assert share_s(dated, now_s=end + 1) == 0

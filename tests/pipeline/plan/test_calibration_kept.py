@@ -1,0 +1,153 @@
+"""Speeds that are kept for the next run: what it measures still, and when it begins anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.plan import kept
+from tests.pipeline.plan.calibrating import ROW, Device, Small, cache, chosen, start
+
+__all__ = ["cache"]
+
+
+def test_the_next_run_of_the_same_shapes_begins_with_what_was_measured(tmp_path: Path):
+    slow = lambda config: Device(config, segment=lambda n: 0.01 if n <= 16 else 1.0)  # noqa: E731
+    first = start(tmp_path / "a", slow)
+    sizes = chosen(first)
+    second = start(tmp_path / "b", slow)
+    assert second.beginning.sizes == sizes
+    assert chosen(second) == sizes
+    # Only to see that it is the same device.
+    assert second.device.measured == [f"{sizes.micro_batch_tokens // ROW} rows"]
+    entries = [one.journal()[-1] for one in (first, second)]
+    assert [entry["kept"] for entry in entries] == [False, True]
+    assert entries[0]["speeds"] == entries[1]["speeds"]
+    assert entries[0]["estimated"].keys() == {"sampling_s", "learning_s"}
+    for what in ("sampling_s", "learning_s"):
+        assert entries[0]["estimated"][what].keys() == entries[0][what].keys()
+    # Another step: the same speeds, and another choice from them.
+    third = start(tmp_path / "c", slow, rollout__prompts_per_step=4, plan__micro_batch_tokens=ROW)
+    assert third.beginning.kept is not None
+
+
+def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path):
+    def device(config: Config) -> Device:
+        return Device(config, batch=lambda n: 0.2 + 0.01 * n if n <= 4 else 0.2 * n, prepare_s=10.0)
+
+    short = start(tmp_path / "a", device, plan__calibration_share=0.001)
+    assert chosen(short).micro_batch_tokens == short.beginning.sizes.micro_batch_tokens
+    long = start(tmp_path / "b", device, plan__calibration_share=0.5)
+    assert (long.beginning.sizes, long.beginning.more) == (short.balance.sizes, True)
+    found = chosen(long)
+    assert found.micro_batch_tokens == 4 * ROW
+    # Only what tells whether it is the same device is measured twice.
+    twice = [what for what in long.device.measured if what in short.device.measured]
+    assert twice == [f"{long.beginning.sizes.micro_batch_tokens // ROW} rows"]
+    assert long.journal()[-1]["kept"] is False
+    again = start(tmp_path / "c", device, plan__calibration_share=0.5)
+    assert (again.beginning.sizes, again.beginning.more, chosen(again)) == (found, False, found)
+    (tmp_path / "cache").rename(tmp_path / "other")
+    assert chosen(start(tmp_path / "d", device, plan__calibration_share=0.5)) == found
+
+
+def test_a_share_that_is_too_short_for_another_size_measures_none(tmp_path: Path):
+    def device(config: Config) -> Device:
+        return Device(
+            config, batch=lambda n: 0.2 + 0.01 * n if n <= 4 else 0.2 * n, prepare_s=100.0
+        )
+
+    first = start(tmp_path / "a", device, plan__calibration_share=0.001)
+    sizes = chosen(first)
+    second = start(tmp_path / "b", device, plan__calibration_share=0.001)
+    assert second.beginning.more
+    assert chosen(second) == sizes
+    assert second.device.measured == [f"{sizes.micro_batch_tokens // ROW} rows"]
+    assert second.journal()[-1]["kept"] is True
+
+
+def test_what_is_added_is_compared_with_what_was_measured_on_a_faster_day(tmp_path: Path):
+    def device(config: Config, slower: float) -> Device:
+        return Device(config, batch=lambda n: slower * (0.2 + 0.01 * n), prepare_s=10.0)
+
+    first = start(tmp_path / "a", lambda one: device(one, 1.0), plan__calibration_share=0.001)
+    chosen(first)
+    second = start(tmp_path / "b", lambda one: device(one, 1.4), plan__calibration_share=0.5)
+    chosen(second)
+    found = second.journal()[-1]["speeds"]["micro_batch_s"]
+    assert len(found) > len(first.journal()[-1]["speeds"]["micro_batch_s"])
+    for rows, seconds in found.items():
+        assert seconds == pytest.approx(1.4 * (0.2 + 0.01 * int(rows))), rows
+
+
+def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_path: Path):
+    first = start(tmp_path / "a", lambda config: Device(config, segment=lambda _: 0.01))
+    assert chosen(first).rollout_rows == 64
+    second = start(tmp_path / "b", lambda config: Small(config, segment=lambda _: 0.01))
+    assert second.beginning.sizes.rollout_rows == 64
+    assert chosen(second).rollout_rows == 16
+    assert second.journal()[-1]["kept"] is False  # 16 slots had not been measured
+    assert start(tmp_path / "c").beginning.sizes.rollout_rows == 16
+
+
+@pytest.mark.parametrize("what", ["version", "sources", "machine", "shape", "memory"])
+def test_another_program_or_machine_measures_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    start(tmp_path / "a").run()
+    assert start(tmp_path / "b").beginning.kept is not None
+    changes: dict[str, Any] = {}
+    if what == "version":
+        monkeypatch.setattr(kept, "versions", lambda: {"jax": "99"})
+    elif what == "sources":
+        monkeypatch.setattr(kept, "sources", lambda _: "other")
+    elif what == "machine":
+        monkeypatch.setattr(kept, "machine", lambda: {"processor": "other", "cores": 2})
+    elif what == "shape":
+        changes = {"rollout__max_new_tokens": 40}
+    else:
+        changes = {"plan__hbm_gib": 1.0}
+    assert start(tmp_path / "b", **changes).beginning.kept is None
+
+
+@pytest.mark.parametrize("what", ["name", "slower", "faster", "full"])
+def test_speeds_of_another_device_are_not_used(tmp_path: Path, what: str):
+    first = start(tmp_path / "a")
+    sizes = chosen(first)
+    changes: dict[str, Any] = {
+        "name": {"name": "1 x TPU v9"},
+        "slower": {"batch": lambda rows: 1.6 * (0.05 + 0.02 * rows)},
+        "faster": {"batch": lambda rows: (0.05 + 0.02 * rows) / 1.6},
+        "full": {"most": replace(sizes, micro_batch_tokens=sizes.micro_batch_tokens - 1)},
+    }
+    other = start(tmp_path / "b", lambda config: Device(config, **changes[what]))
+    assert other.beginning.kept is not None
+    chosen(other)
+    entry = other.journal()[-1]
+    assert entry["kept"] is False
+    assert entry["speeds"]["device"] == other.device.name
+    assert len(other.device.measured) > 2
+    assert entry["speeds"]["full_slots"] == []
+    # A little more or less is the weather.
+    near = Device(other.config, batch=lambda rows: 1.2 * other.device.batch(rows))
+    near.name, near.most = other.device.name, other.device.most
+    third = start(tmp_path / "c", lambda _: near)
+    chosen(third)
+    assert third.journal()[-1]["kept"] is True
+
+
+def test_a_file_that_is_damaged_or_cannot_be_written_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    start(tmp_path / "a").run()
+    (file,) = (tmp_path / "cache/calibration").iterdir()
+    file.write_text('{"speeds": {"device"', encoding="utf-8")
+    assert start(tmp_path / "b").beginning.kept is None
+    (tmp_path / "no folder").write_text("", encoding="utf-8")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "no folder"))
+    assert chosen(start(tmp_path / "c")).rollout_rows > 0

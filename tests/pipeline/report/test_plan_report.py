@@ -1,0 +1,325 @@
+"""The report as JSON, and its lines: every figure that is printed is one of the report's."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from configs.load import load_config
+from pipeline.plan.compiler import Figures
+from pipeline.plan.forecast import forecast
+from pipeline.plan.search.gains import gains
+from pipeline.plan.search.remedies import Remedy
+from pipeline.plan.search.search import choose
+from pipeline.plan.verify import Compiled, Next, Verified
+from pipeline.report.plan_lines import lines
+from pipeline.report.plan_report import Plan, report
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+
+GIB = 2**30
+
+
+def planned(*overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75) -> Plan:
+    given = case(preset(model, *overrides))
+    chip = replace(given.topology.chip, hbm_gib=gib)
+    given = replace(given, topology=replace(given.topology, chip=chip))
+    choice = choose(given)
+    return Plan(given, choice, forecast(given, choice.chosen), gains(given, choice.chosen))
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    return planned(*FREE)
+
+
+def told(figures: dict[str, Any]) -> list[str]:
+    return list(lines(json.loads(json.dumps(figures))))
+
+
+def line(text: list[str], start: str) -> str:
+    (one,) = [line for line in text if line.startswith(start)]
+    return one
+
+
+def test_what_is_printed_is_what_is_written(found: Plan) -> None:
+    figures = report(found)
+    text = told(figures)
+    for phase, memory in figures["memory"].items():
+        *parts, total = [float(cell) for cell in re.findall(r"~([\d.]+)", _row(text, phase, 0))]
+        assert parts == [round(size, 2) for size in memory["parts_gib"].values()]
+        assert total == round(memory["gib"], 2)
+        assert memory["gib"] == pytest.approx(sum(memory["parts_gib"].values()))
+    for phase, seconds in figures["step"]["seconds"].items():
+        row = _row(text, phase, -1)
+        ends = [seconds["range"][end] for end in ("low", "high")]
+        cells = [f"~{one:.2f}" for one in (seconds["expected"], *ends)]
+        assert re.findall(r"~[\d.]+", row) == cells
+    for one in figures["compared"]:
+        row = line(text, f"{one['name']}  ")
+        for cell in (f"~{one['gib']:.2f}", f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}"):
+            assert cell in row
+        assert ("chosen" in row) == one["chosen"]
+    budget = figures["budget"]
+    expected = budget["outcomes"]["expected"]
+    assert f"~{expected['steps']:,} steps" in line(text, "budget 9.00 h")
+    assert f"~{budget['cost_usd']:,.2f} dollars at 1.20" in "\n".join(text)
+    for gain in figures["gains"]:
+        assert f"  {gain['change']} ~{gain['share']:+.0%}" in text
+
+
+def _row(text: list[str], name: str, which: int) -> str:
+    """A line that begins with `name`, of those that are rows of a table."""
+    return [one for one in text if re.match(rf"{name} +~", one)][which]
+
+
+def test_everything_estimated_is_marked(found: Plan) -> None:
+    text = told(report(found))
+    assert text[1].startswith("~ estimated; = by the TPU compiler")
+    given = {"15.75", "14.96", "0.79", "1.20", "9.00", "10.8"}  # memory, price, budget, share
+    for one in text:
+        for mark, number in re.findall(r"([~=]?[+-]?)(?<![\d.])(\d[\d,]*(?:\.\d+|%))", one):
+            assert mark.startswith("~") or number in given, one
+
+
+def sources(figures: Any, path: str = "", own: str | None = None) -> dict[str, str | None]:
+    """Every number in a report, by its path, and the source that is said of it."""
+    if isinstance(figures, dict):
+        own = figures.get("source", own)
+        items = figures.items()
+    elif isinstance(figures, list):
+        items = enumerate(figures)  # type: ignore[assignment]
+    else:
+        return {path: own} if isinstance(figures, int | float) else {}
+    found: dict[str, str | None] = {}
+    for key, value in items:
+        found |= sources(value, f"{path}.{key}", own)
+    return found
+
+
+def made_up(found: Plan) -> Plan:
+    """Verified by a compiler that says something of updates alone."""
+    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
+    programs = {"gradient 8": Compiled("update", figures, 6 * GIB, True, 0.2)}
+    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+    verified = Verified(found.choice.chosen, programs, (), (larger,), 1, 61.0)
+    return replace(found, verified=verified)
+
+
+def test_every_figure_in_the_json_says_whose_it_is(found: Plan) -> None:
+    estimated, mixed = (sources(report(one)) for one in (found, made_up(found)))
+    # What the machine has, and what is chosen or set.
+    given = (".topology.", ".plan.", ".verified.by_compiler")
+    for path, source in (estimated | mixed).items():
+        assert source in {"estimated", "compiler"} or path.startswith(given), path
+    assert set(report(found)["sources"]) == {"estimated", "compiler"}
+    for path, source in estimated.items():
+        assert source == "estimated" or path.startswith(given), path
+    compilers = {path for path, source in mixed.items() if source == "compiler"}
+    assert {path for path in compilers if not path.startswith(".verified.")} == {
+        ".memory.update.compiled.gib",
+        ".memory.colocated.compiled.gib",
+        ".step.seconds.update.expected",
+    }
+    programs = ".verified.programs.gradient 8"
+    assert mixed[f"{programs}.seconds"] == mixed[f"{programs}.gib"] == "compiler"
+    assert mixed[f"{programs}.estimated.seconds"] == "estimated"
+    assert mixed[".verified.larger.0.estimated.gain"] == "estimated"
+
+
+def test_the_ends_of_a_range_are_estimated_whoever_says_what_is_between(found: Plan) -> None:
+    figures = report(made_up(found))
+    rows = [one for one in told(figures) if one.startswith("update ")]
+    seconds = figures["step"]["seconds"]["update"]
+    ends = [f"~{seconds['range'][end]:.2f}" for end in ("low", "high")]
+    cells = [f"={seconds['expected']:.2f}", *ends]
+    assert rows[1].split()[1:4] == cells
+
+
+def duration(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+AROUND = r"~([\d.]+ (?:s|min|h)) \(~(.*) to ~(.*)\)"
+"""A time with its range."""
+BUDGETS = [
+    (("budget.time", "9h"),),
+    (("budget.time", "30m"),),
+    (("budget.time", "12m"),),
+    (("budget.time", "10m"),),
+    (("budget.time", "none"), ("budget.steps", "80")),
+]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("model", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
+def test_a_range_holds_its_value(model: str, budget: tuple[tuple[str, str], ...]) -> None:
+    figures = report(planned(*budget, model=model))
+    for what in ("steps", "wall_s", "compile_s"):
+        found = figures["budget"][what]
+        assert found["range"]["low"] <= found["expected"] <= found["range"]["high"], what
+    text = line([one for one in told(figures) if "TOO SMALL" not in one], "budget ")
+    counted = r"~([\d,]+) steps(?: \(~([\d,]+) to ~([\d,]+)\))?"
+    said = re.fullmatch(f"budget .*: {counted} in {AROUND}", text)
+    assert said
+    steps = [int(one.replace(",", "")) for one in said.groups()[:3] if one is not None]
+    wall = [duration(one) for one in said.groups()[3:]]
+    # A number of steps that is given has no range.
+    assert len(steps) == (1 if figures["budget"]["steps_given"] else 3)
+    assert min(steps[1:], default=80) <= steps[0] <= max(steps[1:], default=80)
+    assert wall[1] <= wall[0] <= wall[2]
+    slow = figures["budget"]["outcomes"]["high"]
+    words = any("at the slow end of the ranges no step fits" in one for one in told(figures))
+    assert words == (figures["budget"]["enough"] and slow["steps"] == 0)
+
+
+def test_a_slow_end_beyond_the_budget_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)
+    short = (("budget.steps", "none"), ("budget.time", "91s"))
+    given = case(load_config(PROJECT / "configs/demo.toml", short))
+    choice = choose(given)
+    figures = report(Plan(given, choice, forecast(given, choice.chosen), ()))
+    assert figures["budget"]["enough"]
+    assert not figures["budget"]["enough_when_slow"]
+    assert figures["budget"]["wall_s"]["range"]["high"] > 91
+    said = line(told(figures), "  at the slow end of the ranges no step fits: ")
+    assert re.search(r"takes ~[\d.]+ min, more than the budget$", said)
+
+
+def test_measuring_sizes_is_told_where_it_is_done(found: Plan) -> None:
+    figures = report(found)
+    seconds = figures["budget"]["calibration_s"]
+    assert seconds["range"]["low"] < seconds["expected"] < seconds["range"]["high"]
+    text = told(figures)
+    assert ", calibration ~" in "".join(text)
+    said = line(text, "  sizes are measured in ~")
+    assert said.endswith("as far as the share of 10.8 min goes (plan.calibration_share)")
+    assert "calibration" not in "".join(told(report(planned())))
+
+
+@pytest.mark.parametrize("mode", ["capped", "adaptive"])
+def test_what_is_assumed_of_dynamic_sampling_is_said(mode: str) -> None:
+    more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96")]
+    figures = report(planned(*FREE, *more, model="gemma3_1b"))
+    assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (32, 96)
+    said = line(told(figures), f'dynamic sampling ("{mode}"): ')
+    assert "expected is that a step draws 32 prompts, and the slow end is 96, the most" in said
+    assert not [one for one in told(report(planned())) if one.startswith("dynamic sampling")]
+
+
+def test_it_is_two_screens(found: Plan) -> None:
+    assert len(told(report(found))) <= 70
+
+
+def test_what_has_to_be_set_makes_the_plan(found: Plan) -> None:
+    figures = report(found)
+    settings = [
+        (f"plan.{key}", "none" if value is None else str(value))
+        for key, value in figures["plan"]["set"].items()
+    ]
+    assert settings, "the 4b preset is not the best for itself"
+    again = choose(case(preset("gemma3_4b", *FREE, *settings))).chosen
+    assert again.configured
+    assert again.config.plan == replace_unsized(found.plan.config.plan, again.config.plan)
+
+
+def replace_unsized(plan: Any, like: Any) -> Any:
+    """The plan with what does not matter here as in another one."""
+    return plan.model_copy(update={"slot_buckets": like.slot_buckets, "samplers": like.samplers})
+
+
+def test_fixed_sizes_are_compared_with_better_ones() -> None:
+    figures = report(planned())
+    assert figures["plan"]["configured"]
+    assert figures["plan"]["set"] == {}
+    text = told(figures)
+    assert (
+        "chosen: as configured (colocated, base on every device); sizes as fixed in the file"
+        in text
+    )
+    assert line(text, "the fastest, in [plan]: ").count(" = ") == len(figures["compared"][0]["set"])
+
+
+def test_a_plan_that_does_not_fit_says_what_is_short() -> None:
+    for gib, what in (
+        (7.0, "the base alone takes ~7.23 GiB of the 6.65"),
+        (8.0, "base, adapter and optimizer alone take ~8.07 GiB of the 7.60 that may be used, in"),
+        (9.0, "prefill takes ~11.44 GiB of the 8.55"),
+    ):
+        figures = report(planned(gib=gib))
+        text = told(figures)
+        assert not figures["plan"]["fits"]
+        assert figures["plan"]["short"] in line(text, "  DOES NOT FIT")
+        assert what in figures["plan"]["short"]
+        assert not any(one.startswith(("  to take it", "seconds of a step")) for one in text)
+        row = line(text, "as configured ")
+        assert row.endswith(f"does not fit: {what}") or f"  does not fit: {what}" in row
+        assert len(re.findall("~", row.partition("does not fit")[0])) == 1  # its memory
+
+
+def test_remedies_are_told_with_what_they_take() -> None:
+    remedy = Remedy('plan.kv_cache = "int8"', {"plan.kv_cache": "int8"}, 5.5, 5.7)
+    figures = report(replace(planned(gib=8.0), remedies=[remedy]))
+    assert '  plan.kv_cache = "int8": ~5.50 of ~5.70' in told(figures)
+    assert figures["remedies"][0]["settings"] == {"plan.kv_cache": "int8"}
+    assert not any("would make it fit" in one for one in told(report(planned())))
+
+
+def test_the_compilers_figures_are_marked(found: Plan) -> None:
+    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
+    program = Compiled("update", figures, 6 * GIB, True, 0.2)
+    cached = replace(program, phase="decode", figures=replace(figures, cached=True))
+    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+    verified = Verified(
+        found.choice.chosen,
+        {"gradient 8": program, "segment 240": cached},
+        ("gradient 16 does not fit: =17.00 GiB with what is beside it",),
+        (larger, Next("micro-batches of 32768 tokens", 0.01), Next("more: nothing to do", 0.0)),
+        1,
+        61.0,
+    )
+    text = told(report(replace(found, verified=verified)))
+    assert line(text, "verified: ").startswith("verified: 1 programs compiled in 61 s")
+    assert re.match(r"gradient 8 +=6\.00 +=250\.0 +~200\.0 +fits", line(text, "gradient 8"))
+    assert _row(text, "update", 0).endswith("=6.00")
+    assert re.match(r"update +=", [one for one in text if one.startswith("update")][1])
+    assert line(text, "larger: 280").endswith("~+3.1%, =17.00 GiB, does not fit")
+    assert line(text, "larger: micro").endswith("~+1.0%")
+    assert "larger: more: nothing to do" in text
+    assert line(text, "searched: ").endswith("=17.00 GiB with what is beside it")
+
+
+def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
+    unknown = Compiled("decode", Figures(False, None, 9.0), None, False, 0.2)
+    known = Compiled("update", Figures(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2)
+    larger = Next("280 slots", 0.031, None, "segment 280", None, False)
+    plan = replace(found.choice.chosen, fits=False)
+    programs = {"segment 240": unknown, "gradient 8": known}
+    verified = Verified(plan, programs, (), (larger,), 1, 9.0)
+    figures = report(replace(found, verified=verified))
+    text = told(figures)
+    assert figures["verified"]["programs"]["segment 240"]["gib"] is None
+    assert re.match(r"segment 240 +>15\.75 +~200\.0 +DOES NOT FIT", line(text, "segment 240"))
+    assert line(text, "  DOES NOT FIT").endswith(
+        "segment 240 takes >15.75 GiB of the 15.59 that a program may hold"
+    )
+    for phase, cell in {"decode": ">15.75", "update": "=6.00"}.items():
+        assert _row(text, phase, 0).endswith(cell)
+    assert not re.search("[=>]", _row(text, "score", 0))
+    assert line(text, "larger: 280").endswith("~+3.1%, >15.75 GiB, does not fit")
+    assert not any(one.startswith("seconds of a step") for one in text)  # nobody can have them
+
+
+def test_small_things_are_told_in_mib() -> None:
+    given = case(load_config(PROJECT / "configs/demo.toml"))
+    choice = choose(given)
+    plan = Plan(given, choice, forecast(given, choice.chosen), ())
+    text = told(report(plan))
+    memory = report(plan)["memory"]["update"]["gib"]
+    assert f"~{1024 * memory:.2f}" in _row(text, "update", 0)
+    assert line(text, "MiB of a chip")
+    assert "dollars" not in "\n".join(text)

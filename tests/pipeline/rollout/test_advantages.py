@@ -1,0 +1,143 @@
+"""Group advantages: values by hand, Tunix's values, and rollouts that take no part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.rollout.advantages import GroupStats, group_advantages
+
+REWARDS = st.lists(
+    st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 1.0, 2.5])), min_size=4, max_size=4),
+    min_size=1,
+    max_size=5,
+)
+
+
+def test_grpo_by_hand():
+    advantages, stats = group_advantages([[1, 0, 0, 0]], kind="grpo")
+    # mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4, deviation 1/2
+    np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5]], atol=1e-5)
+    assert advantages[0].dtype == np.float32
+    assert stats == GroupStats(mixed=1, all_equal=0, short=0, excluded=0)
+
+
+def test_dr_grpo_by_hand():
+    advantages, _ = group_advantages([[1, 0, 0, 0], [2, 4, 4, 2]], kind="dr_grpo")
+    np.testing.assert_array_equal(advantages, [[0.75, -0.25, -0.25, -0.25], [-1, 1, 1, -1]])
+
+
+def test_rloo_by_hand():
+    advantages, _ = group_advantages([[1, 0, 0, 0], [2, 4, 4, 2]], kind="rloo")
+    # Each against the mean of the other three: 1 - 0, 0 - 1/3; 2 - 10/3, 4 - 8/3.
+    third = 1 / 3
+    expected = [[1.0, -third, -third, -third], [-4 / 3, 4 / 3, 4 / 3, -4 / 3]]
+    np.testing.assert_allclose(advantages, expected, rtol=1e-6)
+    # With three rewards the others are two.
+    advantages, _ = group_advantages([[1, None, 0, 0]], kind="rloo")
+    np.testing.assert_allclose(advantages, [[1, 0, -0.5, -0.5]])
+
+
+def test_rollouts_without_a_reward_take_no_part():
+    rewards: list[list[float | None]] = [
+        [1, None, 0, 0, 0],
+        [None, None, 3, None, None],
+        [None, 1, 1, 1, 1],
+        [None] * 5,
+    ]
+    advantages, stats = group_advantages(rewards, kind="grpo")
+    np.testing.assert_allclose(advantages[0], [1.5, 0, -0.5, -0.5, -0.5], atol=1e-5)
+    assert not np.concatenate(advantages[1:]).any()
+    assert stats == GroupStats(mixed=1, all_equal=1, short=2, excluded=11)
+
+
+def test_groups_need_not_be_equally_large():
+    (two, one, three), stats = group_advantages([[1, 0], [1], [0, None, 3]], kind="dr_grpo")
+    np.testing.assert_array_equal(two, [0.5, -0.5])
+    np.testing.assert_array_equal(one, [0])
+    np.testing.assert_array_equal(three, [-1.5, 0, 1.5])
+    assert stats == GroupStats(mixed=2, all_equal=0, short=1, excluded=1)
+    assert group_advantages([], kind="grpo") == ([], GroupStats(0, 0, 0, 0))
+
+
+def test_equal_rewards_leave_no_rounding_behind():
+    advantages, stats = group_advantages([[0.1] * 7], kind="grpo")
+    assert not advantages[0].any()
+    assert stats.all_equal == 1
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        [1e308, -1e308, 0.0, 0.0],  # the square of a deviation overflows
+        [1.7e308, 1.7e308, 1.0, None],  # the mean does
+        [3e38, -3e38, 1.0, 1e200],  # a difference does in float32
+    ],
+)
+def test_a_group_whose_advantages_overflow_carries_no_signal_and_is_counted(kind, group):
+    advantages, stats = group_advantages([group, [1, 0]], kind=kind)
+    assert np.isfinite(np.concatenate(advantages)).all()
+    assert not advantages[0].any()
+    assert advantages[1].any()
+    assert (stats.mixed, stats.all_equal, stats.overflow) == (1, 0, 1)
+    assert stats.excluded == group.count(None)
+
+
+def test_a_float32_overflow_is_one_of_the_formula_and_not_of_the_rewards():
+    # The deviation is as large as they are.
+    advantages, stats = group_advantages([[1e60, 0, 0, 0]], kind="grpo")
+    np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5]])
+    assert stats.mixed == 1
+    advantages, stats = group_advantages([[1e60, 0, 0, 0]], kind="dr_grpo")
+    assert not advantages[0].any()
+    assert stats == GroupStats(mixed=0, all_equal=0, short=0, excluded=0, overflow=1)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_differences_below_float32_are_no_signal(kind):
+    advantages, stats = group_advantages([[5e-324, 0, 0, 0], [0.0, 1e-60, 0]], kind=kind)
+    assert not np.concatenate(advantages).any()
+    assert (stats.mixed, stats.all_equal, stats.overflow) == (0, 2, 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_values_are_tunixs():
+    algo_core = pytest.importorskip("tunix.rl.algo_core")
+    rewards = np.random.default_rng(0).normal(size=(6, 8))
+    rewards[2] = (rewards[2] > 0).astype(float)
+    expected = algo_core.compute_advantages(rewards.reshape(-1), num_generations=8)
+    advantages, _ = group_advantages(rewards.tolist(), kind="grpo")
+    np.testing.assert_allclose(np.concatenate(advantages), expected, atol=1e-5)
+    expected = algo_core.compute_drgrpo_advantages(rewards.reshape(-1), num_generations=8)
+    advantages, _ = group_advantages(rewards.tolist(), kind="dr_grpo")
+    np.testing.assert_allclose(np.concatenate(advantages), expected, atol=1e-5)
+    expected = algo_core.compute_rloo_advantages(rewards.reshape(-1), num_generations=8)
+    advantages, _ = group_advantages(rewards.tolist(), kind="rloo")
+    np.testing.assert_allclose(np.concatenate(advantages), expected, atol=1e-5)
+
+
+@given(REWARDS, st.sampled_from(["grpo", "dr_grpo", "rloo"]))
+def test_groups_are_centred_and_independent(rewards, kind):
+    advantages, stats = group_advantages(rewards, kind=kind)
+    np.testing.assert_allclose([group.sum() for group in advantages], 0, atol=1e-5)
+    assert stats.mixed + stats.all_equal + stats.short == len(rewards)
+    assert stats.excluded == sum(reward is None for group in rewards for reward in group)
+    alone = [group_advantages([group], kind=kind)[0][0] for group in rewards]
+    np.testing.assert_array_equal(advantages, alone)
+    for group, values in zip(rewards, advantages, strict=True):
+        for reward, value in zip(group, values, strict=True):
+            assert reward is not None or value == 0
+
+
+@given(REWARDS)
+def test_an_excluded_rollout_is_as_if_it_had_not_been_drawn(rewards):
+    advantages, _ = group_advantages(rewards, kind="grpo")
+    for group, values in zip(rewards, advantages, strict=True):
+        kept = [reward is not None for reward in group]
+        if any(kept):
+            valid = [reward for reward in group if reward is not None]
+            expected, _ = group_advantages([valid], kind="grpo")
+            np.testing.assert_array_equal(values[kept], expected[0])

@@ -1,0 +1,314 @@
+"""One step ahead: what runs beside what, which version draws which step, what an end changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
+from tests.fakes import FRESH, Disk, Killed, Process, Script, left_behind, make_config, make_data
+
+STEPS = 4
+
+
+def config_of(folder: Path, **tables: Any) -> Config:
+    rollout = {"ahead": "one", **tables.pop("rollout", {})}
+    return make_config(
+        folder,
+        **{
+            "rollout": rollout,
+            "learner": {"importance_cap": 2.0},
+            "budget": {"steps": STEPS},
+            "data": {"validation": {"path": "validation.jsonl"}},
+            "eval": {"every_steps": 2},
+            "checkpoint": {"every_steps": 3},
+            **tables,
+        },
+    )
+
+
+def process(config: Config, disk: Disk, script: Script | None = None) -> Process:
+    return Process(config, disk=disk, script=script, data=make_data(validation=3, sft=6))
+
+
+def finished(config: Config, disk: Disk | None = None, script: Script | None = None) -> Process:
+    run = process(config, Disk() if disk is None else disk, script)
+    assert run.run() == "finished"
+    return run
+
+
+def test_the_next_step_is_drawn_while_this_one_is_learned(tmp_path: Path):
+    run = Process(make_config(tmp_path, **AHEAD), disk=Disk())
+    run.run()
+    calls = run.script.calls
+    assert calls[calls.index("sampler0.generate:train 0") : calls.index("learner.export 3")] == [
+        "sampler0.generate:train 0",
+        "scorer.score",
+        "learner.update 0",
+        "sampler0.generate:train 1",
+        "scorer.score",
+        "learner.publish 1",
+        "sampler0.load 1",
+        "learner.update 1",
+        "sampler0.generate:train 2",
+        "scorer.score",
+        "learner.publish 2",
+        "sampler0.load 2",
+        "learner.save 2",
+        "learner.update 2",
+        "learner.publish 3",
+        "sampler0.load 3",
+        "learner.save 3",
+        "sampler0.generate:test 0",
+    ]
+
+
+AHEAD: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}
+
+
+def test_neither_side_waits_for_the_other_to_begin(tmp_path: Path):
+    """An update that ends only after the next step's sampling has begun does end."""
+    run = process(config_of(tmp_path), Disk())
+    began = {step: asyncio.Event() for step in range(STEPS)}
+    generate, update = run.samplers[0].generate, run.learner.update
+
+    async def watched(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
+        if requests[0].name.phase == "train":
+            began[requests[0].name.step].set()
+        return await generate(requests, **how)
+
+    async def slow(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
+        following = run.learner.version + 1
+        if following < STEPS:
+            await asyncio.wait_for(began[following].wait(), 10)
+        return await update(rollouts, **how)
+
+    run.samplers[0].generate = watched  # type: ignore[method-assign]
+    run.learner.update = slow  # type: ignore[method-assign]
+    assert run.run() == "finished"
+
+
+@pytest.mark.parametrize("warm", [0, 2])
+def test_every_step_but_the_first_is_drawn_by_the_version_before(tmp_path: Path, warm: int):
+    phases: dict[str, dict[str, Any]] = {
+        "run": {"phases": ["sft", "grpo"]},
+        "sft": {"train": {"path": "s.jsonl"}},
+    }
+    phases["sft"]["steps"] = warm
+    run = finished(config_of(tmp_path, **(phases if warm else {})))
+    hashes: dict[int, str] = {}
+    for step in range(warm, STEPS):
+        rows = run.folder.read_rollouts(f"step_{step + 1:06d}") or []
+        ((version,),) = {tuple(row["versions"]) for row in rows}
+        assert version == max(step - 1, warm)
+        (sha,) = {row["adapter_sha256"] for row in rows}
+        assert hashes.setdefault(version, sha) == sha
+        metrics = run.folder.metrics[step]
+        assert metrics["rollout/staleness_mean"] == step - version
+        assert metrics["rollout/staleness_max"] == step - version
+    assert len(set(hashes.values())) == len(hashes) == STEPS - warm - 1
+    assert (hashes[warm] == FRESH) == (warm == 0)
+
+
+def test_what_runs_beside_is_timed_apart(tmp_path: Path):
+    durations = {"sampler0.generate:train": 5.0, "scorer.score": 1.0, "learner.update": 3.0}
+    run = finished(config_of(tmp_path), script=Script(durations=durations))
+    rows = run.folder.metrics
+    first, second, *_, last = rows
+    assert (first["time/sample_s"], first["time/reward_s"]) == (5.0, 1.0)
+    assert not {"time/sample_s", "time/reward_s"} & second.keys()
+    for row in rows:
+        assert row["time/drawing_s"] == 6.0
+        assert row["time/learn_s"] + row["time/wait_s"] == (3.0 if row is last else 9.0)
+
+
+def test_with_a_cut_off_what_waits_is_gone_on_with_a_step_ahead(tmp_path: Path):
+    rollout = {"ahead": "one", "partial": "keep", "cut_off": 0.6, "prompts_per_step": 3}
+    run = finished(config_of(tmp_path, rollout=rollout, budget={"steps": 6}))
+    versions = [
+        (step, row["versions"])
+        for step in range(6)
+        for row in run.folder.read_rollouts(f"step_{step + 1:06d}") or []
+    ]
+    assert any(len(drawn) > 1 for _, drawn in versions)
+    for step, drawn in versions:
+        assert max(drawn) <= max(step - 1, 0)
+    assert max(row["rollout/staleness_max"] for row in run.folder.metrics[1:]) > 1
+
+
+def test_what_a_time_budget_leaves_drawn_is_counted_as_lost(tmp_path: Path):
+    durations = {"sampler0.generate:train": 10.0, "learner.update": 10.0, "learner.save": 10.0}
+    config = config_of(tmp_path, budget={"time": "100s", "steps": None}, data={}, eval={})
+    run = finished(config, script=Script(durations=durations))
+    summary = run.folder.summary
+    assert summary is not None
+    steps = summary["steps"]
+    drawn = run.script.calls.count(f"sampler0.generate:train {steps}")
+    assert drawn == 1
+    assert summary["rollouts"]["dropped"] == 4
+    assert summary["samples"] == 4 * steps
+    assert summary["tokens_generated"] > summary["tokens_trained"]
+
+
+# --- ends
+
+
+def interrupted(config: Config, disk: Disk, on: str | int) -> Process:
+    script = Script()
+    script.on[on] = script.stop.set
+    run = process(config, disk, script)
+    assert run.run() == "interrupted"
+    return run
+
+
+@pytest.mark.parametrize("call", ["learner.update 1", "sampler0.generate:train 2"])
+def test_a_signal_while_both_are_at_work_ends_the_drawing_and_not_the_update(
+    tmp_path: Path, call: str
+):
+    disk = Disk()
+    run = interrupted(config_of(tmp_path), disk, call)
+    assert max(disk) == 2
+    assert [row["step"] for row in run.folder.metrics] == [1, 2]
+    assert run.folder.summary is not None
+    assert run.folder.summary["adapter_sha256"] == disk[2][0]
+    assert run.folder.summary["rollouts"]["dropped"] == 0
+    aborted = "sampler0.abort" in run.script.calls
+    assert aborted == (call != "learner.update 1")
+    # A sampler that was told to end may be gone: it is sent nothing more.
+    assert ("sampler0.load 2" in run.script.calls) == (not aborted)
+
+
+def test_a_signal_while_a_resumed_run_draws_again_leaves_what_was_there(tmp_path: Path):
+    config, disk = config_of(tmp_path), Disk()
+    interrupted(config, disk, "learner.update 1")
+    second = interrupted(config, disk, "sampler0.generate:train 2")
+    assert max(disk) == 2
+    assert second.folder.summary is not None
+    assert second.folder.summary["adapter_sha256"] == disk[2][0]
+
+
+def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize(("partial", "hard"), [("off", True), ("off", False), ("keep", True)])
+def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
+    tmp_path: Path, partial: str, *, hard: bool
+):
+    cut = {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3}
+
+    def configured(name: object) -> Config:
+        return config_of(tmp_path / str(name), rollout=cut if partial == "keep" else {})
+
+    whole = finished(configured("whole"))
+    expected = left_behind(whole.folder)
+    for number, call in enumerate(whole.script.calls[:-1]):
+        config, disk, script = configured(number), Disk(), Script()
+        if hard:
+            script.on[number] = kill
+            with pytest.raises(Killed):
+                process(config, disk, script).run()
+        else:
+            interrupted(config, disk, number)
+        second = finished(config, disk)
+        assert left_behind(second.folder) == expected, call
+        assert second.learner.adapter == whole.learner.adapter
+
+
+def test_a_resumed_run_draws_again_under_the_version_before(tmp_path: Path):
+    config, disk = config_of(tmp_path), Disk()
+    interrupted(config, disk, "learner.update 1")
+    second = finished(config, disk)
+    calls = second.script.calls
+    again = calls.index("sampler0.generate:train 2")
+    assert calls[again - 2 : again + 4] == [
+        "learner.publish 1",
+        "sampler0.load 1",
+        "sampler0.generate:train 2",
+        "scorer.score",
+        "learner.publish 2",
+        "sampler0.load 2",
+    ]
+
+
+def test_a_finished_run_that_is_extended_is_the_longer_run(tmp_path: Path):
+    whole = finished(config_of(tmp_path / "whole", eval={"every_steps": 1}))
+    config, disk = config_of(tmp_path / "two", eval={"every_steps": 1}, budget={"steps": 2}), Disk()
+    finished(config, disk)
+    second = process(config, disk)
+    second.coordinator.deadline.steps = STEPS
+    assert second.run() == "finished"
+    assert second.learner.adapter == whole.learner.adapter
+    assert left_behind(second.folder)["metrics"] == left_behind(whole.folder)["metrics"]
+
+
+class BrokenError(Exception):
+    """What went wrong with a worker."""
+
+
+def break_at(run: Process, side: str, error: Exception) -> None:
+    """Lets the update of step 1 fail, or the sampling beside it."""
+    update, generate = run.learner.update, run.samplers[0].generate
+
+    async def bad_update(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
+        if run.learner.version == 1:
+            await asyncio.sleep(0)
+            raise error
+        return await update(rollouts, **how)
+
+    async def bad_generate(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
+        if (requests[0].name.phase, requests[0].name.step) == ("train", 2):
+            raise error
+        return await generate(requests, **how)
+
+    if side == "learner":
+        run.learner.update = bad_update  # type: ignore[method-assign]
+    else:
+        run.samplers[0].generate = bad_generate  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("side", "error"),
+    [
+        ("learner", BrokenError()),
+        ("sampler", BrokenError()),
+        ("learner", OutOfMemory("update", "no room")),
+        # The update ends well, and no checkpoint may have it: its step is not counted.
+        ("sampler", OutOfMemory("generate", "no room")),
+    ],
+)
+def test_what_fails_on_either_side_ends_the_run_and_a_resumed_one_is_the_same(
+    tmp_path: Path, side: str, error: Exception
+):
+    expected = left_behind(finished(config_of(tmp_path / "whole")).folder)
+    config, disk = config_of(tmp_path / "broken"), Disk()
+    run = process(config, disk)
+    break_at(run, side, error)
+    pending: list[asyncio.Task[Any]] = []
+
+    async def until_it_breaks() -> None:
+        with pytest.raises((BrokenError, OutOfMemory)):
+            await run.coordinator.run()
+        await asyncio.sleep(0)
+        pending.extend(asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(until_it_breaks())
+    run.folder.close()
+    assert pending == []
+    assert [row["step"] for row in run.folder.metrics] == [1]
+    assert left_behind(finished(config, disk).folder) == expected
+
+
+def test_laps_of_one_name_are_added_up():
+    seconds = iter([0.0, 2.0, 5.0, 9.0])
+    watch = Stopwatch(lambda: next(seconds))
+    for name in ("sample", "reward", "sample"):
+        watch.lap(name)
+    assert watch.metrics() == {"time/sample_s": 6.0, "time/reward_s": 3.0, "time/step_s": 9.0}

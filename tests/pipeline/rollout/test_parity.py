@@ -1,0 +1,186 @@
+"""Invariant 1, check by check."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.contracts.adapters import Published
+from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.rollout.parity import Bounds, ParityError, check_labels, check_probe, sync
+from tests import fakes
+from tests.fakes import (
+    PROBE,
+    FakeLearner,
+    FakeSampler,
+    Script,
+    completion,
+    make_config,
+    make_prompts,
+)
+
+BOUNDS = Bounds(probe=1e-4, mean_stop=1e-3, p999_alarm=1e-2)
+
+
+def team(samplers: int) -> tuple[Script, list[FakeSampler], FakeLearner]:
+    script = Script()
+    made = [FakeSampler(script, seed=0, number=number) for number in range(samplers)]
+    return script, made, FakeLearner(script, disk=fakes.Disk())
+
+
+def probe(samplers: list[FakeSampler], learner: FakeLearner, *, prompts: int = 3) -> float:
+    return asyncio.run(
+        check_probe(samplers, learner, make_prompts(prompts), bound=1e-4, temperature=1.0)
+    )
+
+
+def test_defaults_belong_to_the_type_of_the_base(tmp_path: Path):
+    exact = make_config(tmp_path)
+    assert Bounds.of(exact) == Bounds(probe=1e-4, mean_stop=1e-4, p999_alarm=1e-3)
+    rounded = make_config(tmp_path, model={"dtype": "bfloat16"})
+    assert Bounds.of(rounded) == Bounds(probe=0.25, mean_stop=0.05, p999_alarm=0.5)
+    integers = make_config(tmp_path, model={"quantization": "int8_matmul"})
+    assert Bounds.of(integers) == Bounds.of(rounded)
+    for kind, dtype, bounds in (
+        ("merged", "float32", Bounds.of(exact)),
+        ("merged", "bfloat16", Bounds(probe=0.5, mean_stop=0.05, p999_alarm=0.5)),
+        ("int8", "float32", Bounds(probe=0.75, mean_stop=0.05, p999_alarm=0.5)),
+        ("int8_matmul", "bfloat16", Bounds(probe=1.0, mean_stop=0.1, p999_alarm=1.25)),
+    ):
+        own = make_config(
+            tmp_path,
+            model={"dtype": dtype},
+            plan={"rollout_weights": kind},
+            learner={"importance_cap": 2.0},
+        )
+        assert Bounds.of(own) == bounds, (kind, dtype)
+    given = {"probe": 0.1, "mean_stop": 0.2, "p999_alarm": 0.3}
+    assert Bounds.of(make_config(tmp_path, parity=given)) == Bounds(**given)
+
+
+def test_a_step_within_the_bounds_raises_no_alarm():
+    assert BOUNDS.alarm({"parity_mean": 1e-3, "parity_p999": 1e-2}) is None
+    assert BOUNDS.alarm({}) is None  # a step without a signal learns nothing and measures nothing
+
+
+def test_the_percentile_is_told_and_the_mean_stops():
+    told = BOUNDS.alarm({"parity_mean": 0.0, "parity_p999": 0.5})
+    assert told == "99.9th percentile of log-prob difference 0.5 > 0.01"
+    with pytest.raises(ParityError, match=r"by 0\.5 on average, allowed 0\.001 \(parity\.mean"):
+        BOUNDS.alarm({"parity_mean": 0.5, "parity_p999": 0.0})
+
+
+def test_what_is_no_number_is_no_agreement():
+    nan = float("nan")
+    assert BOUNDS.alarm({"parity_mean": 0.0, "parity_p999": nan}) is not None
+    with pytest.raises(ParityError):
+        BOUNDS.alarm({"parity_mean": nan, "parity_p999": 0.0})
+
+
+def test_the_probe_goes_through_every_sampler_and_the_learner():
+    script, samplers, learner = team(2)
+    learner.score_error = 5e-5
+    assert probe(samplers, learner) == pytest.approx(5e-5, rel=1e-2)
+    assert script.calls == [
+        "learner.publish probe",
+        "sampler0.load -1",
+        "sampler0.generate:probe 0",
+        "sampler1.load -1",
+        "sampler1.generate:probe 0",
+        "learner.score probe",
+        "learner.score",
+    ]
+
+
+def test_two_sides_that_both_ignore_the_adapter_are_caught(monkeypatch: pytest.MonkeyPatch):
+    """They agree perfectly: LoRA that qwix attached to no forward pass looks like this."""
+    _, samplers, learner = team(1)
+    monkeypatch.setattr(fakes, "logprobs", lambda tokens, _: np.full(len(tokens), -1.0, np.float32))
+    with pytest.raises(ParityError, match="LoRA does not reach the model"):
+        probe(samplers, learner)
+
+
+def test_a_single_sampler_under_another_adapter_is_caught():
+    _, samplers, learner = team(2)
+    draw = samplers[1].draw
+
+    def base_model(request: RolloutRequest, temperature: float):
+        drawn = draw(request, temperature)
+        drawn.logprobs[-1] += 0.01
+        return drawn
+
+    samplers[1].draw = base_model  # type: ignore[method-assign]
+    with pytest.raises(ParityError, match=r"differ by 0\.01 in log-prob, allowed 0\.0001"):
+        probe(samplers, learner)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_log_prob_that_is_no_number_is_caught_wherever_it_is(at: int):
+    _, samplers, learner = team(1)
+    draw = samplers[0].draw
+
+    def broken(request: RolloutRequest, temperature: float):
+        drawn = draw(request, temperature)
+        if request.name.prompt_id == at + 1:
+            drawn.logprobs[2] = np.nan
+        return drawn
+
+    samplers[0].draw = broken  # type: ignore[method-assign]
+    with pytest.raises(ParityError, match="differ by nan"):
+        probe(samplers, learner)
+
+
+def test_what_the_probe_draws_must_be_labelled_as_the_probe():
+    _, samplers, learner = team(1)
+    draw = samplers[0].draw
+
+    def mislabelled(request: RolloutRequest, temperature: float):
+        return replace(draw(request, temperature), version=0)
+
+    samplers[0].draw = mislabelled  # type: ignore[method-assign]
+    with pytest.raises(ParityError, match=r"was drawn by version 0 .* in force is -1"):
+        probe(samplers, learner)
+
+
+def test_samplers_draw_different_rollouts_of_the_same_few_prompts():
+    _, samplers, learner = team(2)
+    names: list[tuple[int, int]] = []
+    for sampler in samplers:
+        draw = sampler.draw
+
+        def spy(request: RolloutRequest, temperature: float, draw=draw):
+            names.append((request.name.prompt_id, request.name.sample))
+            return draw(request, temperature)
+
+        sampler.draw = spy  # type: ignore[method-assign]
+    probe(samplers, learner, prompts=20)
+    assert names == [(prompt, sampler) for sampler in (0, 1) for prompt in range(1, 9)]
+
+
+def test_a_sync_compares_hashes():
+    _, samplers, _ = team(2)
+    published = Published(4, PROBE, PROBE)
+    asyncio.run(sync(samplers, published))
+    assert [(sampler.version, sampler.adapter) for sampler in samplers] == [(4, PROBE)] * 2
+    with pytest.raises(ParityError, match=rf"holds adapter {PROBE[:12]}, version 5 is {'0' * 12}"):
+        asyncio.run(sync(samplers, Published(5, "0" * 64, PROBE)))
+
+
+def test_the_first_wrong_label_is_named():
+    published = Published(2, "a" * 64, None)
+
+    def labelled(sample: int, version: int, sha: str):
+        name = RolloutName("train", 2, 7, sample)
+        drawn = RolloutRequest(name, np.zeros(1, np.int32))
+        return completion(drawn, version=version, adapter_sha256=sha)
+
+    right = labelled(0, 2, "a" * 64)
+    check_labels([right], published)
+    with pytest.raises(ParityError, match=r"sample=1\) was drawn by version 1 \(aaaaaaaaaaaa\)"):
+        check_labels([right, labelled(1, 1, "a" * 64), labelled(2, 0, "")], published)
+    with pytest.raises(ParityError, match=r"version 2 \(bbbbbbbbbbbb\), in force is 2 \(aaaa"):
+        check_labels([labelled(3, 2, "b" * 64)], published)

@@ -1,0 +1,215 @@
+"""From completions to rollouts: the right text to the right prompt, rewards, advantages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.schema import Prompt
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.rollout.advantages import GroupStats
+from pipeline.rollout.scoring import SUM, reward_errors, reward_inputs, score_rollouts
+from rewards.base import Outcome, RewardInput, Tags
+from rewards.weighting import shuffle_rewards
+from tests.fakes import CharTokenizer, completion, make_config, make_prompts
+
+TAGS = Tags("<r>", "</r>", "<a>", "</a>")
+PROMPTS = {prompt.id: prompt for prompt in make_prompts(3)}
+WEIGHTS = {"correct": 1.0, "format": 0.1}
+
+
+def drawn(prompt_id: int, sample: int, text: str, *, ended: bool = True) -> Completion:
+    name = RolloutName("train", 0, prompt_id, sample)
+    return completion(RolloutRequest(name, PROMPTS[prompt_id].tokens), text, ended=ended)
+
+
+def inputs_of(completions: list[Completion], **prompt: Any) -> list[RewardInput]:
+    maker = PromptMaker(Prompt(**prompt), CharTokenizer())
+    return reward_inputs(completions, PROMPTS, maker=maker, tags=TAGS)
+
+
+def test_a_reward_function_sees_the_text_and_its_own_prompt():
+    first, second = inputs_of([drawn(3, 0, "six"), drawn(1, 0, "tw", ended=False)])
+    assert first == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
+    assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS)
+
+
+def test_a_reward_function_sees_the_prefix_and_what_was_drawn():
+    (one,) = inputs_of([drawn(3, 0, "ix")], answer_prefix="s")
+    assert one == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
+
+
+GROUPS = [drawn(prompt, sample, f"{prompt}.{sample}") for prompt in (2, 1) for sample in range(2)]
+
+
+def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
+    return [
+        {
+            "correct": Outcome(value, None if value is not None else "died"),
+            "format": Outcome(1.0, None),
+        }
+        for value in values
+    ]
+
+
+def test_rewards_are_weighted_and_groups_are_those_of_the_prompts(tmp_path: Path):
+    config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
+    rollouts, stats, _ = score_rollouts(
+        GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
+    )
+    assert [rollout.completion for rollout in rollouts] == GROUPS
+    assert [rollout.text for rollout in rollouts] == ["2.0", "2.1", "1.0", "1.1"]
+    assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, 0.0, 0.5, 0.5]
+    assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
+    assert [rollout.advantage for rollout in rollouts] == pytest.approx([0.5, -0.5, 0, 0])
+    assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
+
+
+def test_groups_are_told_by_name_whatever_is_left_of_them(tmp_path: Path):
+    # The same prompt, asked for at two steps; of the second group and the third one is left.
+    left = [*GROUPS[:2], GROUPS[3]]
+    later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
+    config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
+    completions = [later, *left]
+    rollouts, stats, _ = score_rollouts(
+        completions, inputs_of(completions), outcomes(9.0, 1.0, 0.0, 0.5), config=config, step=0
+    )
+    advantages = [rollout.advantage for rollout in rollouts]
+    assert advantages == pytest.approx([0, 0.5, -0.5, 0])
+    assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
+    nobody = score_rollouts([], [], [], config=config, step=0)
+    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0), {})
+
+
+def test_advantages_are_scaled_as_the_configuration_says(tmp_path: Path):
+    rollouts, *_ = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(1.0, 0.0, 0.5, 0.5),
+        config=make_config(tmp_path),
+        step=0,
+    )
+    # 0.5 over the sample deviation sqrt(0.5).
+    scaled = [rollout.advantage for rollout in rollouts]
+    assert scaled == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-5)
+
+
+def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
+    rollouts, stats, _ = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(1.0, None, 0.0, 1.0),
+        config=make_config(tmp_path),
+        step=0,
+    )
+    assert rollouts[1].rewards == {"correct": None, "format": 1.0}
+    assert rollouts[1].reward is None
+    assert rollouts[0].reward == pytest.approx(1.1)
+    assert [rollouts[0].advantage, rollouts[1].advantage] == [0.0, 0.0]
+    assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
+
+
+def test_invariant_6_a_part_of_weight_0_excludes_nobody(tmp_path: Path):
+    parts = [
+        {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
+        {"name": "format", "function": "rewards.format:well_formed", "weight": 0.5},
+    ]
+    rollouts, stats, errors = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(1.0, None, 1e308, None),
+        config=make_config(tmp_path, rewards={"functions": parts}),
+        step=0,
+    )
+    assert [rollout.reward for rollout in rollouts] == [0.5] * 4
+    assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, None, 1e308, None]
+    assert errors == {"correct": ["died", "died"]}
+    assert stats == GroupStats(mixed=0, all_equal=2, short=0, excluded=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "error"),
+    [
+        (1.7e308, (1.0, 1.7e308), "is not a finite number: 1 x 1.7e+308 (correct) + 1.7e+308 x 1"),
+        (-1e308, (9.0, 0.1), "is not a finite number: 9 x -1e+308 (correct) + 0.1 x 1 (format)"),
+    ],
+)
+def test_a_sum_that_overflows_is_an_error_of_the_sum(
+    tmp_path: Path, value: float, weights: tuple[float, float], error: str
+):
+    parts = [
+        {"name": name, "function": "rewards.correctness:exact_answer", "weight": weight}
+        for name, weight in zip(("correct", "format"), weights, strict=True)
+    ]
+    rollouts, stats, errors = score_rollouts(
+        GROUPS,
+        inputs_of(GROUPS),
+        outcomes(value, 0.0, 0.5, None),
+        config=make_config(tmp_path, rewards={"functions": parts}),
+        step=0,
+    )
+    assert rollouts[0].rewards == {"correct": value, "format": 1.0}
+    assert [rollout.reward is None for rollout in rollouts] == [True, False, False, True]
+    assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
+    assert list(errors) == ["correct", SUM]
+    (found,) = errors[SUM]
+    assert found.startswith(error)
+    assert stats.excluded == 2
+
+
+def test_overlong_completions_are_punished_in_a_part_of_their_own(tmp_path: Path):
+    # 84 tokens, of which the last 40 are punished: "2.0" and its stop token are 4, 64 are 20 too
+    # many, 84 are the end.
+    config = make_config(
+        tmp_path,
+        rollout={
+            "group_size": 2,
+            "prompts_per_step": 2,
+            "max_prompt_tokens": 8,
+            "max_new_tokens": 84,
+            "overlong_tokens": 40,
+        },
+    )
+    long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
+    completions = [*GROUPS[:2], long, cut]
+    rollouts, stats, _ = score_rollouts(
+        completions, inputs_of(completions), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
+    )
+    assert [rollout.rewards["overlong"] for rollout in rollouts] == [0.0, 0.0, -0.5, -1.0]
+    assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.1, -0.4])
+    assert rollouts[2].advantage > 0 > rollouts[3].advantage
+    assert stats.mixed == 2
+    assert (
+        "overlong"
+        not in score_rollouts(
+            GROUPS, inputs_of(GROUPS), outcomes(1, 0, 1, 0), config=make_config(tmp_path), step=0
+        )[0][0].rewards
+    )
+
+
+def test_invariant_6_errors_are_kept_by_function():
+    good, died, nan = Outcome(1.0, None), Outcome(None, "died"), Outcome(None, "returned nan")
+    assert reward_errors(
+        [{"a": good, "b": good}, {"a": died, "b": good}, {"a": nan, "b": died}]
+    ) == {"a": ["died", "returned nan"], "b": ["died"]}
+    assert reward_errors([{"a": good}]) == {}
+
+
+def test_the_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
+    config = make_config(tmp_path, rewards={"shuffle": True})
+    values = outcomes(0.1, 0.2, 0.3, 0.4)
+    rollouts, *_ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=5)
+    plain = [value["correct"].value or 0.0 for value in values]
+    expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
+    assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
+    assert expected != [value + 0.1 for value in plain]
+    # What each part gave stays with its rollout.
+    assert [rollout.rewards["correct"] for rollout in rollouts] == plain
+    for start in (0, 2):
+        high = int(np.argmax([rollouts[start].reward or 0, rollouts[start + 1].reward or 0]))
+        assert rollouts[start + high].advantage > 0

@@ -1,0 +1,419 @@
+"""The run folder: what may be done in it, by whom, and what survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from configs.load import config_to_json
+from configs.schema import Config
+from pipeline.contracts.record_files import (
+    DamagedFileError,
+    parse_rows,
+    read_rows,
+    write_atomically,
+)
+from pipeline.run.run_folder import RunFolder
+from tests.fakes import make_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_config(tmp_path)
+
+
+@pytest.fixture
+def folder(config: Config) -> Iterator[RunFolder]:
+    opened = RunFolder.of(config)
+    opened.create(config)
+    yield opened
+    opened.close()
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:-size])
+
+
+def flip(path: Path) -> None:
+    """Changes one digit."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub("[0-9]", lambda digit: str(9 - int(digit[0])), text, count=1))
+
+
+def test_the_folder_is_dir_and_name(tmp_path: Path, config: Config):
+    assert RunFolder.of(config).path == tmp_path / "run"
+
+
+READ_ONLY = pytest.mark.skipif(
+    not Path("/sys/kernel").is_dir(), reason="needs a file system that also refuses root"
+)
+
+
+@READ_ONLY
+def test_a_folder_that_cannot_be_made_is_found_by_trying():
+    looked = RunFolder(Path("/sys/kernel/runs/mine"))
+    with pytest.raises(
+        ValueError,
+        match=r'^run\.dir = "/sys/kernel/runs": /sys/kernel cannot be written: .*; choose another$',
+    ):
+        looked.check_writable()
+
+
+def test_a_folder_with_other_permissions_is_found_too(tmp_path: Path):
+    closed = tmp_path / "closed"
+    (closed / "run").mkdir(parents=True)
+    for path in (closed / "run", closed):
+        path.chmod(0o555)
+    if os.access(closed, os.W_OK):
+        pytest.skip("root may write there")
+    for name in ("run", "new"):
+        with pytest.raises(ValueError, match=rf'^run\.dir = "{closed}": .* cannot be written'):
+            RunFolder(closed / name).check_writable()
+
+
+def test_looking_leaves_no_trace(tmp_path: Path, config: Config):
+    looked = RunFolder.of(config)
+    looked.check(config)
+    looked.check_writable()
+    assert looked.summary is None
+    assert looked.metrics == []
+    assert list(looked.events("started")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_resolved_configuration_is_kept(folder: RunFolder, config: Config):
+    kept = (folder.path / "config.json").read_text(encoding="utf-8")
+    assert kept == config_to_json(config)
+    assert folder.rollouts.is_dir()
+
+
+def test_the_same_run_goes_on_and_may_be_longer(tmp_path: Path, folder: RunFolder, config: Config):
+    folder.close()
+    RunFolder.of(config).check(config)
+    longer = make_config(tmp_path, budget={"steps": 99})
+    RunFolder.of(longer).check(longer)
+
+
+def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, folder: RunFolder):
+    folder.close()
+    other = make_config(
+        tmp_path,
+        learner={"lr": 1e-3, "schedule": "linear"},
+        prompt={"system": 'Say "why".'},
+        plan={"samplers": 2},
+    )
+    with pytest.raises(ValueError, match="holds a run with other settings") as caught:
+        RunFolder.of(other).check(other)
+    assert str(caught.value).splitlines()[1:] == [
+        '  prompt.system: was "", is "Say \\"why\\"."',
+        "  learner.lr: was 1e-05, is 0.001",
+        '  learner.schedule: was "constant", is "linear"',
+        "  learner.decay_steps: was none, is 3",
+        "  plan.samplers: was none, is 2",
+    ]
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, config: Config):
+    (tmp_path / "run").mkdir()
+    RunFolder.of(config).check(config)
+    (tmp_path / "run" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="is not empty and not a run; choose another run"):
+        RunFolder.of(config).check(config)
+
+
+@pytest.mark.parametrize("under", ["", "deep/er"])
+def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
+    file = tmp_path / "README.md"
+    file.touch()
+    config = make_config(file / under)
+    told = f'run.dir = "{file / under}": {file} is a file; choose another'
+    for attempt in (RunFolder.of(config).check, RunFolder.of(config).create):
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            attempt(config)
+    named = make_config(tmp_path, run={"name": "README.md"})
+    told = f'run.name = "README.md": {file} is a file; choose another'
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"), RunFolder.of(named).held():
+        pass
+
+
+def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):
+    other = RunFolder.of(config)
+    for attempt in (other.check, other.create):
+        with pytest.raises(ValueError, match=f"another process is at work in {folder.path}"):
+            attempt(config)
+    folder.close()
+    other.check(config)
+    other.create(config)
+    other.close()
+
+
+def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_path: Path):
+    path = tmp_path / "runs" / "deep" / "run"
+    config = make_config(path.parent, run={"name": "run"})
+    mine, other = RunFolder(path), RunFolder(path)
+    with mine.held():
+        for attempt in (other.check, other.create):
+            with pytest.raises(ValueError, match="another process is at work"):
+                attempt(config)
+    assert list(tmp_path.iterdir()) == []
+    with mine.held():
+        mine.create(config)
+    assert (path / "config.json").is_file()
+    with other.held():
+        pass
+    assert (path / "config.json").is_file()
+
+
+def test_folders_above_that_another_run_needs_by_now_stay(tmp_path: Path):
+    first, second = (RunFolder(tmp_path / "runs" / name) for name in ("first", "second"))
+    with ExitStack() as other:
+        with first.held():
+            other.enter_context(second.held())
+        assert not first.path.exists()
+        assert second.path.is_dir()
+    assert not second.path.exists()
+
+
+def test_a_kill_between_lock_and_configuration_leaves_a_folder_that_can_be_used(
+    tmp_path: Path, config: Config
+):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    RunFolder.of(config).check(config)
+
+
+def test_events_of_a_kind_in_their_order(folder: RunFolder):
+    folder.journal("checkpoint", step=1)
+    folder.journal("fault", what="x")
+    folder.journal("checkpoint", step=2)
+    assert [entry["step"] for entry in folder.events("checkpoint")] == [1, 2]
+    (fault,) = folder.events("fault")
+    assert fault == {"time": fault["time"], "event": "fault", "what": "x"}
+
+
+@pytest.mark.parametrize("torn", ['{"event": "x", "st', '{"event": "x"', "{"])
+def test_half_a_line_does_not_swallow_the_next_one(folder: RunFolder, torn: str):
+    folder.journal("one", step=1)
+    path = folder.path / "journal.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + torn, encoding="utf-8")
+    folder.journal("two", step=2)
+    folder.journal("two", step=3)
+    assert [entry["step"] for entry in folder.events("one")] == [1]
+    assert [entry["step"] for entry in folder.events("two")] == [2, 3]
+
+
+STRANGE = 'a\u2028b\u2029c\x85d\x0be\x1cf\r\ng \N{GRINNING FACE} \\ " \x00'
+
+
+def test_any_text_survives(folder: RunFolder):
+    rows = [{"text": STRANGE}, {"text": ""}, {"text": STRANGE * 2}]
+    folder.write_rollouts("test_before", rows)
+    assert folder.read_rollouts("test_before") == rows
+    surrogate = {"text": f"{STRANGE} \ud800"}
+    folder.journal("said", **surrogate)
+    folder.write_rollouts("step_000001", [surrogate])
+    assert folder.read_rollouts("step_000001") == [surrogate]
+    folder.journal("said", text=STRANGE)
+    said = [surrogate["text"], STRANGE]
+    assert [entry["text"] for entry in folder.events("said")] == said
+
+
+def test_metrics_are_appended_and_rollouts_and_summary_replaced(folder: RunFolder):
+    for step in (1, 2):
+        folder.write_metrics({"step": step, "loss": 1 / step})
+        folder.write_rollouts("step_000001", [{"sample": step}])
+        folder.write_summary({"steps": step})
+    assert folder.metrics == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+    assert folder.read_rollouts("step_000001") == [{"sample": 2}]
+    assert folder.summary == {"steps": 2}
+    written = json.loads((folder.path / "summary.json").read_text(encoding="utf-8"))
+    assert {**written, "sha256": None} == {"steps": 2, "sha256": None}
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_invariant_12_a_resume_moves_later_records_aside_and_deletes_nothing(folder: RunFolder):
+    for step in range(1, 5):
+        folder.write_metrics({"step": step})
+        folder.write_rollouts(f"step_{step:06d}", [{"step": step}])
+    for name in ("validation_000002", "validation_000004", "test_before"):
+        folder.write_rollouts(name, [])
+    folder.write_summary({"ended": "interrupted", "steps": 4})
+    folder.journal("checkpoint", step=2)
+    aside = folder.resume_at(2)
+    assert aside == folder.path / "superseded" / "0001"
+    assert folder.metrics == [{"step": 1}, {"step": 2}]
+    assert sorted(path.stem for path in folder.rollouts.iterdir()) == [
+        "step_000001",
+        "step_000002",
+        "test_before",
+        "validation_000002",
+    ]
+    assert folder.summary is None
+    assert [entry["step"] for entry in folder.events("resumed")] == [2]
+    later = ["step_000003", "step_000004", "validation_000004"]
+    assert files(aside) == [
+        "metrics.jsonl",
+        *(f"rollouts/{name}.jsonl" for name in later),
+        "summary.json",
+    ]
+    assert [row["step"] for row in read_rows(aside / "metrics.jsonl")] == [3, 4]
+    assert parse_rows(aside / "rollouts" / "step_000003.jsonl") == [{"step": 3}]
+    assert folder.resume_at(2) is None
+    folder.write_metrics({"step": 3})
+    assert folder.resume_at(2) == folder.path / "superseded" / "0002"
+
+
+def test_what_a_later_resume_has_gone_back_behind_does_not_stand(folder: RunFolder):
+    for step in (0, 4, 8):
+        folder.journal("checkpoint", step=step)
+    folder.journal("resumed", step=4)
+    assert [entry["step"] for entry in folder.standing("checkpoint")] == [0, 4]
+    folder.journal("checkpoint", step=8)
+    folder.journal("resumed", step=8)
+    assert [entry["step"] for entry in folder.standing("checkpoint")] == [0, 4, 8]
+
+
+def test_a_finished_run_that_goes_on_has_its_summary_in_the_journal(folder: RunFolder):
+    for ended in ("interrupted", "finished"):
+        folder.write_summary({"ended": ended, "steps": 4})
+        assert folder.summary == {"ended": ended, "steps": 4}
+        folder.resume_at(4)
+        assert folder.summary is None
+    assert [entry["summary"]["ended"] for entry in folder.events("ended")] == [
+        "interrupted",
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: cut(path, 30), flip])
+def test_a_damaged_summary_is_written_again_from_the_journal(
+    folder: RunFolder, damage: Callable[[Path], None]
+):
+    path = folder.path / "summary.json"
+    folder.write_summary({"ended": "finished", "eval": {"after": {"accuracy": 0.84375}}})
+    whole = path.read_bytes()
+    assert not folder.restore_summary()
+    damage(path)
+    assert folder.summary is not None
+    assert folder.restore_summary()
+    assert path.read_bytes() == whole
+
+
+def test_a_new_run_has_nothing_to_move(folder: RunFolder):
+    assert folder.resume_at(0) is None
+    assert folder.metrics == []
+    assert list(folder.entries()) == []
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("line", [1, 2])
+def test_a_damaged_line_is_refused_and_an_unfinished_last_one_ignored(
+    folder: RunFolder, config: Config, name: str, line: int
+):
+    for step in (1, 2, 3):
+        folder.journal("checkpoint", step=step)
+        folder.write_metrics({"step": step, "loss": 0.25})
+    folder.close()
+    path = folder.path / name
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:20])
+    RunFolder.of(config).check(config)
+    assert [row["step"] for row in folder.metrics][:2] == [1, 2]
+    lines[line - 1] = lines[line - 1].replace(b'"step": ', b'"step": 1')
+    path.write_bytes(b"".join(lines))
+    told = rf"{name}, line {line}: damaged, .* restore the file from a copy, or start another run"
+    with pytest.raises(DamagedFileError, match=told):
+        RunFolder.of(config).check(config)
+
+
+@pytest.mark.parametrize("gone", [0, 1, slice(0, 2)])
+def test_missing_lines_are_found(folder: RunFolder, config: Config, gone: int | slice):
+    for step in (1, 2, 3, 4):
+        folder.journal("checkpoint", step=step)
+    folder.close()
+    path = folder.path / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    del lines[gone]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DamagedFileError, match="or lines before it are missing"):
+        RunFolder.of(config).check(config)
+
+
+def test_a_journal_without_the_end_that_the_summary_has_is_refused(
+    folder: RunFolder, config: Config
+):
+    folder.journal("started")
+    folder.write_summary({"ended": "finished", "steps": 4})
+    folder.close()
+    path = folder.path / "journal.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl has lost its end: summary.json"):
+        RunFolder.of(config).check(config)
+
+
+def test_lines_longer_than_the_tail_that_is_looked_at_first(folder: RunFolder):
+    for text in ("a", "b" * 3 * 2**20, "c"):
+        folder.journal("said", text=text)
+    assert [len(entry["text"]) for entry in folder.events("said")] == [1, 3 * 2**20, 1]
+
+
+@pytest.mark.parametrize("damage", [lambda path: cut(path, 30), flip])
+def test_a_damaged_plan_is_refused_with_the_remedy(
+    folder: RunFolder, config: Config, damage: Callable[[Path], None]
+):
+    folder.write_plan({"in_force": {"rollout_rows": 16}})
+    folder.close()
+    damage(folder.path / "plan.json")
+    with pytest.raises(DamagedFileError, match=r"plan.json is damaged: .* or delete it to plan"):
+        RunFolder.of(config).check(config)
+
+
+def test_a_damaged_configuration_and_a_missing_journal_are_refused(
+    folder: RunFolder, config: Config
+):
+    folder.journal("started")
+    folder.write_metrics({"step": 1})
+    folder.close()
+    journal = folder.path / "journal.jsonl"
+    journal.rename(folder.path / "elsewhere")
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl is missing or empty, and metrics"):
+        RunFolder.of(config).check(config)
+    (folder.path / "elsewhere").rename(journal)
+    cut(folder.path / "config.json", 30)
+    with pytest.raises(DamagedFileError, match=r"config.json is damaged: .* from a copy, or start"):
+        RunFolder.of(config).check(config)
+
+
+def test_a_write_that_fails_leaves_the_old_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "summary.json"
+    write_atomically(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_text(encoding="utf-8") == "old"
+
+
+def test_the_plan_in_force_is_replaced(tmp_path: Path):
+    config = make_config(tmp_path)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    seen = [folder.plan]
+    for rows in (8, 6):
+        folder.write_plan({"in_force": {"rollout_rows": rows}})
+        seen.append(folder.plan)
+    assert seen == [None, *({"in_force": {"rollout_rows": rows}} for rows in (8, 6))]
+    folder.close()

@@ -1,0 +1,433 @@
+"""W&B: what it runs as, and that whatever it does no run ends of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.run import tracking
+from pipeline.run.tracking import Mode, Tracker, choose_mode
+from tests.fakes import make_config
+from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody is logged in; the path of the file that would say otherwise."""
+    for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    netrc = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(netrc))
+    return netrc
+
+
+def mode(folder: Path, wanted: str) -> tuple[str, str]:
+    return choose_mode(make_config(folder, wandb={"mode": wanted}))
+
+
+def test_nobody_is_logged_in(tmp_path: Path):
+    chosen, why = mode(tmp_path, "auto")
+    assert chosen == "offline"
+    assert "nobody is logged in; `wandb login` mends it, `wandb sync` uploads" in why
+
+
+@pytest.mark.parametrize("wanted", ["offline", "disabled"])
+def test_what_was_asked_for_is_done_and_said(tmp_path: Path, wanted: str):
+    chosen, why = mode(tmp_path, wanted)
+    assert chosen == wanted
+    assert f"{wanted} by wandb.mode" in why
+
+
+def test_online_on_demand_is_refused_where_nobody_is_logged_in(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"wandb\.mode = 'online' but nobody is logged in.*WANDB_"):
+        mode(tmp_path, "online")
+
+
+@pytest.mark.parametrize("wanted", ["auto", "online"])
+def test_a_key_in_the_environment_is_a_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert mode(tmp_path, wanted) == ("online", "W&B: online")
+
+
+def test_a_login_is_one_at_the_server_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: Path
+):
+    nobody.write_text("machine wandb.example.org login user password k\n", encoding="utf-8")
+    assert mode(tmp_path, "auto")[0] == "offline"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert mode(tmp_path, "auto")[0] == "online"
+    monkeypatch.delenv("WANDB_BASE_URL")
+    nobody.write_text("machine api.wandb.ai login user password k\n", encoding="utf-8")
+    assert mode(tmp_path, "auto")[0] == "online"
+
+
+def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, nobody: Path):
+    nobody.write_text("machine\n", encoding="utf-8")
+    assert mode(tmp_path, "auto")[0] == "offline"
+
+
+# --- the process that talks to W&B
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    """The W&B server that everything here talks to; nobody is in a hurry."""
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setattr(tracking, "START_S", 900.0)
+        monkeypatch.setattr(tracking, "FINISH_S", 900.0)
+        yield server
+
+
+class Run:
+    """A run of a W&B process: what it is sent, and what it tells."""
+
+    def __init__(self, folder: Path, mode: Mode, *, run_id: str | None = None) -> None:
+        self.folder = folder
+        self.tracker = Tracker(mode, run_id=run_id)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.heard = asyncio.Event()
+
+    def tell(self, event: str, text: str, **facts: Any) -> None:
+        assert event == "wandb"
+        self.told.append((text, facts))
+        self.heard.set()
+
+    async def start(self, rows: Any = ()) -> None:
+        config = make_config(self.folder, wandb={"mode": "auto", "project": "p"})
+        await self.tracker.start(config, folder=self.folder, rows=rows, tell=self.tell)
+
+    async def hear(self, key: str) -> Any:
+        """What is told under `key` next."""
+        while True:
+            found = [facts[key] for _, facts in self.told if key in facts]
+            if found:
+                return found[-1]
+            self.heard.clear()
+            await asyncio.wait_for(self.heard.wait(), 300)
+
+    def log(self, *steps: int) -> None:
+        for step in steps:
+            self.tracker.log({"loss": step / 2}, step=step)
+
+
+@asynccontextmanager
+async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterator[Run]:
+    """A run that has begun at W&B, or on disk."""
+    run = Run(folder, mode)
+    with closing(run.tracker):
+        await run.start(**more)
+        await run.hear("address")
+        yield run
+
+
+def sync(command: str) -> None:
+    """Does what a user is told to do later."""
+    program, *arguments = shlex.split(command)
+    path = Path(sys.executable).with_name(program)
+    with tempfile.TemporaryDirectory() as folder:  # it writes logs where it is called
+        done = subprocess.run(
+            [path, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_is_sent(tmp_path: Path, server: WandbServer):
+    async def work() -> None:
+        async with begun(tmp_path) as run:
+            run.log(1, 2)
+            run.tracker.log({"eval/test/accuracy": 0.5}, step=2)
+            run.log(3)
+            run.tracker.summarize({"steps": 3})
+            await run.tracker.finish(exit_status=130)
+        ((text, facts),) = run.told
+        assert text == f"W&B: {server.url}/somebody/p/runs/{run.tracker.run_id}"
+        assert facts["address"] == text.removeprefix("W&B: ")
+
+    asyncio.run(work())
+    assert [(row["_step"], row["loss"]) for row in server.rows()] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert server.rows()[1]["eval/test/accuracy"] == 0.5
+    assert server.exit_status == 130
+
+
+@pytest.mark.parametrize("fault", ["hang", "500", "close"])
+def test_a_server_that_fails_on_the_way_is_waited_for_no_longer_than_the_bound(
+    tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch, fault: Fault
+):
+    monkeypatch.setattr(tracking, "FINISH_S", 8.0)
+
+    async def work() -> Run:
+        async with begun(tmp_path) as run:
+            run.log(1, 2, 3)
+            server.fault = fault
+            run.log(4, 5)
+            await run.tracker.finish(exit_status=0)
+        return run
+
+    text, facts = asyncio.run(work()).told[-1]
+    (folder,) = (tmp_path / "wandb").glob("run-*")
+    command = f"wandb sync --include-online {folder}"
+    assert facts == {"uploaded": False, "sync": command}
+    assert text == f"W&B does not have all of this run after 8 s; to upload it: {command}"
+    server.fault = None
+    sync(command)
+    assert server.steps() == [1, 2, 3, 4, 5]
+
+
+def test_data_that_the_server_refuses_are_no_success(tmp_path: Path, server: WandbServer):
+    async def work() -> Run:
+        async with begun(tmp_path) as run:
+            server.fault = "403"
+            run.log(1, 2)
+            await run.tracker.finish(exit_status=0)
+        return run
+
+    text, facts = asyncio.run(work()).told[-1]
+    assert text.startswith("W&B does not have all of this run; to upload it: wandb sync --incl")
+    server.fault = None
+    sync(facts["sync"])
+    assert server.steps() == [1, 2]
+
+
+def test_a_server_that_does_not_answer_at_the_start_delays_nothing(
+    tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tracking, "START_S", 2.0)
+    server.fault = "hang"
+
+    async def work() -> Run:
+        run = Run(tmp_path, "online")
+        await run.start(rows=[(1, {"loss": 0.5})])
+        run.log(2, 3)
+        assert run.told == []  # the run went on before anything was known
+        assert "cannot start online (" in await run.hear("failed")
+        await run.hear("address")
+        run.log(4)
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    facts = asyncio.run(work()).told[-1][1]
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert facts["sync"] == f"wandb sync {folder}"
+    server.fault = None
+    sync(facts["sync"])
+    assert server.steps() == [1, 2, 3, 4]
+
+
+def below(process: psutil.Process) -> set[psutil.Process]:
+    return set(process.children(recursive=True))
+
+
+def test_the_stop_of_a_ray_job_loses_no_step(tmp_path: Path, server: WandbServer):
+    before = below(psutil.Process())
+
+    async def work() -> None:
+        async with begun(tmp_path) as run:
+            run.log(1, 2)
+            # As Ray does: to all descendants of the job's process at once.
+            for process in below(psutil.Process()) - before:
+                process.send_signal(signal.SIGTERM)
+            run.log(3)
+            await run.tracker.finish(exit_status=143)
+
+    asyncio.run(work())
+    assert (server.steps(), server.exit_status) == ([1, 2, 3], 143)
+
+
+def services(folder: Path) -> list[psutil.Process]:
+    """W&B's services that write below `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(file.path.startswith(str(folder)) for file in process.open_files()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [process for process in found if "wandb-core" in process.name()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_service_that_dies_is_started_again_and_gets_what_it_lacks(
+    tmp_path: Path, server: WandbServer, number: signal.Signals
+):
+    async def work() -> Run:
+        async with begun(tmp_path, rows=[(1, {"loss": 0.5})]) as run:
+            run.log(2, 3)
+            for process in services(tmp_path):
+                process.send_signal(number)
+            run.log(4, 5)
+            await run.tracker.finish(exit_status=0)
+        return run
+
+    run = asyncio.run(work())
+    assert server.steps() == [1, 2, 3, 4, 5]
+    assert [next(iter(facts)) for _, facts in run.told] == ["address", "failed", "address"]
+
+
+def test_a_resumed_run_sends_what_wandb_lacks(tmp_path: Path, server: WandbServer):
+    server.history = {0: '{"_step": 1, "loss": 0.5}', 1: '{"_step": 2, "loss": 1.0}'}
+
+    async def work() -> None:
+        run = Run(tmp_path, "online", run_id="old-id")
+        await run.start(rows=[(step, {"loss": step / 2}) for step in (1, 2, 3, 4)])
+        run.log(5)
+        await run.tracker.finish(exit_status=0)
+        assert run.tracker.run_id == "old-id"
+        assert run.told[0][0].endswith("/runs/old-id")
+
+    asyncio.run(work())
+    assert [(row["_step"], row["loss"]) for row in server.rows()] == [
+        (1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0), (5, 2.5)
+    ]  # fmt: skip
+
+
+def test_offline_a_resumed_run_writes_what_no_earlier_process_has_written(
+    tmp_path: Path, server: WandbServer
+):
+    async def work(run_id: str | None, rows: Any, *steps: int) -> Run:
+        run = Run(tmp_path / str(steps[0]), "offline", run_id=run_id)
+        run.folder.mkdir()
+        await run.start(rows=rows)
+        run.log(*steps)
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    first = asyncio.run(work(None, [], 1, 2))
+    rows = [(step, {"loss": step / 2}) for step in (1, 2)]
+    second = asyncio.run(work(first.tracker.run_id, rows, 3, 4))
+    for run in (first, second):
+        sync(run.told[-1][1]["sync"])
+    assert server.steps() == [1, 2, 3, 4]
+
+
+PROGRAM = """
+import asyncio, os, sys
+from pathlib import Path
+from pipeline import tracking
+from tests.fakes import make_config
+
+tracking.FINISH_S = float(sys.argv[2])
+
+async def work():
+    folder = Path(sys.argv[1])
+    tracker = tracking.Tracker("online", run_id=None)
+    begun = asyncio.Event()
+    await tracker.start(
+        make_config(folder), folder=folder, rows=(), tell=lambda *_, **facts: begun.set()
+    )
+    await begun.wait()
+    tracker.log({"loss": 0.5}, step=1)
+    tracker.log({"loss": 1.0}, step=2)
+    print("logged", flush=True)
+    sys.stdin.readline()
+    if sys.argv[3] == "killed":
+        os.kill(os.getpid(), 9)
+    await tracker.finish(exit_status=0)
+
+asyncio.run(work())
+"""
+
+
+def program(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A process with a tracker that has logged two steps and waits for a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "logged\n"
+    return process
+
+
+def test_python_ends_in_order_whatever_the_server_does(tmp_path: Path, server: WandbServer):
+    process = program(tmp_path, "0.1", "finished")
+    server.fault = "hang"
+    assert process.communicate("\n", timeout=300) == ("", "")
+    assert process.returncode == 0
+
+
+def test_a_run_that_is_killed_is_finished_without_it(tmp_path: Path, server: WandbServer):
+    process = program(tmp_path, "120", "killed")
+    process.communicate("\n", timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    assert server.complete.wait(300)
+    assert (server.steps(), server.exit_status) == ([1, 2], 1)
+
+
+def test_a_process_that_does_not_read_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    still = tmp_path / "still"
+    still.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    still.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(still))
+    monkeypatch.setattr(tracking, "FINISH_S", 0.1)
+    before = below(psutil.Process())
+
+    async def work() -> Run:
+        run = Run(tmp_path, "online")
+        await run.start()
+        for step in range(1000):
+            run.tracker.log({"text": "x" * 1000}, step=step)
+        await run.tracker.finish(exit_status=0)
+        while below(psutil.Process()) - before:  # noqa: ASYNC110  # its end sets no event
+            await asyncio.sleep(0.01)
+        return run
+
+    assert [text for text, _ in asyncio.run(work()).told] == [
+        "W&B does not have all of this run after 0.1 s; metrics.jsonl has everything"
+    ]
+
+
+@pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
+def test_a_process_that_cannot_start_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+):
+    monkeypatch.setattr(sys, "executable", program)
+
+    async def work() -> Run:
+        run = Run(tmp_path, "online")
+        await run.start()
+        await run.hear("failed")
+        run.log(1, 2)
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    run = asyncio.run(work())
+    assert run.told[0][0].startswith("W&B: ")
+
+
+def test_disabled_starts_nothing(tmp_path: Path):
+    async def work() -> Run:
+        run = Run(tmp_path, "disabled")
+        await run.start()
+        run.log(1)
+        run.tracker.summarize({"steps": 1})
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    run = asyncio.run(work())
+    assert (run.told, run.tracker.run_id) == ([], None)
+    assert list(tmp_path.iterdir()) == []
