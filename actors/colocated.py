@@ -10,7 +10,7 @@ from actors.opening import begin_model
 from actors.program_cache import share_programs
 from actors.sampler import SamplerActor
 from configs.schema import Config
-from pipeline.contracts.adapters import Which
+from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.builds import Ready
 from pipeline.contracts.sizes import Sizes, sized
 
@@ -32,7 +32,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def publish(self, *, which: Which) -> tuple[tuple[int, str], Any]:
+    def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Any]:
         """Version and hash of an adapter, and its name: the adapter itself does not move."""
         label, _ = LearnerActor.publish(self, which=which)
         return label, which

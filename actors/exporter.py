@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ from configs.schema import Config
 from pipeline.contracts.adapters import Format
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.hub.model_source import find_model
-from pipeline.inputs.text.tokenizer import open_tokenizer
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
+from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter, Tuned
@@ -56,6 +58,7 @@ class ExporterActor:
             tokenizer=open_tokenizer(self.config.model).path,
             verify=bool(self.examples),
             described=self.described,
+            evaluations=partial(RunFolder.of(self.described).standing, "evaluated"),
         )
         return loaded.what
 

@@ -20,18 +20,18 @@ from actors.rewards import RewardActor, RewardPool, WorkerDied
 from actors.sampler import SamplerActor
 from configs.schema import Config
 from pipeline.contracts.adapters import (
+    AdapterRef,
     BestFile,
     ExportReport,
     Format,
     OpenedAdapter,
     Published,
     Restored,
-    Which,
 )
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest, Work
+from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
 from rewards.base import Outcome, RewardInput
@@ -110,11 +110,17 @@ class RaySampler:
         return opened
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         """See `pipeline.contracts.workers.Sampler`."""
         drawn: list[Completion] = await _call(
-            self.actor.generate.remote(list(requests), temperature=temperature, enough=enough)
+            self.actor.generate.remote(
+                list(requests), temperature=temperature, min_finished=min_finished
+            )
         )
         return drawn
 
@@ -123,9 +129,9 @@ class RaySampler:
         speed: SamplerSpeed = await _call(self.actor.drawing_speed.remote())
         return speed
 
-    async def work(self) -> Work:
+    async def work(self) -> DecodeWork:
         """See `pipeline.contracts.workers.Sampler`."""
-        work: Work = await _call(self.actor.work.remote())
+        work: DecodeWork = await _call(self.actor.work.remote())
         return work
 
     async def memory(self) -> MemoryUse:
@@ -168,22 +174,24 @@ class RayLearner:
         restored: Restored = await _call(self.actor.restore.remote())
         return restored
 
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         """See `pipeline.contracts.workers.Learner`; the payload stays in Ray's object store."""
         label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
         version, sha = await _call(label)
         return Published(version, sha, payload)
 
-    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+    async def score(
+        self, completions: Sequence[Completion], *, which: AdapterRef
+    ) -> list[np.ndarray]:
         """See `pipeline.contracts.workers.Learner`."""
         rows: list[np.ndarray] = await _call(
             self.actor.score.remote(list(completions), which=which)
         )
         return rows
 
-    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """See `pipeline.contracts.workers.Learner`."""
-        metrics: dict[str, float] = await _call(self.actor.imitate.remote(list(sequences)))
+        metrics: dict[str, float] = await _call(self.actor.sft_update.remote(list(sequences)))
         return metrics
 
     async def update(
@@ -212,7 +220,7 @@ class RayLearner:
         return found
 
     async def export(
-        self, folder: str, examples: Sequence[Completion], *, which: Which
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
         """See `pipeline.contracts.workers.Learner`."""
         report: ExportReport = await _call(
@@ -298,7 +306,7 @@ class RayRewardWorker:
 
 
 @dataclass(frozen=True)
-class SamplerCrew:
+class SamplerActors:
     """The processes that answer, where nothing is learned."""
 
     config: Config
@@ -306,12 +314,12 @@ class SamplerCrew:
     samplers: list[RaySampler]
 
     @staticmethod
-    def spawn(config: Config) -> SamplerCrew:
+    def spawn(config: Config) -> SamplerActors:
         """Asks Ray for the processes; they may have to wait for devices."""
         plan = config.plan
         each = lease(plan, plan.devices_per_sampler)
         devices = Reservation(_run_name(config), [each] * plan.num_samplers)
-        return SamplerCrew(config, devices, _samplers(config, each, devices, first=0))
+        return SamplerActors(config, devices, _samplers(config, each, devices, first=0))
 
     async def start(self) -> None:
         """Returns when all are compiled."""
@@ -348,7 +356,7 @@ def _run_name(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Crew:
+class RunActors:
     """All processes of a run."""
 
     devices: Reservation
@@ -357,7 +365,7 @@ class Crew:
     scorer: RewardPool
 
     @staticmethod
-    def spawn(config: Config) -> Crew:
+    def spawn(config: Config) -> RunActors:
         """Asks Ray for the processes; they may have to wait for devices."""
         plan, run = config.plan, _run_name(config)
         learners = lease(plan, plan.learner_devices)
@@ -383,7 +391,7 @@ class Crew:
                 spawn(RewardActor, config.rewards, lease=light(), name=next(names))
             ),
         )
-        return Crew(devices, samplers, RayLearner(first), scorer)
+        return RunActors(devices, samplers, RayLearner(first), scorer)
 
     async def started(self) -> None:
         """Returns when the processes that hold devices have been started.

@@ -15,7 +15,7 @@ from actors.memory import guarded, memory_use
 from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
-from pipeline.contracts.adapters import BestFile, ExportReport, Restored, Which
+from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
@@ -24,7 +24,7 @@ from pipeline.contracts.rollouts import Completion, Rollout
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import LearnerSpeed
 from pipeline.inputs.hub.model_source import find_model
-from pipeline.inputs.text.tokenizer import open_tokenizer
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class LearnerActor:
             like=find_model(config.model),
             tokenizer=open_tokenizer(config.model).path,
             score=self.learner.score,
+            evaluations=partial(RunFolder.of(config).standing, "evaluated"),
         )
 
     def building(self) -> Building:
@@ -135,7 +136,7 @@ class LearnerActor:
             )
         return Restored(meta, tuple(damaged), where)
 
-    def publish(self, *, which: Which) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+    def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Version and hash of an adapter, and the adapter.
 
         Raises:
@@ -153,7 +154,7 @@ class LearnerActor:
 
         return guarded("publish", take)
 
-    def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+    def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
         """Log-probs of the completions' tokens.
 
         Raises:
@@ -167,13 +168,13 @@ class LearnerActor:
 
         return guarded("score", work)
 
-    def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
-        """See `pipeline.compute.learner.learner.Learner.imitate`.
+    def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+        """See `pipeline.compute.learner.learner.Learner.sft_update`.
 
         Raises:
             OutOfMemory: if there is no room for a micro-batch; the state is as it was.
         """
-        return self._update(lambda: self.learner.imitate(sequences))
+        return self._update(lambda: self.learner.sft_update(sequences))
 
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.update`.
@@ -277,7 +278,9 @@ class LearnerActor:
                     return "recovered"
         return "lost"
 
-    def export(self, folder: str, examples: Sequence[Completion], *, which: Which) -> ExportReport:
+    def export(
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
+    ) -> ExportReport:
         """See `pipeline.compute.learner.export.Exporter.export`.
 
         Raises:
@@ -295,7 +298,7 @@ class LearnerActor:
     def _best(self) -> Path:
         return RunFolder.of(self.config).checkpoints / "best"
 
-    def _adapter(self, which: Which) -> tuple[Params, int]:
+    def _adapter(self, which: AdapterRef) -> tuple[Params, int]:
         """An adapter and its version."""
         learner = self.learner
         if which == "probe":

@@ -11,7 +11,7 @@ from actors.devices import open_mesh
 from configs.schema import Config
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
-from pipeline.inputs.text.tokenizer import open_tokenizer
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.compute.model.policy import Params, Policy
@@ -90,7 +90,7 @@ def begin_model(config: Config, *, which: Literal["learner", "sampler"]) -> Open
         count, fsdp, tp = plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler
         quantization = config.sampler_quantization
     mesh = open_mesh(platform=plan.platform, count=count, fsdp=fsdp, tp=tp)
-    from pipeline.compute.model.policy import make_policy
+    from pipeline.compute.model.open_policy import make_policy
     from pipeline.compute.model.vocabulary import Vocabulary
     from pipeline.compute.model.weights import read_text_config
 

@@ -14,7 +14,7 @@ from configs.schema import Config
 from pipeline.contracts.adapters import OpenedAdapter
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.rollouts import Completion, RolloutRequest, Work
+from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import SamplerSpeed
 
@@ -67,7 +67,7 @@ class SamplerActor:
         from pipeline.compute.decode.engine import Engine
         from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
 
-        config, slots = self.config, self.config.plan.rollout_rows
+        config, slots = self.config, self.config.plan.slots
         if not hasattr(self, "engine"):
             self.policy = model.policy
             self.engine = guarded(
@@ -142,7 +142,11 @@ class SamplerActor:
         return adapter, OpenedAdapter(loaded.version, lora.sha256(adapter), loaded.what)
 
     def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         """See `pipeline.compute.decode.engine.Engine.generate`.
 
@@ -150,11 +154,12 @@ class SamplerActor:
             OutOfMemory: if there is no room for so many slots.
         """
         return guarded(
-            "generate", lambda: self._generate(requests, temperature=temperature, enough=enough)
+            "generate",
+            lambda: self._generate(requests, temperature=temperature, min_finished=min_finished),
         )
 
     def _generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None
+        self, requests: Sequence[RolloutRequest], *, temperature: float, min_finished: int | None
     ) -> list[Completion]:
         self._check_slots()
         return self.engine.generate(
@@ -164,7 +169,7 @@ class SamplerActor:
             version=self.version,
             adapter_sha256=self.sha256,
             temperature=temperature,
-            enough=enough,
+            min_finished=min_finished,
         )
 
     def drawing_speed(self) -> SamplerSpeed:
@@ -188,7 +193,7 @@ class SamplerActor:
         if self.config.plan.hbm_gib is not None:
             check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
 
-    def work(self) -> Work:
+    def work(self) -> DecodeWork:
         """What the last `generate` has computed."""
         return self.engine.work
 

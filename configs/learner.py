@@ -150,14 +150,14 @@ class Learner(Table):
             problems.append(("teacher", what))
         if self.teacher is None and self.distill_coef > 0:
             problems.append(("distill_coef", "needs learner.teacher; set that, or remove this"))
-        if not self.keeps_top_k:
+        if not self.uses_reference_top_k:
             what = 'means nothing without learner.kl = "topk" or learner.teacher; remove it'
             default = {"kl_top_k": 128, "top_k_dtype": "float32"}
             problems += [(key, what) for key in default if getattr(self, key) != default[key]]
         return problems
 
     @property
-    def keeps_top_k(self) -> bool:
+    def uses_reference_top_k(self) -> bool:
         """Whether the top of a distribution is kept for each token."""
         return (self.kl == "topk" and self.kl_coef > 0) or self.teacher is not None
 

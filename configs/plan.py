@@ -44,7 +44,7 @@ class Plan(Table):
     sampler_tp: int | None = Field(
         None, ge=1, description="split only: tp of each sampler, default 1"
     )
-    rollout_rows: int | None = Field(
+    slots: int | None = Field(
         None,
         ge=1,
         description="slots of a sampler: rollouts it decodes at once; with plan.fixed = false the "
@@ -61,7 +61,7 @@ class Plan(Table):
     slot_buckets: Sizes | None = Field(
         None,
         description="fewer slots into which the last rollouts are moved, the most first; default: "
-        "rollout_rows halved up to three times",
+        "slots halved up to three times",
     )
     kv_cache: Literal["model", "int8"] = Field(
         "model",
@@ -156,13 +156,13 @@ class Plan(Table):
                 if getattr(self, key) is not None
             ]
         problems += self._meshes()
-        rows, shards, tp = self.rollout_rows, self.sampler_shards, self.tp_of_sampler
+        rows, shards, tp = self.slots, self.sampler_shards, self.tp_of_sampler
         problems += self._fixed_problems() if self.fixed else self._planned_problems()
         if rows is not None and rows % shards:
             nearest = nearest_multiples(rows, shards)
             parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
             what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
-            problems.append(("rollout_rows", what))
+            problems.append(("slots", what))
         problems += self._slot_problems()
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
@@ -172,7 +172,7 @@ class Plan(Table):
 
     def _fixed_problems(self) -> list[Problem]:
         what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
-        sizes = ("rollout_rows", "micro_batch_tokens")
+        sizes = ("slots", "micro_batch_tokens")
         problems = [(key, what) for key in sizes if getattr(self, key) is None]
         if self.calibration_share is not None:
             what = "measures nothing where sizes are fixed, plan.fixed = true; remove it"
@@ -181,8 +181,8 @@ class Plan(Table):
 
     def _planned_problems(self) -> list[Problem]:
         problems: list[Problem] = []
-        if self.slot_buckets is not None and self.rollout_rows is None:
-            what = "means nothing without plan.rollout_rows; remove it"
+        if self.slot_buckets is not None and self.slots is None:
+            what = "means nothing without plan.slots; remove it"
             problems.append(("slot_buckets", what))
         if self.calibration_share is not None and self.platform == "gpu":
             what = "measures nothing on gpu, where given sizes are tried; remove it"
@@ -190,30 +190,30 @@ class Plan(Table):
         return problems
 
     def _slot_problems(self) -> list[Problem]:
-        if self.slot_buckets is None or self.rollout_rows is None:
+        if self.slot_buckets is None or self.slots is None:
             return []
-        most = self.rollout_rows
+        most = self.slots
         fits = {size for size in self.slot_buckets if size < most}
         valid = sorted((size for size in fits if size % self.sampler_shards == 0), reverse=True)
         if valid == list(self.slot_buckets):
             return []
-        what = f"must fall and stay below rollout_rows = {most}"
+        what = f"must fall and stay below slots = {most}"
         if self.sampler_shards > 1:
             what += f", in multiples of a sampler's {self.sampler_shards} parts"
         return [("slot_buckets", f"{what}; nearest valid: {valid}")]
 
     @property
-    def slots(self) -> tuple[int, ...]:
+    def slot_ladder(self) -> tuple[int, ...]:
         """Slots of a sampler, and the fewer that the last rollouts are moved into, falling.
 
         Only once there are sizes: of a plan that is not fixed, not of the configuration as written.
         """
-        assert self.rollout_rows is not None, "sizes are planned first"
+        assert self.slots is not None, "sizes are planned first"
         if self.slot_buckets is not None:
-            return (self.rollout_rows, *self.slot_buckets)
-        halves = (self.rollout_rows // 2**times for times in range(1, 4))
+            return (self.slots, *self.slot_buckets)
+        halves = (self.slots // 2**times for times in range(1, 4))
         exact = (size for size in halves if size and size % self.sampler_shards == 0)
-        return (self.rollout_rows, *dict.fromkeys(exact))
+        return (self.slots, *dict.fromkeys(exact))
 
     def _meshes(self) -> list[Problem]:
         checks = [("learner_devices", self.learner_devices, "fsdp x tp", self.fsdp * self.tp)]

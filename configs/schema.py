@@ -256,7 +256,7 @@ class Config(Table):
 
     def prefill_rows(self, bucket: int) -> int:
         """Prompts of this bucket that each device of a sampler reads at a time."""
-        slots = self.rollout_rows // self.plan.sampler_shards
+        slots = self.slots // self.plan.sampler_shards
         return max(1, min(slots, self.plan.prefill_tokens // bucket))
 
     @property
@@ -271,9 +271,9 @@ class Config(Table):
         return self.plan.row_tokens or self.rollout.max_tokens
 
     @property
-    def rollout_rows(self) -> int:
+    def slots(self) -> int:
         """Slots of a sampler, once there are sizes."""
-        return self.plan.slots[0]
+        return self.plan.slot_ladder[0]
 
     @property
     def micro_batch_rows(self) -> int:

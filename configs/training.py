@@ -14,7 +14,7 @@ from configs.plan import Plan
 from configs.task import Source
 
 
-def enough(rollouts: int, *, cut_off: float) -> int:
+def min_finished(rollouts: int, *, cut_off: float) -> int:
     """Of so many that a sampler is asked for, how many have to end: this share, rounded up."""
     # Not one more because of a float's last bit.
     return math.ceil(round(cut_off * rollouts, 6))
@@ -207,7 +207,7 @@ def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Pro
     """What `rollout.partial` and its cut-off need of the other tables."""
     if rollout.cut_off is not None:
         share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
-        if enough(share, cut_off=rollout.cut_off) == share:
+        if min_finished(share, cut_off=rollout.cut_off) == share:
             what = f"of a sampler's {share} rollouts in a step none could be cut"
             nearest = math.floor(100 * (share - 1) / share) / 100
             return [("rollout.cut_off", f"{what}; nearest valid: {nearest}")]

@@ -83,7 +83,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     # Imported late: `--help` and mistakes in the configuration need none of it.
     import asyncio
 
-    from actors.handles import SamplerCrew
+    from actors.handles import SamplerActors
     from launch.cluster import cluster, wait_for_devices
     from launch.preparation import open_model_files
     from pipeline.evaluate.conversation import Conversation
@@ -93,7 +93,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     config = _one_at_a_time(config, adapter=str(folder))
     maker = PromptMaker(config.prompt, open_model_files(config))
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
-        crew = SamplerCrew.spawn(config)
+        crew = SamplerActors.spawn(config)
         try:
             runner.run(wait_for_devices(crew.devices, config.plan, learner=False))
             print("devices are here; loading weights and compiling", flush=True)
@@ -114,7 +114,7 @@ def _one_at_a_time(config: Config, *, adapter: str) -> Config:
     one = {
         "fixed": True,
         "calibration_share": None,
-        "rollout_rows": plan.sampler_shards,
+        "slots": plan.sampler_shards,
         "micro_batch_tokens": config.row_tokens * plan.learner_shards,
         "slot_buckets": (),
         "samplers": plan.samplers and 1,

@@ -74,7 +74,7 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
     from pipeline.inputs.dataset.inspection import Inspector
     from pipeline.inputs.dataset.load import load_splits, separate
     from pipeline.inputs.text.prompts import PromptMaker
-    from pipeline.inputs.text.tokenizer import open_tokenizer
+    from pipeline.inputs.text.tokenizer_files import open_tokenizer
 
     if show < 0:
         raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")

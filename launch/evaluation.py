@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from actors.handles import SamplerCrew
+from actors.handles import SamplerActors
 from configs.load import config_to_json
 from configs.paths import home
 from configs.resume import diff_configs
@@ -105,7 +105,7 @@ async def _run(prepared: Prepared) -> int:
     try:
         with cluster(config.plan, learner=False):
             stop.listen()
-            crew = SamplerCrew.spawn(config)
+            crew = SamplerActors.spawn(config)
             try:
                 await unless(stop, _start(crew, prepared))
                 base, tuned = await unless(stop, _measure(crew, prepared))
@@ -117,7 +117,7 @@ async def _run(prepared: Prepared) -> int:
         print(refused, file=sys.stderr)
         return EXIT_MISTAKE
     except OutOfMemory as error:
-        print(f"{error}; fewer slots need less: --plan.rollout_rows", file=sys.stderr)
+        print(f"{error}; fewer slots need less: --plan.slots", file=sys.stderr)
         return EXIT_FAILED
     _tell(prepared, base, tuned)
     return 0
@@ -127,7 +127,7 @@ class Refused(Exception):  # noqa: N818  # not ours: the user's
     """The samplers found something wrong with the request."""
 
 
-async def _start(crew: SamplerCrew, prepared: Prepared) -> None:
+async def _start(crew: SamplerActors, prepared: Prepared) -> None:
     """Starts the samplers and looks at the adapter, before minutes go into the base.
 
     Raises:
@@ -143,7 +143,7 @@ async def _start(crew: SamplerCrew, prepared: Prepared) -> None:
     print(f"measuring the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
 
 
-async def _measure(crew: SamplerCrew, prepared: Prepared) -> tuple[Measured, Measured | None]:
+async def _measure(crew: SamplerActors, prepared: Prepared) -> tuple[Measured, Measured | None]:
     config = prepared.config
     prompts = {name: split.prompts for name, split in prepared.tests.items()}
     policies = 1 if prepared.adapter is None else 2

@@ -22,7 +22,8 @@ from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
-from pipeline.inputs.text.tokenizer import Tokenizer, open_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 
-from actors.handles import Crew
+from actors.handles import RunActors
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared
@@ -111,7 +111,7 @@ async def _run(
 ) -> int:
     with cluster(prepared.config.plan):
         stop.listen()
-        crew = Crew.spawn(prepared.config)
+        crew = RunActors.spawn(prepared.config)
         balanced = Balanced.of(
             prepared.config,
             prepared.folder,
@@ -136,7 +136,7 @@ async def _run(
 
 
 async def _start(
-    crew: Crew, balanced: Balanced, beginning: Beginning, prepared: Prepared, clock: Clock
+    crew: RunActors, balanced: Balanced, beginning: Beginning, prepared: Prepared, clock: Clock
 ) -> tuple[float, Calibrated | None]:
     """Seconds that loading took, and what was measured."""
     config = prepared.config
@@ -156,7 +156,7 @@ async def _start(
 
 async def _coordinate(
     prepared: Prepared,
-    crew: Crew,
+    crew: RunActors,
     balanced: Balanced,
     stop: Stop,
     clock: Clock,

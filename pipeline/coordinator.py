@@ -30,7 +30,7 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.control.deadline import Deadline
 from pipeline.control.timed import Timed
 from pipeline.evaluate.evaluation import Evaluation
-from pipeline.evaluate.schedule import Examiner
+from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.packing import sequences_for_step
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
@@ -38,8 +38,8 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout.ahead import Supply
 from pipeline.rollout.drawing import Drawer
 from pipeline.rollout.dynamic_sampling import Estimates
-from pipeline.rollout.partial import Waiting
-from pipeline.rollout.rollout_step import Drawn, Start
+from pipeline.rollout.partial import PartialRollouts
+from pipeline.rollout.rollout_step import RolloutStep, Start
 from pipeline.rollout.scoring import too_many_excluded
 from pipeline.rollout.team import Interrupted, OutOfTime, Team, TrainingStopped, Workers
 from pipeline.run.records import Records, example_rows
@@ -82,7 +82,7 @@ class Progress:
     cut: int = 0
     continued: int = 0
     dropped: int = 0
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: PartialRollouts = field(default_factory=PartialRollouts)
     prompts_drawn: int = 0
     unused: int = 0
     estimates: Estimates = field(default_factory=Estimates)
@@ -97,7 +97,7 @@ class Progress:
     def of_meta(meta: Mapping[str, Any]) -> Progress:
         """What `to_meta` made."""
         known = {name: value for name, value in meta.items() if name != "journal_lines"}
-        found = {**known, "waiting": Waiting.of_json(meta["waiting"])}
+        found = {**known, "waiting": PartialRollouts.of_json(meta["waiting"])}
         if "estimates" in meta:  # not in checkpoints from before there was dynamic sampling
             found["estimates"] = Estimates.of_json(meta["estimates"])
         return Progress(**found)
@@ -180,7 +180,7 @@ class Coordinator:
             first=config.sft_steps,
             will_be=deadline.allows,
         )
-        self.examiner = Examiner(
+        self.examiner = EvaluationSchedule(
             config,
             data=data,
             tokenizer=tokenizer,
@@ -254,7 +254,7 @@ class Coordinator:
             sequences=config.sft.sequences_per_step,
             length=config.row_tokens,
         )
-        learned = await self.team.learner.imitate(sequences)
+        learned = await self.team.learner.sft_update(sequences)
         self.uncounted = True
         watch.lap("learn")
         await self.team.publish()
@@ -287,11 +287,11 @@ class Coordinator:
         await self.team.publish()
         watch.lap("sync")
         self.timed.synced(watch.lap_s("sync"))
-        errors, settled, everybody = drawn.errors, drawn.settled, drawn.everybody
+        errors, settled, all_rollouts = drawn.errors, drawn.settled, drawn.all_rollouts
         self.progress = replace(
             self.progress.learned(learned),
             step=step + 1,
-            samples=self.progress.samples + len(everybody),
+            samples=self.progress.samples + len(all_rollouts),
             tokens_generated=self.progress.tokens_generated + drawn.tokens,
             reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
             cut=self.progress.cut + settled.cut,
@@ -299,7 +299,7 @@ class Coordinator:
             dropped=self.progress.dropped + settled.dropped,
             waiting=settled.waiting,
             prompts_drawn=drawn.following.prompts_drawn,
-            unused=self.progress.unused + len(everybody) - len(drawn.rollouts),
+            unused=self.progress.unused + len(all_rollouts) - len(drawn.rollouts),
             estimates=drawn.learned(watch),
         )
         self.uncounted = False
@@ -321,21 +321,21 @@ class Coordinator:
         elif drawn.overflow:
             self.records.event("overflow", f"step {step + 1}: {overflow}", step=step + 1)
 
-    def _check_rewards(self, drawn: Drawn, watch: Stopwatch) -> None:
+    def _check_rewards(self, drawn: RolloutStep, watch: Stopwatch) -> None:
         """Ends the run before too few rewards are learned from; the step is recorded, not counted.
 
         Raises:
             TrainingStopped: saying what failed.
         """
         config, step = self.config, self.progress.step + 1
-        why = too_many_excluded(drawn.everybody, drawn.errors, config.rewards)
+        why = too_many_excluded(drawn.all_rollouts, drawn.errors, config.rewards)
         if why is None:
             return
         self.records.reward_errors(step, drawn.errors)
         self.records.step(
             step,
             drawn.metrics(config) | watch.metrics() | self.timed.metrics,
-            drawn.everybody,
+            drawn.all_rollouts,
             tokens=config.records.tokens,
         )
         raise TrainingStopped(f"step {step}: {why}")
@@ -398,7 +398,7 @@ class Coordinator:
         progress, left = self.progress, self.supply.left if ended == "finished" else None
         lost = len(progress.waiting) if ended == "finished" else 0
         if left is not None:
-            lost += len(left.everybody)
+            lost += len(left.all_rollouts)
         dynamic = self.config.rollout.dynamic_sampling != "off"
         unused = {"unused": progress.unused} if dynamic else {}
         summary = {

@@ -16,16 +16,23 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.adapters import BestFile, ExportReport, Published, Restored, Which
+from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published, Restored
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.rollouts import Completion, Example, Prompt, Rollout, RolloutRequest, Work
+from pipeline.contracts.rollouts import (
+    Completion,
+    DecodeWork,
+    Demonstration,
+    Prompt,
+    Rollout,
+    RolloutRequest,
+)
 from pipeline.contracts.sizes import Sizes
 from pipeline.control.budget import used_s
 from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator, Progress
-from pipeline.inputs.dataset.demonstrations import LoadedExamples
+from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout.balanced import Balanced
@@ -61,7 +68,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "plan": {
         "platform": "cpu",
         "placement": "split",
-        "rollout_rows": 2,
+        "slots": 2,
     },
     "budget": {"steps": 3},
     "checkpoint": {"every_steps": 2},
@@ -96,7 +103,7 @@ def make_data(
         return LoadedSplit(make_prompts(count), malformed=(), too_long=(), duplicates=0)
 
     examples = tuple(
-        Example(n, np.array([2, 50 + n], np.int32), np.array([60 + n, EOS], np.int32))
+        Demonstration(n, np.array([2, 50 + n], np.int32), np.array([60 + n, EOS], np.int32))
         for n in range(1, sft + 1)
     )
     return LoadedData(
@@ -104,7 +111,7 @@ def make_data(
         validation=split(validation) if validation else None,
         test=split(test),
         sets={name: split(test) for name in sets},
-        sft=LoadedExamples(examples, (), (), duplicates=0, overlaps=0) if sft else None,
+        sft=LoadedDemonstrations(examples, (), (), duplicates=0, overlaps=0) if sft else None,
     )
 
 
@@ -205,7 +212,7 @@ class FakeSampler(Prepares):
         self.adapter, self.version = "", -2
         self.seed = seed
         self.aborted = asyncio.Event()
-        self.done = Work()
+        self.done = DecodeWork()
         self.skill: Callable[[int], float] | None = None
 
     async def load(self, published: Published) -> str:
@@ -214,7 +221,11 @@ class FakeSampler(Prepares):
         return self.adapter
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         first = requests[-1].name  # the oldest come first
         self.script.note(f"{self.name}.generate:{first.phase} {first.step}")
@@ -224,13 +235,13 @@ class FakeSampler(Prepares):
         drawn = [self.draw(request, temperature) for request in requests]
         lengths = [completion.num_new for completion in drawn]
         rows = len(lengths) * max(lengths)
-        self.done = Work({len(lengths): 1}, slot_steps=rows, tokens=sum(lengths))
-        if enough is None:
+        self.done = DecodeWork({len(lengths): 1}, slot_steps=rows, tokens=sum(lengths))
+        if min_finished is None:
             return drawn
         # All are drawn side by side: those that need least end.
         order = sorted(drawn, key=lambda completion: (completion.num_new, completion.name))
-        ended = {completion.name for completion in order[:enough]}
-        steps = order[enough - 1].num_new
+        ended = {completion.name for completion in order[:min_finished]}
+        steps = order[min_finished - 1].num_new
         return [one if one.name in ended else cut(one, steps) for one in drawn]
 
     def draw(self, request: RolloutRequest, temperature: float) -> Completion:
@@ -254,7 +265,7 @@ class FakeSampler(Prepares):
         )
         return drawn if request.begun is None else behind(request.begun, drawn)
 
-    async def work(self) -> Work:
+    async def work(self) -> DecodeWork:
         return self.done
 
     async def abort(self) -> None:
@@ -276,7 +287,7 @@ def behind(begun: Completion, drawn: Completion) -> Completion:
         tokens=np.concatenate([begun.tokens, tokens]),
         logprobs=np.concatenate([begun.logprobs, new]),
         stop_reason="eos" if tokens[-1] == EOS else "length",
-        begun=begun.stretches,
+        begun=begun.version_spans,
     )
 
 
@@ -327,12 +338,12 @@ class FakeLearner(Prepares):
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None, where="nowhere")
 
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         version, adapter = self.named(which)
         self.script.note(f"learner.publish {which if which == 'probe' else version}")
         return Published(version, adapter, adapter)
 
-    def named(self, which: Which) -> tuple[int, str]:
+    def named(self, which: AdapterRef) -> tuple[int, str]:
         """Version and adapter."""
         if which == "best":
             assert self.disk.best is not None
@@ -343,12 +354,14 @@ class FakeLearner(Prepares):
             return 0, FRESH
         return (-1, PROBE) if which == "probe" else (self.version, self.adapter)
 
-    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+    async def score(
+        self, completions: Sequence[Completion], *, which: AdapterRef
+    ) -> list[np.ndarray]:
         self.script.note("learner.score probe" if which == "probe" else "learner.score")
         _, adapter = self.named(which)
         return [logprobs(drawn.tokens, adapter) + self.score_error for drawn in completions]
 
-    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         self.script.note(f"learner.imitate {self.version}")
         digest = hashlib.sha256(self.adapter.encode())
         for example in (example for packed in sequences for example in packed):
@@ -385,7 +398,7 @@ class FakeLearner(Prepares):
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
             if drawn.begun:
-                digest.update(f"{drawn.logprobs.tolist()} {drawn.stretches}".encode())
+                digest.update(f"{drawn.logprobs.tolist()} {drawn.version_spans}".encode())
         self.previous = self.adapter
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
@@ -398,7 +411,7 @@ class FakeLearner(Prepares):
         self.disk.previous.setdefault(self.version, self.previous)
 
     async def export(
-        self, folder: str, examples: Sequence[Completion], *, which: Which
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
         version, adapter = self.named(which)
         self.script.note(f"learner.export {version}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.adapters import ExportReport, Published, Which
+from pipeline.contracts.adapters import AdapterRef, ExportReport, Published
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
@@ -130,7 +130,11 @@ class SlowSampler(FakeSampler):
         return await super().load(published)
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         phase = requests[-1].name.phase
         prompts = len({request.name.prompt_id for request in requests})
@@ -143,7 +147,7 @@ class SlowSampler(FakeSampler):
             wait.cancel()
             raise RuntimeError("aborted")
         wait.result()
-        return await super().generate(requests, temperature=temperature, enough=enough)
+        return await super().generate(requests, temperature=temperature, min_finished=min_finished)
 
 
 class SlowScorer(FakeScorer):
@@ -159,13 +163,13 @@ class SlowLearner(FakeLearner):
 
     script: Timeline
 
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         await self.script.spend("publish")
         return await super().publish(which)
 
-    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         await self.script.spend("update")
-        return await super().imitate(sequences)
+        return await super().sft_update(sequences)
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
@@ -180,7 +184,7 @@ class SlowLearner(FakeLearner):
         await super().save(meta)
 
     async def export(
-        self, folder: str, examples: Sequence[Completion], *, which: Which
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
         await self.script.spend("export")
         return await super().export(folder, examples, which=which)

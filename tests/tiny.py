@@ -57,7 +57,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "plan": {
         "platform": "cpu",
         "placement": "colocated",
-        "rollout_rows": 4,
+        "slots": 4,
         "slot_buckets": (),  # one program; compaction has tests of its own
         "segment_steps": 4,
         "head_tokens": 32,
@@ -133,7 +133,7 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
 
 
 def make_config(**tables: dict[str, Any]) -> Config:
-    """A small valid configuration; `tables` change single keys: `plan={"rollout_rows": 8}`.
+    """A small valid configuration; `tables` change single keys: `plan={"slots": 8}`.
 
     A micro-batch has a row on each device if nothing else is said: then there is one shape only.
     """

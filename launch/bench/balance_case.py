@@ -77,9 +77,9 @@ class Process:
         config, before = sized(self.config, sizes), self._sizes
         known = len(self.log.read().done)
         if before is None:
-            self.engine = self.make_engine(sizes.rollout_rows)
+            self.engine = self.make_engine(sizes.slots)
             self.learner = Learner(self.policy, self.base, config, VOCABULARY, log=self.log)
-        elif before.rollout_rows != sizes.rollout_rows:
+        elif before.slots != sizes.slots:
             self.engine.resize(config, log=self.log)
         if before is not None and before.micro_batch_tokens != sizes.micro_batch_tokens:
             self.learner.resize(config, log=self.log)
@@ -136,7 +136,7 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
         asyncio.run(process.prepare(sizes))
         engines = {str(slots): process.make_engine(slots) for slots in FIXED}
         # The same number twice would be the same programs: the difference is the machine's.
-        found = str(sizes.rollout_rows) if sizes.rollout_rows in FIXED else "found"
+        found = str(sizes.slots) if sizes.slots in FIXED else "found"
         engines[found] = process.engine
         work = _requests(prompts_per_step, steps)
         recipe = Recipe.make(process.policy, process.base, process.adapter, config)
@@ -144,10 +144,10 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
             name: [partial(process.step, engine, requests) for requests in work]
             for name, engine in engines.items()
         }
-        everybody = [request for requests in work for request in requests]
+        all_rollouts = [request for requests in work for request in requests]
         runs["recipe"] = [
             partial(recipe.run, some)
-            for some in _parts(everybody[: SAMPLES * _RECIPE_STEPS], of=SAMPLES, count=steps)
+            for some in _parts(all_rollouts[: SAMPLES * _RECIPE_STEPS], of=SAMPLES, count=steps)
         ]
         speed = _in_turns(runs, repeats=repeats)
     speed["found"], best = speed[found], max(speed[str(slots)] for slots in FIXED)
@@ -177,7 +177,7 @@ def _calibrated(process: Process) -> tuple[Sizes, dict[str, Any]]:
     asyncio.run(start())
     sizes = balance.sizes
     return sizes, {
-        "slots": sizes.rollout_rows,
+        "slots": sizes.slots,
         "rows": sizes.micro_batch_tokens // config.row_tokens,
         "start_s": time.monotonic() - began,
     }

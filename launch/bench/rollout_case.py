@@ -124,7 +124,7 @@ def case_config(**changes: Any) -> Config:
         "rollout.max_new_tokens": NEW,
         "plan.sampler_devices": 1,
         "plan.learner_devices": 1,
-        "plan.rollout_rows": SLOTS,
+        "plan.slots": SLOTS,
         "plan.segment_steps": SEGMENT,
         # The prompts of as many rollouts as there are slots.
         "plan.prefill_tokens": SLOTS // GROUP * PROMPT,

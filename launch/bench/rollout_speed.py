@@ -36,7 +36,7 @@ _TRIED = 4
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RolloutStep:
     """What it took to draw the rollouts of some steps.
 
     Attributes:
@@ -65,10 +65,10 @@ def speed(*, share: int, equal: bool, repeats: int) -> dict[str, Any]:
     steps = [requests[i : i + share * SLOTS] for i in range(0, count, share * SLOTS)]
     best = _best_batch(case, steps)
 
-    def one() -> Drawn:
+    def one() -> RolloutStep:
         return ours(case, steps)
 
-    def other() -> Drawn:
+    def other() -> RolloutStep:
         return theirs(case, steps, batch=best)
 
     ours(case, steps[:1])
@@ -91,7 +91,7 @@ def speed(*, share: int, equal: bool, repeats: int) -> dict[str, Any]:
     }
 
 
-def ours(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> Drawn:
+def ours(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> RolloutStep:
     """Draws the rollouts of each step with our engine."""
     tokens = computed = prompt_tokens = 0
     for step in steps:
@@ -102,10 +102,10 @@ def ours(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> Drawn:
         tokens += work.tokens
         computed += work.slot_steps
         prompt_tokens += work.prompt_tokens
-    return Drawn(tokens, computed, prompt_tokens)
+    return RolloutStep(tokens, computed, prompt_tokens)
 
 
-def theirs(case: Case, steps: Sequence[Sequence[RolloutRequest]], *, batch: int) -> Drawn:
+def theirs(case: Case, steps: Sequence[Sequence[RolloutRequest]], *, batch: int) -> RolloutStep:
     """Draws them with Tunix's sampler, in static batches as they come."""
     tokens = computed = prompt_tokens = 0
     for step in steps:
@@ -124,7 +124,7 @@ def theirs(case: Case, steps: Sequence[Sequence[RolloutRequest]], *, batch: int)
             tokens += sum(lengths)
             computed += drawn.size
             prompt_tokens += len(rows) * PROMPT
-    return Drawn(tokens, computed, prompt_tokens)
+    return RolloutStep(tokens, computed, prompt_tokens)
 
 
 def greedy(*, prompts: int) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _best_batch(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> int:
     return sizes[fastest]
 
 
-def _in_turns(*runs: Callable[[], Drawn], repeats: int) -> list[tuple[Drawn, float]]:
+def _in_turns(*runs: Callable[[], RolloutStep], repeats: int) -> list[tuple[RolloutStep, float]]:
     """What each found, and its median seconds."""
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):

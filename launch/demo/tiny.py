@@ -24,7 +24,8 @@ from configs.schema import Prompt as PromptConfig
 from launch.demo.task import Carelessness, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import train_tokenizer
 from pipeline.inputs.text.chat import render
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 
 ARCHITECTURE: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from actors.handles import Crew
+from actors.handles import RunActors
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED
@@ -30,7 +30,7 @@ from pipeline.inputs.hub.hf_folder import flax_folder
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.hub.model_source import HF
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
-from pipeline.inputs.text.tokenizer import JSON, SENTENCEPIECE
+from pipeline.inputs.text.tokenizer_files import JSON, SENTENCEPIECE
 from pipeline.plan.calibration import Beginning, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.rollout.balanced import Balanced
@@ -93,7 +93,7 @@ async def _run(
     try:
         with cluster(prepared.config.plan):
             stop.listen()
-            crew = Crew.spawn(prepared.config)
+            crew = RunActors.spawn(prepared.config)
             try:
                 work = _rehearse(crew, prepared, target, beginning, started=request.started)
                 found = await unless(stop, work)
@@ -109,7 +109,7 @@ async def _run(
 
 
 async def _rehearse(
-    crew: Crew,
+    crew: RunActors,
     prepared: Prepared,
     target: Target | None,
     beginning: Beginning,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import LEARNER, SAMPLER
-from pipeline.contracts.rollouts import Work
+from pipeline.contracts.rollouts import DecodeWork
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.hardware import Topology
@@ -52,7 +52,7 @@ class Expectations:
         parts = Parts.of(case, plan, outlook.rows, compiling=outlook.compile)
         return Expectations(config, target.shape, case.pace(config), parts)
 
-    def drawing(self, work: Work, *, seq: int) -> Seconds:
+    def drawing(self, work: DecodeWork, *, seq: int) -> Seconds:
         """What samplers have computed, prompts of `seq` positions; they work side by side."""
         plan, steps = self.config.plan, self.config.segment_steps
         shards = plan.num_samplers * plan.sampler_shards

@@ -16,7 +16,7 @@ from pipeline.contracts.adapters import Published
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.rollouts import (
     Completion,
-    Example,
+    Demonstration,
     Prompt,
     Rollout,
     RolloutName,
@@ -47,7 +47,7 @@ def to_draw(config: Config, prompts: Sequence[Prompt]) -> list[RolloutRequest]:
     """
     plan = config.plan
     chosen = prompts[: max(config.rollout.prompts_per_step, plan.num_samplers)]
-    most = max(config.rollout.size, plan.num_samplers * config.rollout_rows)
+    most = max(config.rollout.size, plan.num_samplers * config.slots)
     return [
         RolloutRequest(
             RolloutName(PHASE, 0, prompt.id, sample),
@@ -151,7 +151,7 @@ def to_imitate(config: Config, prompts: Sequence[Prompt]) -> list[Packed]:
     rows, each = _filled(config, config.sft.sequences_per_step), _a_row(config)
     longest, new = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
     examples = [
-        Example(place, tokens, np.resize(tokens, new))
+        Demonstration(place, tokens, np.resize(tokens, new))
         for place, tokens in enumerate(_different(prompts, longest, rows * each))
     ]
     return [tuple(examples[row * each : (row + 1) * each]) for row in range(rows)]
@@ -201,5 +201,5 @@ def _completion(
         stop_reason="eos",
         version=published.version,
         adapter_sha256=published.sha256,
-        kept_logprobs=zeros if config.rollout.truncates else None,
+        processed_logprobs=zeros if config.rollout.truncates else None,
     )

@@ -21,7 +21,7 @@ from configs.schema import Config
 from launch.rehearsal import full
 from launch.rehearsal.account import Account, Did, Failure, Process, Result
 from launch.rehearsal.expected import Target
-from pipeline.contracts.adapters import Published, Restored, Which
+from pipeline.contracts.adapters import AdapterRef, Published, Restored
 from pipeline.contracts.builds import Built
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
@@ -155,7 +155,7 @@ class Rehearsal:
         for bucket in reversed(config.prompt_buckets):
             yield f"prefill of {bucket}", partial(self._read, bucket)
         yield "decode", self._draw
-        for slots in self._config.plan.slots[1:]:
+        for slots in self._config.plan.slot_ladder[1:]:
             yield f"decode in {slots} slots", partial(self._draw_in, slots)
         yield "rewards", self._reward
         yield "score", self._score
@@ -191,7 +191,7 @@ class Rehearsal:
     async def _draw(self) -> Did:
         requests = full.to_draw(self._config, self._train)
         self._drawn = await self._generate(requests)
-        slots = self._config.rollout_rows
+        slots = self._config.slots
         new = self._config.rollout.max_new_tokens
         note = f"{len(requests)} rollouts in {slots} slots, each kept for {new} tokens"
         return self._drawn_as(note, self._longest, (f"segment {slots}",))
@@ -221,7 +221,7 @@ class Rehearsal:
         completions = full.to_score(self._config, self._drawn, self._published)
         scored = await self._team.learner.score(completions, which="current")
         self._scored = [
-            replace(one, logprobs=logprobs, kept_logprobs=None)
+            replace(one, logprobs=logprobs, processed_logprobs=None)
             for one, logprobs in zip(completions, scored, strict=True)
         ]
         return Did(
@@ -232,7 +232,7 @@ class Rehearsal:
 
     async def _imitate(self) -> Did:
         sequences = full.to_imitate(self._config, self._train)
-        await self._team.learner.imitate(sequences)
+        await self._team.learner.sft_update(sequences)
         rows = len(sequences)
         return Did(
             self._rows_note(rows),
@@ -245,7 +245,7 @@ class Rehearsal:
         rate = config.learner.lr if config.plans_decay else None
         learned = await self._team.learner.update(full.to_learn(self._scored), rate=rate)
         programs = self._of_rows("gradient")
-        if config.learner.keeps_top_k:
+        if config.learner.uses_reference_top_k:
             programs += self._of_rows("keep")
         note = f"{self._rows_note(rows)}, {learned['tokens_trained']:,.0f} tokens"
         return Did(note, lambda expected: expected.learning(rows), programs)
@@ -284,7 +284,7 @@ class Rehearsal:
         return Did(f"version {after.version}, the same adapter")
 
     async def _export(self) -> Did:
-        which: Which = "best" if self._config.eval.validates else "current"
+        which: AdapterRef = "best" if self._config.eval.validates else "current"
         folder = self.stage.export
         report = await self._team.learner.export(str(folder), self._scored[:COMPARED], which=which)
         equal = (

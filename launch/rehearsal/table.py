@@ -107,6 +107,5 @@ def _outcome(figures: Figures) -> Iterator[str]:
 
 def _sizes(sizes: Figures) -> str:
     return (
-        f"plan.rollout_rows = {sizes['rollout_rows']} and "
-        f"plan.micro_batch_tokens = {sizes['micro_batch_tokens']}"
+        f"plan.slots = {sizes['slots']} and plan.micro_batch_tokens = {sizes['micro_batch_tokens']}"
     )

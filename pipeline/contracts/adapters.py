@@ -1,4 +1,4 @@
-"""TODO."""
+"""Adapters and exports as values that cross process boundaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Which = Literal["current", "previous", "initial", "probe", "best"]
+AdapterRef = Literal["current", "previous", "initial", "probe", "best"]
 """An adapter of the learner: the current one, the one of the version before (with `rollout.ahead`),
 the one at the start of the run, a random one, or the best by validation so far."""
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Packed micro-batches: shapes and arrays."""
 
 from __future__ import annotations
 
@@ -9,29 +9,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from pipeline.contracts.rollouts import Example, RolloutName
+from pipeline.contracts.rollouts import Demonstration, RolloutName
 
-
-@dataclass(frozen=True)
-class TokenBatch(PackedBatch):
-    """One micro-batch of rollouts; see `PackedBatch`.
-
-    Attributes:
-        advantages: of the rollout that each target belongs to; 0 where nothing is learned.
-        sampled_logprobs: the sampler's for each target, under the full distribution; likewise.
-        kept_logprobs: under the distribution that it drew from; likewise.
-        versions: policy version that drew each target; likewise.
-        places: where each rollout's completion is predicted, by name.
-    """
-
-    advantages: Float32[np.ndarray, "rows seq"]
-    sampled_logprobs: Float32[np.ndarray, "rows seq"]
-    kept_logprobs: Float32[np.ndarray, "rows seq"]
-    versions: Int32[np.ndarray, "rows seq"]
-    places: dict[RolloutName, Place]
-
-
-Packed = tuple[Example, ...]
+Packed = tuple[Demonstration, ...]
 """Examples that share a row."""
 
 
@@ -122,3 +102,22 @@ def padding_metrics(batches: Sequence[PackedBatch]) -> dict[str, float]:
     padded = sum(batch.num_padded for batch in batches)
     positions = sum(batch.tokens.size for batch in batches)
     return {"tokens_padded": float(padded), "padded_share": padded / max(positions, 1)}
+
+
+@dataclass(frozen=True)
+class TokenBatch(PackedBatch):
+    """One micro-batch of rollouts; see `PackedBatch`.
+
+    Attributes:
+        advantages: of the rollout that each target belongs to; 0 where nothing is learned.
+        sampled_logprobs: the sampler's for each target, under the full distribution; likewise.
+        processed_logprobs: under the distribution that it drew from; likewise.
+        versions: policy version that drew each target; likewise.
+        places: where each rollout's completion is predicted, by name.
+    """
+
+    advantages: Float32[np.ndarray, "rows seq"]
+    sampled_logprobs: Float32[np.ndarray, "rows seq"]
+    processed_logprobs: Float32[np.ndarray, "rows seq"]
+    versions: Int32[np.ndarray, "rows seq"]
+    places: dict[RolloutName, Place]

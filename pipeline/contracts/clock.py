@@ -1,4 +1,4 @@
-"""TODO."""
+"""Clocks: the time that a run has used, and a stopwatch for the parts of a step."""
 
 from __future__ import annotations
 

@@ -7,15 +7,11 @@ the business of `pipeline.plan.cost_model.memory`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from pathlib import Path
-from typing import Any
 
 from configs.schema import Lora
-from pipeline.inputs.hub.hf_config import FULL, SLIDING, text_config
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 """Of a number, by `model.dtype`."""
@@ -25,11 +21,6 @@ _TARGETS = {
     "mlp": r"layers/\d+/mlp/\w+",
     "all": r"layers/\d+/(attn|mlp)/\w+",
 }
-_HANDLE = re.compile(
-    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
-    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -91,46 +82,6 @@ class ModelShape:
     query_key_norm: bool
     attention_softcap: float | None
     final_softcap: float | None
-
-    @staticmethod
-    def of(hf: Mapping[str, Any]) -> ModelShape:
-        """Reads a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
-
-        Raises:
-            ValueError: one line with everything in it that is not computed here.
-        """
-        text = text_config(hf)
-        return ModelShape(
-            local=tuple(kind == SLIDING for kind in text["layer_types"]),
-            window=text["sliding_window"],
-            embed=text["hidden_size"],
-            hidden=text["intermediate_size"],
-            heads=text["num_attention_heads"],
-            kv_heads=text["num_key_value_heads"],
-            head_dim=text["head_dim"],
-            vocab=text["vocab_size"],
-            query_key_norm=text["model_type"] != "gemma2",
-            attention_softcap=text["attn_logit_softcapping"],
-            final_softcap=text["final_logit_softcapping"],
-        )
-
-    def hf_config(self) -> dict[str, Any]:
-        """A `config.json` of a model of these sizes; what memory does not depend on is default."""
-        return {
-            "model_type": "gemma3_text" if self.query_key_norm else "gemma2",
-            "layer_types": [SLIDING if local else FULL for local in self.local],
-            "num_hidden_layers": self.layers,
-            "sliding_window": self.window,
-            "hidden_size": self.embed,
-            "intermediate_size": self.hidden,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "query_pre_attn_scalar": self.head_dim,
-            "vocab_size": self.vocab,
-            "attn_logit_softcapping": self.attention_softcap,
-            "final_logit_softcapping": self.final_softcap,
-        }
 
     @property
     def layers(self) -> int:
@@ -267,14 +218,3 @@ def _bytes(matrix: Matrix, dtype: str, *, quantization: str, fsdp: int, tp: int)
     codes = elements(matrix.shape)
     scales = elements(matrix.scale_shape(quantization)) * size
     return (codes // 2 if quantization == "nf4" else codes) + scales
-
-
-def _cached(handle: str) -> Path | None:
-    """The folder in the Hugging Face hub's cache that has the model's `config.json`."""
-    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?", handle)
-    if match is None:
-        return None
-    import huggingface_hub
-
-    found = huggingface_hub.try_to_load_from_cache(match[1], "config.json", revision=match[2])
-    return Path(found).parent if isinstance(found, str) else None

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Names of the compiled programs of a run, and the devices that execute each. No JAX.
+
+A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a
+prompt (prefill, fill), slots (segment), or packed rows (score, keep, gradient, imitation).
+"""
 
 from __future__ import annotations
 

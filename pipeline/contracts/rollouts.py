@@ -47,7 +47,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Example:
+class Demonstration:
     """A worked example of the supervised phase.
 
     Attributes:
@@ -125,7 +125,7 @@ class RolloutRequest:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class VersionSpan:
     """Tokens of a rollout that one policy version drew, one behind the other.
 
     Attributes:
@@ -153,7 +153,7 @@ class Completion:
         stop_reason: why it ended.
         version: policy version that drew it; where it was cut and continued, the last one.
         adapter_sha256: hash of that version's adapter.
-        kept_logprobs: float32 `seq`, under the distribution that it was drawn from: renormalised
+        processed_logprobs: float32 `seq`, under the distribution it was drawn from: renormalised
             over what could be drawn; None: nothing was cut, `logprobs` is it.
         begun: what earlier versions drew of it, its first tokens.
     """
@@ -165,8 +165,8 @@ class Completion:
     stop_reason: StopReason
     version: int
     adapter_sha256: str
-    kept_logprobs: np.ndarray | None = None
-    begun: tuple[Stretch, ...] = ()
+    processed_logprobs: np.ndarray | None = None
+    begun: tuple[VersionSpan, ...] = ()
 
     @property
     def num_new(self) -> int:
@@ -174,22 +174,22 @@ class Completion:
         return len(self.tokens) - sum(stretch.tokens for stretch in self.begun)
 
     @property
-    def stretches(self) -> tuple[Stretch, ...]:
+    def version_spans(self) -> tuple[VersionSpan, ...]:
         """Which version drew which tokens, in their order."""
         if not self.num_new:
             return self.begun
-        return (*self.begun, Stretch(self.version, self.adapter_sha256, self.num_new))
+        return (*self.begun, VersionSpan(self.version, self.adapter_sha256, self.num_new))
 
     @property
     def versions(self) -> np.ndarray:
         """The policy version that drew each token: int32 `seq`."""
-        versions = [stretch.version for stretch in self.stretches]
-        counts = [stretch.tokens for stretch in self.stretches]
+        versions = [stretch.version for stretch in self.version_spans]
+        counts = [stretch.tokens for stretch in self.version_spans]
         return np.repeat(np.array(versions, np.int32), counts)
 
 
 @dataclass
-class Work:
+class DecodeWork:
     """What was computed to draw a number of tokens; an account that is added to.
 
     Attributes:
@@ -217,7 +217,7 @@ class Work:
             "rollout/prompt_positions": float(self.prompt_tokens),
         }
 
-    def add(self, other: Work) -> None:
+    def add(self, other: DecodeWork) -> None:
         """Adds what somebody else has computed."""
         for size, count in other.segments.items():
             self.segments[size] = self.segments.get(size, 0) + count

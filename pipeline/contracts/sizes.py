@@ -30,27 +30,27 @@ class Sizes:
     """What is done at once.
 
     Attributes:
-        rollout_rows: slots of a sampler.
+        slots: slots of a sampler.
         micro_batch_tokens: positions in one gradient program, over all devices of the learner.
     """
 
-    rollout_rows: int
+    slots: int
     micro_batch_tokens: int
 
     @staticmethod
     def of(config: Config) -> Sizes:
         """Those that a configuration names, which must name both."""
-        return Sizes(config.rollout_rows, config.micro_batch_rows * config.row_tokens)
+        return Sizes(config.slots, config.micro_batch_rows * config.row_tokens)
 
     @staticmethod
     def of_json(found: Mapping[str, int]) -> Sizes:
         """What `to_json` made."""
-        return Sizes(found["rollout_rows"], found["micro_batch_tokens"])
+        return Sizes(found["slots"], found["micro_batch_tokens"])
 
     def at_most(self, other: Sizes) -> Sizes:
         """The smaller of both, each by itself."""
         return Sizes(
-            min(self.rollout_rows, other.rollout_rows),
+            min(self.slots, other.slots),
             min(self.micro_batch_tokens, other.micro_batch_tokens),
         )
 
@@ -68,7 +68,7 @@ def sized(config: Config, sizes: Sizes) -> Config:
     plan = config.plan
     changed = {**dict(plan), **asdict(sizes)}
     if plan.slot_buckets is not None:
-        fewer = (size for size in plan.slot_buckets if size < sizes.rollout_rows)
+        fewer = (size for size in plan.slot_buckets if size < sizes.slots)
         changed["slot_buckets"] = tuple(fewer)
     try:
         return Config.model_validate({**dict(config), "plan": changed})
@@ -100,8 +100,8 @@ def smaller(
         return None
     factor = SHRUNK if share is None else min(SHRUNK, share)
     if phase in {"generate", "sync"}:
-        slots = _fewer(sizes.rollout_rows, config.plan.sampler_shards, factor)
-        return None if slots is None else replace(sizes, rollout_rows=slots)
+        slots = _fewer(sizes.slots, config.plan.sampler_shards, factor)
+        return None if slots is None else replace(sizes, slots=slots)
     unit = config.row_tokens * config.plan.learner_shards
     tokens = _fewer(sizes.micro_batch_tokens, unit, factor)
     return None if tokens is None else replace(sizes, micro_batch_tokens=tokens)

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.contracts.adapters import BestFile, ExportReport, OpenedAdapter, Published, Which
+from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, OpenedAdapter, Published
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.builds import Building, Ready
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest, Work
+from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
 from rewards.base import Outcome, RewardInput
@@ -23,17 +23,21 @@ class Sampler(Protocol):
         """Takes over an adapter; returns the hash of what it now holds."""
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         """One completion for each request, in their order.
 
         Args:
             requests: what is asked for.
             temperature: 0 is greedy.
-            enough: once so many have ended the others come back "cut"; None: all of them.
+            min_finished: once so many have ended the others come back "cut"; None: all of them.
         """
 
-    async def work(self) -> Work:
+    async def work(self) -> DecodeWork:
         """What its last `generate` has computed."""
 
     async def abort(self) -> None:
@@ -58,13 +62,15 @@ class Answerer(Sampler, Protocol):
 class Learner(Protocol):
     """Owns adapter and optimizer."""
 
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         """An adapter for the samplers."""
 
-    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+    async def score(
+        self, completions: Sequence[Completion], *, which: AdapterRef
+    ) -> list[np.ndarray]:
         """Log-probs of the completions' tokens under an adapter."""
 
-    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """Learns from one step's packed examples; returns metrics. The version goes up by one."""
 
     async def update(
@@ -95,7 +101,7 @@ class Learner(Protocol):
         """
 
     async def export(
-        self, folder: str, examples: Sequence[Completion], *, which: Which
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
         """Writes the merged model, verified by loading it back."""
 

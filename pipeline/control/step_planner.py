@@ -49,7 +49,7 @@ def plans_in_force(journal: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
     return plans
 
 
-class Horizon:
+class StepPlanner:
     """The plan in force, step by step.
 
     Args:

@@ -18,10 +18,10 @@ from pipeline.contracts.clock import Stopwatch
 from pipeline.control.budget import show_duration
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.reserve import CHECKPOINT, SYNC, VALIDATION, evaluation
-from pipeline.control.step_planner import Horizon, plans_in_force
+from pipeline.control.step_planner import StepPlanner, plans_in_force
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.exports import Exports
-from pipeline.evaluate.schedule import Examiner, Result
+from pipeline.evaluate.schedule import EvaluationSchedule, Result
 from pipeline.rollout.team import OutOfTime, Team
 from pipeline.run.records import Records
 
@@ -54,7 +54,7 @@ class Timed:
         self,
         config: Config,
         *,
-        examiner: Examiner,
+        examiner: EvaluationSchedule,
         team: Team,
         records: Records,
         deadline: Deadline,
@@ -71,7 +71,7 @@ class Timed:
         for entry in records.folder.events("checkpoint"):
             self.saved(entry["step"], entry["seconds"])
         entries = plans_in_force(records.folder.entries())
-        self._horizon = Horizon(config, entries=entries, step=step)
+        self._horizon = StepPlanner(config, entries=entries, step=step)
         self.exports = Exports(examiner, team=team, records=records, deadline=deadline)
 
     # --- before the first step

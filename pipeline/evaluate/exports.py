@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.contracts.adapters import Which
+from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
 from pipeline.control.deadline import Deadline
 from pipeline.control.reserve import EXPORT
-from pipeline.evaluate.schedule import Examiner
+from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.rollout.team import Team
 from pipeline.run.records import Records
 
@@ -36,7 +36,7 @@ class Exports:
     """
 
     def __init__(
-        self, examiner: Examiner, *, team: Team, records: Records, deadline: Deadline
+        self, examiner: EvaluationSchedule, *, team: Team, records: Records, deadline: Deadline
     ) -> None:
         self._examiner = examiner
         self._team = team
@@ -97,10 +97,10 @@ class Exports:
         if near or cheap or self.version is None:
             best = self._examiner.best
             assert best is not None
-            which: Which = "current" if best["step"] == step else "best"
+            which: AdapterRef = "current" if best["step"] == step else "best"
             await self.export(which, reason="better")
 
-    async def export(self, which: Which, *, reason: str) -> None:
+    async def export(self, which: AdapterRef, *, reason: str) -> None:
         """Replaces what is exported and measures how long that takes."""
         watch = Stopwatch(self._deadline.clock.now)
         examples = await self._examiner.examples(COMPARED)

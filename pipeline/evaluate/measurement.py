@@ -108,7 +108,7 @@ async def measure(
         completions = await answer(
             samplers,
             evaluation.requests(prompts, phase=name, samples=protocol.samples),
-            at_once=_REFILLS * config.rollout_rows,
+            at_once=_REFILLS * config.slots,
             temperature=protocol.temperature,
             adapter=adapter,
             advance=advance,

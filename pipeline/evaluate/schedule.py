@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.adapters import Which
+from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.rollouts import Completion, Prompt
@@ -54,7 +54,7 @@ class Result:
 
     compared: dict[str, Any]
     best: dict[str, Any] | None
-    which: Which
+    which: AdapterRef
 
     @property
     def tested(self) -> bool:
@@ -62,7 +62,7 @@ class Result:
         return "after" in self.compared and "step" not in self.compared
 
 
-class Examiner:
+class EvaluationSchedule:
     """Evaluations of one run.
 
     Args:
@@ -261,7 +261,7 @@ class Examiner:
             await self._team.learner.keep_best()
 
     @asynccontextmanager
-    async def _in_force(self, which: Which) -> AsyncIterator[None]:
+    async def _in_force(self, which: AdapterRef) -> AsyncIterator[None]:
         """Puts an adapter in force, and the current one again afterwards."""
         if which == "current":
             yield
@@ -298,7 +298,7 @@ class Examiner:
     async def test(
         self,
         step: int,
-        recalled: tuple[Which, dict[str, Any] | None],
+        recalled: tuple[AdapterRef, dict[str, Any] | None],
         *,
         before: dict[str, Evaluation],
         share: float = 1.0,
@@ -359,7 +359,7 @@ class Examiner:
         self._records.comparison(name, result)
         return result
 
-    async def recall(self, step: int) -> tuple[Which, dict[str, Any] | None]:
+    async def recall(self, step: int) -> tuple[AdapterRef, dict[str, Any] | None]:
         """Puts the best version in force.
 
         Returns:
@@ -369,7 +369,7 @@ class Examiner:
         if best is None:
             return "current", None
         at, last = best["step"], self._validated[max(self._validated)]
-        which: Which = "current"
+        which: AdapterRef = "current"
         if at != step:
             published = await self._team.publish("best")
             assert published.version == at, (published.version, at)

@@ -51,7 +51,7 @@ def calibration_s(case: Case, plan: Planned) -> Seconds:
     if config.plan.fixed or not share or config.plan.platform == "gpu":
         return fixed(0.0, chip=chip)
     given = placed(case.config, {key: getattr(config.plan, key) for key in PLACE}).plan
-    bounds = {key: getattr(given, key) for key in ("rollout_rows", "micro_batch_tokens")}
+    bounds = {key: getattr(given, key) for key in ("slots", "micro_batch_tokens")}
     ladder = Ladder.of(replace(case, config=with_plan(config, bounds)), Sizes.of(config))
     slots, rows = list(_sizes(config, ladder, "slots")), list(_sizes(config, ladder, "rows"))
     drawn = [_sampler_s(case, one) for one in slots]
@@ -74,7 +74,7 @@ def _sizes(config: Config, ladder: Ladder, what: str) -> Iterator[Config]:
     own = Sizes.of(config)
     for size in getattr(ladder, what):
         changed = (
-            replace(own, rollout_rows=size)
+            replace(own, slots=size)
             if what == "slots"
             else replace(own, micro_batch_tokens=size * config.row_tokens)
         )
@@ -87,8 +87,8 @@ def _sampler_s(case: Case, config: Config) -> Seconds:
     total = fixed(0.0, chip=case.topology.chip)
     for bucket in config.prompt_buckets:
         total += pace.prefill(config.prefill_rows(bucket) * bucket, seq=bucket) * PREFILLS
-        total += pace.settle(config.rollout_rows // plan.sampler_shards) * FILLS
-    for size in plan.slots:
+        total += pace.settle(config.slots // plan.sampler_shards) * FILLS
+    for size in plan.slot_ladder:
         slots = size // plan.sampler_shards
         once = pace.decode_step(slots) * config.segment_steps + pace.settle(slots)
         total += once * SEGMENTS
@@ -121,5 +121,5 @@ def _key(config: Config, name: str) -> tuple[str, int]:
     """The program's name, and what beside that it depends on of the sizes."""
     kind, _, size = name.partition(" ")
     if kind in {"empty", "fill"}:
-        return name, config.rollout_rows
+        return name, config.slots
     return name, config.prefill_rows(int(size)) if kind == "prefill" else 0

@@ -177,8 +177,8 @@ def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, ro
         got: that are; smaller than `asked` where memory ran out.
         row: positions of a packed row.
     """
-    if got.rollout_rows < asked.rollout_rows:
-        for slots in (slots for slots in ladder.slots if slots > got.rollout_rows):
+    if got.slots < asked.slots:
+        for slots in (slots for slots in ladder.slots if slots > got.slots):
             speeds = speeds.without(slots=slots)
     if got.micro_batch_tokens < asked.micro_batch_tokens:
         for rows in (rows for rows in ladder.rows if rows * row > got.micro_batch_tokens):
@@ -205,7 +205,7 @@ def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
     sizes = choice.sizes
     how = "measured in an earlier run" if kept else f"measured in {seconds:.0f} s"
     return (
-        f"sizes: {sizes.rollout_rows} slots and micro-batches of {sizes.micro_batch_tokens} "
+        f"sizes: {sizes.slots} slots and micro-batches of {sizes.micro_batch_tokens} "
         f"tokens, {how}: about {choice.tokens_per_s:,.0f} trained tokens a second"
     )
 
@@ -244,7 +244,7 @@ class _Bench:
         worker, draws = self.sampler
 
         async def one(slots: int, speeds: Speeds) -> Speeds:
-            await self.balance.prepare(worker, replace(self.balance.sizes, rollout_rows=slots))
+            await self.balance.prepare(worker, replace(self.balance.sizes, slots=slots))
             return speeds.with_sampler(await draws.drawing_speed())
 
         def known(speeds: Speeds) -> Mapping[int, float]:
@@ -255,7 +255,7 @@ class _Bench:
         speeds = await self._down(rungs, speeds, until=until)
         if known(speeds):
             slots = best(known(speeds))
-            self.balance.sizes = replace(self.balance.sizes, rollout_rows=slots)
+            self.balance.sizes = replace(self.balance.sizes, slots=slots)
         return speeds
 
     async def rows(self, speeds: Speeds, *, until: float) -> Speeds:

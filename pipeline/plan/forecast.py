@@ -55,7 +55,7 @@ class Outcome:
 
     steps: int
     wall_s: float
-    enough: bool
+    min_finished: bool
     spent_s: Mapping[str, float]
 
 
@@ -232,8 +232,8 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         "export": exports * s["export"],
     }
     spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
-    enough = config.budget.steps is not None or steps > 0
-    return Outcome(warm + steps, sum(spent.values()), enough, spent)
+    min_finished = config.budget.steps is not None or steps > 0
+    return Outcome(warm + steps, sum(spent.values()), min_finished, spent)
 
 
 def _tests(config: Config) -> dict[str, Source]:

@@ -46,7 +46,11 @@ def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
     """Everything that speeds depend on but for what the devices are, as JSON values."""
     shards, unit = config.plan.sampler_shards, config.row_tokens * config.plan.learner_shards
     small = sized(config, Sizes(shards, unit))
-    programs = ("segment 1", "gradient 1", *(["keep 1"] if config.learner.keeps_top_k else []))
+    programs = (
+        "segment 1",
+        "gradient 1",
+        *(["keep 1"] if config.learner.uses_reference_top_k else []),
+    )
     plan = config.plan.model_dump(mode="json")
     return {
         "machine": machine(),

@@ -41,11 +41,11 @@ class Ladder:
             planned: sizes that are on the ladder or above its top.
         """
         config, plan = case.config, case.config.plan
-        slots, shards = plan.rollout_rows, plan.sampler_shards
+        slots, shards = plan.slots, plan.sampler_shards
         rows, unit = plan.micro_batch_tokens, plan.learner_shards
         row = config.row_tokens
         if slots is None:
-            slots = ABOVE * planned.rollout_rows
+            slots = ABOVE * planned.slots
         if rows is None:
             rows = ABOVE * planned.micro_batch_tokens
         most_each = min(slots // shards, most_slots(config))
@@ -57,11 +57,11 @@ class Ladder:
                 for n in _rungs(most_each)
                 if _fits(case, Sizes(n * shards, small.micro_batch_tokens))
             )
-            or (planned.rollout_rows,),
+            or (planned.slots,),
             tuple(
                 n * unit
                 for n in _rungs(rows_each)
-                if _fits(case, Sizes(small.rollout_rows, n * unit * row))
+                if _fits(case, Sizes(small.slots, n * unit * row))
             )
             or (planned.micro_batch_tokens // row,),
         )

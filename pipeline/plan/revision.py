@@ -69,9 +69,9 @@ class Revision:
         if choice is None:
             return
         rows = before.micro_batch_tokens // config.row_tokens
-        now = choice.seconds(before.rollout_rows, rows)
+        now = choice.seconds(before.slots, rows)
         after = choice.sizes
-        best = choice.seconds(after.rollout_rows, after.micro_batch_tokens // config.row_tokens)
+        best = choice.seconds(after.slots, after.micro_batch_tokens // config.row_tokens)
         # Not known where memory has left sizes that were never measured.
         if now is None or best is None or best > (1 - GAIN) * now:
             return
@@ -79,7 +79,7 @@ class Revision:
             return
         text = (
             f"completions have {lengths.completion:.0f} tokens, not "
-            f"{found.case.lengths.completion:.0f}: {after.rollout_rows} slots and micro-batches of "
+            f"{found.case.lengths.completion:.0f}: {after.slots} slots and micro-batches of "
             f"{after.micro_batch_tokens} tokens take {1 - best / now:.0%} less of a step's time"
         )
         facts = {

@@ -21,7 +21,7 @@ def case_of(config: Config) -> Case:
     if config.plan.platform == "gpu":
         raise ValueError(
             'plan.platform = "gpu": how much such a device holds is not known before it is opened; '
-            "set plan.rollout_rows and plan.micro_batch_tokens, the most that may be used"
+            "set plan.slots and plan.micro_batch_tokens, the most that may be used"
         )
     lengths = Lengths.expected(config)
     return Case(config, shape_of(config), topology_of(config, None), lengths)
@@ -38,7 +38,7 @@ def first_sizes(config: Config, folder: RunFolder) -> Sizes:
     found = None if plan.fixed else folder.plan
     if found is not None:
         return Sizes.of_json(found["at_checkpoint"] or found["in_force"])
-    if plan.rollout_rows is not None and plan.micro_batch_tokens is not None:
+    if plan.slots is not None and plan.micro_batch_tokens is not None:
         return Sizes.of(config)
     return planned_sizes(case_of(config))
 

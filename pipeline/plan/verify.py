@@ -192,7 +192,7 @@ class Verifier:
             found = replace(found, config=checked(found.config))
             names = largest_programs(found.config)
             if not self._may_ask(found.config, names):
-                slots, tokens = found.config.rollout_rows, found.config.plan.micro_batch_tokens
+                slots, tokens = found.config.slots, found.config.plan.micro_batch_tokens
                 self._stopped(f"{slots} slots, micro-batches of {tokens} tokens")
                 break
             plan, programs = found, self._ask(found.config, names)
@@ -278,8 +278,8 @@ def largest_programs(config: Config) -> list[str]:
     rows, bucket = config.micro_batch_rows, max(config.prompt_buckets)
     return [
         f"gradient {rows}",
-        f"segment {config.rollout_rows}",
-        f"keep {rows}" if config.learner.keeps_top_k else f"score {rows}",
+        f"segment {config.slots}",
+        f"keep {rows}" if config.learner.uses_reference_top_k else f"score {rows}",
         f"prefill {bucket}",
     ]
 
@@ -290,12 +290,12 @@ def larger_plans(case: Case, config: Config) -> Iterator[tuple[str, Config | Non
     No configuration where a step has not so much to do.
     """
     plan = config.plan
-    slots, rows = config.rollout_rows // plan.sampler_shards, config.micro_batch_rows
+    slots, rows = config.slots // plan.sampler_shards, config.micro_batch_rows
     if slots >= most_slots(config):
-        yield f"more than {config.rollout_rows} slots: a step has no more rollouts", None, ""
+        yield f"more than {config.slots} slots: a step has no more rollouts", None, ""
     else:
         more = min(larger(slots), most_slots(config)) * plan.sampler_shards
-        bigger = with_plan(config, {"rollout_rows": more})
+        bigger = with_plan(config, {"slots": more})
         yield f"{more} slots", bigger, f"segment {more}"
     rows //= plan.learner_shards
     unit = config.row_tokens * plan.learner_shards

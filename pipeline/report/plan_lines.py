@@ -66,7 +66,7 @@ def _chosen(report: Figures) -> Iterator[str]:
         yield f"  DOES NOT FIT: {plan['short']}"
     positions, layers = plan["cache_positions"], plan["layers"]
     yield (
-        f"  slots {plan['rollout_rows']} ({plan['slots_per_shard']} a shard), segments of "
+        f"  slots {plan['slots']} ({plan['slots_per_shard']} a shard), segments of "
         f"{plan['segment_steps']}, prefill {plan['prefill_tokens']}; caches of "
         f"{positions['local']} positions in {layers['local']} layers, {positions['global']} in "
         f"{layers['global']}"

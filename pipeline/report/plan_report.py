@@ -39,7 +39,7 @@ REGIMES = {
 }
 """Regimes in words."""
 
-_SIZES = ("rollout_rows", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
+_SIZES = ("slots", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _plan(found: Plan) -> Figures:
     case, plan = found.case, found.plan
     config, given = plan.config, case.config.plan
     rollout, shape = config.rollout, case.shape
-    slots = config.rollout_rows // config.plan.sampler_shards
+    slots = config.slots // config.plan.sampler_shards
     values = {key: getattr(config.plan, key) for key in (*PLACE, *_SIZES)}
     return {
         "name": plan.name,
@@ -202,7 +202,7 @@ def _to_set(case: Case, plan: Planned) -> Figures:
     values = {key: getattr(plan.config.plan, key) for key in (*PLACE, *_SIZES)}
     if not given.fixed:
         bounds = placed(case.config, {key: values[key] for key in PLACE}).plan
-        values |= {key: getattr(bounds, key) for key in ("rollout_rows", "micro_batch_tokens")}
+        values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
     return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 
@@ -280,7 +280,7 @@ def _compared(case: Case, one: Planned, found: Plan) -> Figures:
         "name": one.name,
         "chosen": one is chosen,
         "same_run": one.same_run,
-        "slots_per_shard": config.rollout_rows // config.plan.sampler_shards,
+        "slots_per_shard": config.slots // config.plan.sampler_shards,
         "micro_batch_tokens": config.plan.micro_batch_tokens,
         "remat": config.plan.remat,
         "fits": one.fits,
@@ -321,8 +321,8 @@ def _budget(case: Case, forecast: Forecast) -> Figures:
         "source": ESTIMATED,
         "steps_given": case.config.budget.steps,
         "time_given_s": forecast.time_s,
-        "enough": outcomes["expected"].enough,
-        "enough_when_slow": outcomes["high"].enough,
+        "enough": outcomes["expected"].min_finished,
+        "enough_when_slow": outcomes["high"].min_finished,
         "steps": _around([outcomes[pace].steps for pace in PACES]),
         "wall_s": _around([outcomes[pace].wall_s for pace in PACES]),
         "outcomes": {pace: asdict(outcomes[pace]) for pace in PACES},

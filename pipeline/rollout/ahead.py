@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager
 
 from pipeline.contracts.clock import Stopwatch
 from pipeline.rollout.drawing import Drawer
-from pipeline.rollout.rollout_step import Drawn, Start
+from pipeline.rollout.rollout_step import RolloutStep, Start
 from pipeline.rollout.team import Interrupted, OutOfTime, Team
 
 
@@ -55,9 +55,9 @@ class Supply:
         self._ahead = ahead
         self._first = first
         self._will_be = will_be
-        self._drawing: asyncio.Task[Drawn] | None = None
+        self._drawing: asyncio.Task[RolloutStep] | None = None
 
-    async def take(self, start: Start, watch: Stopwatch) -> Drawn:
+    async def take(self, start: Start, watch: Stopwatch) -> RolloutStep:
         """The rollouts of a step, and the newest version in force.
 
         Args:
@@ -109,7 +109,7 @@ class Supply:
         self._drawing = drawing
 
     @property
-    def left(self) -> Drawn | None:
+    def left(self) -> RolloutStep | None:
         """What was drawn ahead and not taken."""
         if self._drawing is None or self._drawing.exception() is not None:
             return None

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.adapters import BestFile, ExportReport, Published, Which
+from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published
 from pipeline.contracts.batches import Packed
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest, Work
+from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import ResizableLearner, ResizableSampler
 from pipeline.plan.balance import Balance, Worker
@@ -31,15 +31,21 @@ class BalancedSampler:
         return await self.balance.hold(self.worker, lambda: self.inner.load(published))
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         """See `pipeline.contracts.workers.Sampler`."""
         return await self.balance.hold(
             self.worker,
-            lambda: self.inner.generate(requests, temperature=temperature, enough=enough),
+            lambda: self.inner.generate(
+                requests, temperature=temperature, min_finished=min_finished
+            ),
         )
 
-    async def work(self) -> Work:
+    async def work(self) -> DecodeWork:
         """See `pipeline.contracts.workers.Sampler`."""
         return await self.inner.work()
 
@@ -60,19 +66,21 @@ class BalancedLearner:
     balance: Balance
     worker: Worker
 
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         """See `pipeline.contracts.workers.Learner`."""
         return await self.balance.hold(self.worker, lambda: self.inner.publish(which))
 
-    async def score(self, completions: Sequence[Completion], *, which: Which) -> list[np.ndarray]:
+    async def score(
+        self, completions: Sequence[Completion], *, which: AdapterRef
+    ) -> list[np.ndarray]:
         """See `pipeline.contracts.workers.Learner`."""
         return await self.balance.hold(
             self.worker, lambda: self.inner.score(completions, which=which)
         )
 
-    async def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """See `pipeline.contracts.workers.Learner`."""
-        metrics = await self.balance.hold(self.worker, lambda: self.inner.imitate(sequences))
+        metrics = await self.balance.hold(self.worker, lambda: self.inner.sft_update(sequences))
         self.balance.learned()
         return metrics
 
@@ -103,7 +111,7 @@ class BalancedLearner:
         return await self.inner.recover_best(version, sha256)
 
     async def export(
-        self, folder: str, examples: Sequence[Completion], *, which: Which
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
         """See `pipeline.contracts.workers.Learner`."""
         return await self.balance.hold(

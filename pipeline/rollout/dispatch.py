@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from itertools import groupby
 
-from configs.training import enough
-from pipeline.contracts.rollouts import Completion, RolloutRequest, Work
+from configs.training import min_finished
+from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
 from pipeline.contracts.workers import Sampler
 
 
@@ -30,7 +30,7 @@ async def generate(
     *,
     temperature: float,
     cut_off: float | None = None,
-) -> tuple[list[Completion], Work]:
+) -> tuple[list[Completion], DecodeWork]:
     """Draws all requests on all samplers at once; completions in the order of the requests.
 
     Args:
@@ -42,12 +42,12 @@ async def generate(
     """
 
     async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
-        ending = None if cut_off is None else enough(len(share), cut_off=cut_off)
-        completions = await sampler.generate(share, temperature=temperature, enough=ending)
+        ending = None if cut_off is None else min_finished(len(share), cut_off=cut_off)
+        completions = await sampler.generate(share, temperature=temperature, min_finished=ending)
         total.add(await sampler.work())
         return completions
 
-    total = Work()
+    total = DecodeWork()
     dealt = zip(samplers, shares(requests, samplers=len(samplers)), strict=True)
     drawn = await asyncio.gather(*(one(sampler, share) for sampler, share in dealt if share))
     by_name = {completion.name: completion for part in drawn for completion in part}

@@ -25,7 +25,7 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dynamic_sampling import Estimates
 from pipeline.rollout.partial import settle
-from pipeline.rollout.rollout_step import Drawn, Round, Start
+from pipeline.rollout.rollout_step import RolloutStep, Round, Start
 from pipeline.rollout.scoring import reward_inputs, score_rollouts
 from pipeline.rollout.team import Team
 from pipeline.run.run_folder import RunFolder
@@ -70,7 +70,7 @@ class Drawer:
         self._may_go_on = may_go_on
         self.now = now
 
-    async def draw(self, start: Start, watch: Stopwatch) -> Drawn:
+    async def draw(self, start: Start, watch: Stopwatch) -> RolloutStep:
         """The rollouts of a step, under the adapter in force.
 
         Args:
@@ -83,7 +83,7 @@ class Drawer:
         rollout = self._config.rollout
         if rollout.dynamic_sampling == "off":
             only = await self._round(self._first(start), start, watch)
-            return Drawn(start, (only,), only.rollouts, 0, 0, start.estimates)
+            return RolloutStep(start, (only,), only.rollouts, 0, 0, start.estimates)
         rounds: list[Round] = []
         estimates, gain = start.estimates.faded(), None
         size = rollout.prompts_per_step
@@ -98,12 +98,12 @@ class Drawer:
                 estimates = replace(estimates, sampling=sampling)
             size, asked = self._further(start.step, rounds, estimates)
             gain = asked or gain
-        everybody = [rollout for part in rounds for rollout in part.rollouts]
+        all_rollouts = [rollout for part in rounds for rollout in part.rollouts]
         groups = [
-            list(own) for _, own in groupby(everybody, key=lambda one: one.completion.name.group)
+            list(own) for _, own in groupby(all_rollouts, key=lambda one: one.completion.name.group)
         ]
         chosen = dynamic_sampling.choose(groups, wanted=rollout.prompts_per_step)
-        return Drawn(
+        return RolloutStep(
             start,
             tuple(rounds),
             [rollout for group in chosen.kept for rollout in group],

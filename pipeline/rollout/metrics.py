@@ -1,4 +1,4 @@
-"""TODO."""
+"""Metrics of a step's rollouts."""
 
 from __future__ import annotations
 

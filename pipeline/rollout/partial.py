@@ -17,18 +17,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, Stretch
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
 
 _ARRAYS = {
     "prompt_tokens": np.int32,
     "tokens": np.int32,
     "logprobs": np.float32,
-    "kept_logprobs": np.float32,
+    "processed_logprobs": np.float32,
 }
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PartialRollouts:
     """Whole groups of which at least one rollout has not ended, the oldest first.
 
     Attributes:
@@ -62,13 +62,13 @@ class Waiting:
         ]
 
     @staticmethod
-    def of_json(rows: Iterable[Mapping[str, Any]]) -> Waiting:
+    def of_json(rows: Iterable[Mapping[str, Any]]) -> PartialRollouts:
         """What `to_json` wrote."""
-        return Waiting(tuple(_completion(row) for row in rows))
+        return PartialRollouts(tuple(_completion(row) for row in rows))
 
 
 @dataclass(frozen=True)
-class Settled:
+class PartialSplit:
     """What became of a step's rollouts.
 
     Attributes:
@@ -81,7 +81,7 @@ class Settled:
     """
 
     ended: list[Completion]
-    waiting: Waiting
+    waiting: PartialRollouts
     tokens: int
     cut: int
     continued: int
@@ -96,8 +96,11 @@ class Settled:
 
 
 def settle(
-    drawn: Sequence[Completion], waiting: Waiting, *, partial: Literal["off", "keep", "drop"]
-) -> Settled:
+    drawn: Sequence[Completion],
+    waiting: PartialRollouts,
+    *,
+    partial: Literal["off", "keep", "drop"],
+) -> PartialSplit:
     """Says which of a step's rollouts are learned from.
 
     Args:
@@ -107,20 +110,20 @@ def settle(
     """
     found = {completion.name: completion for completion in drawn}
     held = [found.pop(completion.name, completion) for completion in waiting.completions]
-    everybody = [*held, *found.values()]
+    all_rollouts = [*held, *found.values()]
     cut = sum(completion.stop_reason == "cut" for completion in drawn)
     ended: list[Completion] = []
     left: list[Completion] = []
-    for _, members in groupby(everybody, key=lambda completion: completion.name.group):
+    for _, members in groupby(all_rollouts, key=lambda completion: completion.name.group):
         group = list(members)
         own = [completion for completion in group if completion.stop_reason != "cut"]
         if partial == "keep" and len(own) < len(group):
             left += group
         else:
             ended += own
-    return Settled(
+    return PartialSplit(
         ended=ended,
-        waiting=Waiting(tuple(left)),
+        waiting=PartialRollouts(tuple(left)),
         tokens=sum(completion.num_new for completion in drawn),
         cut=cut,
         continued=len(drawn) - len(found),
@@ -134,5 +137,5 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         for key, dtype in _ARRAYS.items()
     }
     name = RolloutName(**row["name"])
-    begun = tuple(Stretch(**stretch) for stretch in row["begun"])
+    begun = tuple(VersionSpan(**stretch) for stretch in row["begun"])
     return Completion(**{**row, **arrays, "name": name, "begun": begun})

@@ -9,11 +9,11 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.clock import Stopwatch
-from pipeline.contracts.rollouts import Rollout, Work
+from pipeline.contracts.rollouts import DecodeWork, Rollout
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.dynamic_sampling import Estimates, Gain
 from pipeline.rollout.metrics import step_metrics
-from pipeline.rollout.partial import Settled, Waiting
+from pipeline.rollout.partial import PartialRollouts, PartialSplit
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Start:
     """
 
     step: int
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: PartialRollouts = field(default_factory=PartialRollouts)
     prompts_drawn: int = 0
     estimates: Estimates = field(default_factory=Estimates)
 
@@ -39,15 +39,15 @@ class Round:
 
     rollouts: list[Rollout]
     stats: GroupStats
-    settled: Settled
+    settled: PartialSplit
     errors: Mapping[str, list[str]]
-    work: Work
+    work: DecodeWork
     prompts: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RolloutStep:
     """A step's rollouts.
 
     Attributes:
@@ -70,7 +70,7 @@ class Drawn:
     gain: Gain | None = None
 
     @property
-    def everybody(self) -> list[Rollout]:
+    def all_rollouts(self) -> list[Rollout]:
         """Those too that are not learned from."""
         return [rollout for part in self.rounds for rollout in part.rollouts]
 
@@ -80,7 +80,7 @@ class Drawn:
         return sum(part.stats.overflow for part in self.rounds)
 
     @property
-    def settled(self) -> Settled:
+    def settled(self) -> PartialSplit:
         """What became of the first round's rollouts; the other rounds have no cut-off."""
         return self.rounds[0].settled
 
@@ -120,11 +120,11 @@ class Drawn:
 
     def metrics(self, config: Config) -> dict[str, float]:
         """What W&B and the run folder are told: of all that was drawn, learned from or not."""
-        work, counts = Work(), [vars(part.stats) for part in self.rounds]
+        work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
         for part in self.rounds:
             work.add(part.work)
         stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
-        metrics = step_metrics(self.everybody, stats) | work.metrics
+        metrics = step_metrics(self.all_rollouts, stats) | work.metrics
         if config.rollout.partial != "off":
             metrics |= self.settled.metrics
         if config.rollout.dynamic_sampling != "off":
@@ -137,7 +137,7 @@ class Drawn:
         kept = {rollout.completion.name for rollout in self.rollouts}
         unused = [
             len(rollout.completion.tokens)
-            for rollout in self.everybody
+            for rollout in self.all_rollouts
             if rollout.completion.name not in kept
         ]
         wasted = sum(unused) / max(1, self.tokens)

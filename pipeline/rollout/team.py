@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from configs.schema import Config
-from pipeline.contracts.adapters import Published, Which
-from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest, Work
+from pipeline.contracts.adapters import AdapterRef, Published
+from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.contracts.workers import Learner, Sampler, Scorer
 from pipeline.rollout import dispatch, parity
 
@@ -72,7 +72,7 @@ class Team:
         self.bounds = parity.Bounds.of(config)
         self.stop = stop
         self.published: Published | None = None
-        self.work = Work()
+        self.work = DecodeWork()
         self._config = config
         self._patience_s = patience_s
         self._ending_s = ending_s
@@ -95,7 +95,7 @@ class Team:
             aborts=self.samplers,
         )
 
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         """Brings an adapter of the learner to the samplers; it is in force from then on.
 
         Samplers that were told to end what they did draw nothing any more and get nothing.

@@ -41,7 +41,7 @@ def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float
     return metrics
 
 
-def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
+def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
     """Rollouts as JSON objects; with `tokens` also token ids and log-probs."""
     rows = []
     for rollout in rollouts:
@@ -50,8 +50,8 @@ def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str,
             "prompt_id": drawn.name.prompt_id,
             "sample": drawn.name.sample,
             "step": drawn.name.step,
-            "versions": [stretch.version for stretch in drawn.stretches],
-            "version_tokens": [stretch.tokens for stretch in drawn.stretches],
+            "versions": [stretch.version for stretch in drawn.version_spans],
+            "version_tokens": [stretch.tokens for stretch in drawn.version_spans],
             "adapter_sha256": drawn.adapter_sha256,
             "text": rollout.text,
             "num_tokens": len(drawn.tokens),
@@ -66,8 +66,8 @@ def rollout_rows(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str,
             row["prompt_tokens"] = drawn.prompt_tokens.tolist()
             row["tokens"] = drawn.tokens.tolist()
             row["logprobs"] = drawn.logprobs.tolist()
-            if drawn.kept_logprobs is not None:
-                row["kept_logprobs"] = drawn.kept_logprobs.tolist()
+            if drawn.processed_logprobs is not None:
+                row["processed_logprobs"] = drawn.processed_logprobs.tolist()
         rows.append(row)
     return rows
 
@@ -175,7 +175,7 @@ class Records:
     ) -> None:
         """Records a step, counted from 1. Metrics that are not finite are left out."""
         self._metrics(step, metrics)
-        rows = rollout_rows(rollouts, tokens=tokens)
+        rows = rollout_records(rollouts, tokens=tokens)
         self.folder.write_rollouts(f"step_{step:06d}", rows)
         found = "no group has ended"
         if rollouts:

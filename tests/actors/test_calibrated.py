@@ -23,7 +23,7 @@ from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import LearnerSpeed, Lengths, SamplerSpeed
 from pipeline.inputs.hub.model_shape import shape_of
-from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.plan.balance import Balance, Worker
 from pipeline.plan.calibration import Beginning, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
@@ -62,7 +62,7 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
     monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
-    plan: dict[str, Any] = {"fixed": False, "rollout_rows": 4, "slot_buckets": None}
+    plan: dict[str, Any] = {"fixed": False, "slots": 4, "slot_buckets": None}
     made = tiny.make_config(plan=plan | {"micro_batch_tokens": 2 * ROW})
     actor = ColocatedActor(made)
     policy, base = tiny.policy(layers=2), tiny.base(layers=2)
@@ -94,7 +94,7 @@ def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp
 
     before, found = asyncio.run(start())
     assert found.choice.sizes == balance.sizes
-    assert balance.sizes.rollout_rows in LADDER.slots
+    assert balance.sizes.slots in LADDER.slots
     assert found.speeds.segment_s.keys() >= {4, 2, 1}
     assert found.speeds.micro_batch_s.keys() == {2, 1}
     assert found.speeds.device == "1 x cpu"
@@ -107,7 +107,7 @@ def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp
     assert actor.load(version, sha256, payload) == sha256
     drawn = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
     assert [len(one.prompt_tokens) for one in drawn] == [3, 14, 6]
-    assert max(actor.work().segments) == balance.sizes.rollout_rows
+    assert max(actor.work().segments) == balance.sizes.slots
 
 
 class Tight(InProcess):

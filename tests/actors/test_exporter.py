@@ -12,7 +12,7 @@ import pytest
 
 from actors.exporter import ExporterActor
 from pipeline.compute.model.adapter_file import write_adapter_file
-from pipeline.compute.model.policy import open_policy
+from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.sharding import make_mesh
 from tests import tiny
 from tests.demo_texts import write_tokenizer

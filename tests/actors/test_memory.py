@@ -23,9 +23,9 @@ from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model.building import Builder
 from pipeline.compute.model.footprint import GIB, NoRoomError, check_room, resident_bytes
 from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.rollouts import Completion, Example
+from pipeline.contracts.rollouts import Completion, Demonstration
 from pipeline.contracts.sizes import Sizes, smaller
-from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
@@ -109,7 +109,7 @@ def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActo
         learner={"kl_coef": 0.1, "kl": "topk", "kl_top_k": 8, **learner},
         plan={
             "fixed": False,
-            "rollout_rows": WHOLE.rollout_rows,
+            "slots": WHOLE.slots,
             "slot_buckets": (2,),
             "micro_batch_tokens": WHOLE.micro_batch_tokens,
             "rollout_weights": "merged",
@@ -366,24 +366,24 @@ def test_the_update_before_a_phase_that_has_no_room_is_taken_back(
     actor = make_learner(monkeypatch, run=phases, sft=sft)
     learner, drawn = actor.learner, [rollout.completion for rollout in ROLLOUTS]
     packed = [
-        (Example(number, completion.prompt_tokens, completion.tokens),)
+        (Demonstration(number, completion.prompt_tokens, completion.tokens),)
         for number, completion in enumerate(drawn)
     ]
     actor.prepare(FEWER_ROWS)
     began = host(learner.state)
-    actor.imitate(packed)
+    actor.sft_update(packed)
     expected = host(learner.state)
     learner.state = learner._fresh()
     actor.prepare(WHOLE)
     failing = FullOnce(learner._begin_phase)
     monkeypatch.setattr(learner, "_begin_phase", failing)
     with pytest.raises(OutOfMemory) as told:
-        actor.imitate(packed)
+        actor.sft_update(packed)
     assert (told.value.phase, failing.calls) == ("update", 1)
     equal(host(learner.state), began)
     assert learner.state.version == 0
     actor.prepare(FEWER_ROWS)
-    actor.imitate(packed)
+    actor.sft_update(packed)
     equal(host(learner.state), expected)
     assert (learner.state.version, learner.state.updates) == (1, 0)
 
@@ -435,7 +435,7 @@ def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
 ):
     whole = draw(actor)
     there = resident_bytes()
-    needs = {WHOLE.rollout_rows: max(actor.engine.needs.values())}
+    needs = {WHOLE.slots: max(actor.engine.needs.values())}
     actor.prepare(FEWER_SLOTS)
     needs[3] = max(actor.engine.needs.values())
     assert needs[3] < needs[4]

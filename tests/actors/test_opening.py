@@ -20,7 +20,7 @@ PIECES = 480
 
 
 def config(folder: Path) -> Config:
-    plan = {"learner_devices": 8, "fsdp": 2, "tp": 2, "rollout_rows": 8, "micro_batch_tokens": 336}
+    plan = {"learner_devices": 8, "fsdp": 2, "tp": 2, "slots": 8, "micro_batch_tokens": 336}
     return tiny.make_config(model={"path": str(folder)}, lora={"rank": 2}, plan=plan)
 
 
@@ -50,7 +50,7 @@ def test_a_flax_checkpoint_and_its_tokenizer_are_opened(flax: Path):
 
 
 def test_a_split_sampler_has_a_mesh_of_its_own(flax: Path):
-    plan = {"placement": "split", "sampler_devices": 8, "sampler_tp": 2, "rollout_rows": 4}
+    plan = {"placement": "split", "sampler_devices": 8, "sampler_tp": 2, "slots": 4}
     split = tiny.make_config(model={"path": str(flax)}, lora={"rank": 2}, plan=plan)
     opened = open_model(split, which="sampler")
     assert dict(opened.policy.mesh.shape) == {"data": 4, "fsdp": 1, "tp": 2}

@@ -13,7 +13,7 @@ from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 
 def plan(platform: str, placement: str, **changes: Any) -> Plan:
-    sizes = {"rollout_rows": 16, "micro_batch_tokens": 16}
+    sizes = {"slots": 16, "micro_batch_tokens": 16}
     return Plan.model_validate({"platform": platform, "placement": placement, **sizes, **changes})
 
 

@@ -21,7 +21,7 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.rollout.parity import Bounds
 from tests import tiny
 from tests.demo_texts import write_tokenizer

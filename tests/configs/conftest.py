@@ -29,7 +29,7 @@ max_new_tokens = 32
 [plan]
 platform = "cpu"
 placement = "split"
-rollout_rows = 32
+slots = 32
 micro_batch_tokens = 384
 
 [budget]

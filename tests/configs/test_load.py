@@ -162,7 +162,7 @@ def test_the_tpu_preset_divides_its_rows_evenly() -> None:
     config = load_config(ROOT / "configs/gemma3_1b_gsm8k_v5e8.toml")
     assert config.budget.time_s == 9 * 3600
     assert config.plan.learner_devices == 8
-    assert config.rollout.size % config.rollout_rows == 0
+    assert config.rollout.size % config.slots == 0
     assert config.micro_batch_rows % 8 == 0
 
 
@@ -213,13 +213,13 @@ def test_an_unknown_key_does_not_hide_what_is_wrong_with_its_table(small: Path) 
     assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')
     path = small.with_name("more.toml")
     text = small.read_text(encoding="utf-8").replace("[plan]", "[plan]\nsampler = 1\nfsdpp = 2")
-    path.write_text(text.replace("rollout_rows = 32", "rollout_rows = 33"), encoding="utf-8")
+    path.write_text(text.replace("slots = 32", "slots = 33"), encoding="utf-8")
     told = mistakes(path, ("plan.sampler_devices", "2"), ("plan.row_tokens", "7"))
     assert [line.rpartition(": plan.")[2].partition(" ")[0] for line in told[:2]] == [
         "sampler:",
         "fsdpp:",
     ]
-    assert told[2].startswith(f"{path}: plan.rollout_rows = 33: must be a multiple of a sampler's")
+    assert told[2].startswith(f"{path}: plan.slots = 33: must be a multiple of a sampler's")
 
 
 def test_what_was_meant_by_an_unknown_key_is_not_called_missing(write: Write) -> None:

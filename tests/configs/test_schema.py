@@ -45,8 +45,8 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
             "<eos>: stop tokens",
         ),
         (
-            [("plan.rollout_rows", "30"), ("plan.sampler_devices", "4")],
-            "plan.rollout_rows",
+            [("plan.slots", "30"), ("plan.sampler_devices", "4")],
+            "plan.slots",
             "must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32",
         ),
         (
@@ -73,23 +73,23 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
             [("plan.slot_buckets", "[40, 2, 7]"), ("plan.sampler_devices", "2")],
             "plan.slot_buckets",
             (
-                "must fall and stay below rollout_rows = 32, in multiples of a sampler's 2 parts; "
+                "must fall and stay below slots = 32, in multiples of a sampler's 2 parts; "
                 "nearest valid: [2]"
             ),
         ),
         (
-            [("plan.rollout_rows", "none")],
-            "plan.rollout_rows",
+            [("plan.slots", "none")],
+            "plan.slots",
             "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it",
         ),
         (
             [
                 ("plan.fixed", "false"),
-                ("plan.rollout_rows", "none"),
+                ("plan.slots", "none"),
                 ("plan.slot_buckets", "[8]"),
             ],
             "plan.slot_buckets",
-            "means nothing without plan.rollout_rows; remove it",
+            "means nothing without plan.slots; remove it",
         ),
         (
             [("plan.fixed", "false"), ("plan.micro_batch_tokens", "100")],
@@ -133,11 +133,11 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         ),
         (
             [
-                ("plan.rollout_rows", "31"),
+                ("plan.slots", "31"),
                 ("plan.sampler_devices", "4"),
                 ("plan.sampler_tp", "2"),
             ],
-            "plan.rollout_rows",
+            "plan.slots",
             "a multiple of a sampler's 2 groups of tp = 2 devices; nearest valid: 30 or 32",
         ),
         (
@@ -325,7 +325,7 @@ def test_only_tpu_chips_come_in_certain_numbers(platform: str, devices: int) -> 
             "placement": "split",
             "learner_devices": devices,
             "sampler_devices": devices,
-            "rollout_rows": devices,
+            "slots": devices,
             "micro_batch_tokens": 48 * devices,
         }
     )
@@ -334,7 +334,7 @@ def test_only_tpu_chips_come_in_certain_numbers(platform: str, devices: int) -> 
 
 @pytest.mark.parametrize("chips", [1, 4, 8, 16, 32, 256])
 def test_a_tpu_process_has_one_four_or_eight_chips_or_whole_hosts(chips: int) -> None:
-    sizes = {"rollout_rows": chips, "micro_batch_tokens": 48 * chips}
+    sizes = {"slots": chips, "micro_batch_tokens": 48 * chips}
     made = Plan.model_validate(
         {"platform": "tpu", "placement": "colocated", "learner_devices": chips, **sizes}
     )
@@ -348,35 +348,35 @@ def test_one_table_tells_several_mistakes(small: Path) -> None:
         ("plan.learner_devices", "8"),
         ("plan.samplers", "2"),
         ("plan.sampler_devices", "2"),
-        ("plan.rollout_rows", "12"),
+        ("plan.slots", "12"),
         ("plan.attention", "splash"),
     )
     assert [line.split()[2] for line in lines] == [
         "--plan.samplers",
         "--plan.sampler_devices",
-        "--plan.rollout_rows",
+        "--plan.slots",
         "--plan.attention",
     ]
 
 
 def test_a_table_made_in_code_tells_all_in_one_message() -> None:
-    with pytest.raises(ValueError, match=r"rollout_rows: .*; attention: "):
+    with pytest.raises(ValueError, match=r"slots: .*; attention: "):
         Plan(
             platform="cpu",
             placement="colocated",
             learner_devices=2,
-            rollout_rows=3,
+            slots=3,
             micro_batch_tokens=5,
             attention="splash",
         )
 
 
 def test_sizes_that_are_planned_need_not_be_given(small: Path) -> None:
-    free = [("plan.rollout_rows", "none"), ("plan.micro_batch_tokens", "none")]
+    free = [("plan.slots", "none"), ("plan.micro_batch_tokens", "none")]
     plan = load_config(small, [("plan.fixed", "false"), *free]).plan
-    assert (plan.rollout_rows, plan.micro_batch_tokens) == (None, None)
+    assert (plan.slots, plan.micro_batch_tokens) == (None, None)
     bounded = load_config(small, [("plan.fixed", "false")])
-    assert (bounded.rollout_rows, bounded.micro_batch_rows) == (32, 8)
+    assert (bounded.slots, bounded.micro_batch_rows) == (32, 8)
 
 
 def test_derived_numbers(small: Path) -> None:

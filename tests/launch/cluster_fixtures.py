@@ -60,7 +60,7 @@ lr = 1e-3
 [plan]
 platform = "cpu"
 placement = "split"
-rollout_rows = 16
+slots = 16
 slot_buckets = []  # one program fewer to compile
 # One packed row, so that one shape is compiled.
 row_tokens = 832

@@ -36,7 +36,7 @@ max_new_tokens = 8
 [plan]
 platform = "cpu"
 placement = "split"
-rollout_rows = 6
+slots = 6
 micro_batch_tokens = 136
 
 [budget]

@@ -42,7 +42,7 @@ def test_every_row_is_a_run(answers, name):
     assert devices.count == given.get("plan__learner_devices", 1)
     assert program == given["program"]
     if program.startswith("segment"):
-        assert config.plan.rollout_rows == int(program.split()[1])
+        assert config.plan.slots == int(program.split()[1])
     if program.startswith("gradient"):
         assert config.micro_batch_rows == int(program.split()[1])
     assert row["compiled_gib"] == 4.0

@@ -15,10 +15,8 @@ from actors.placement import Reservation
 from configs.schema import Plan
 from launch import cluster
 
-CPU = Plan(platform="cpu", placement="split", samplers=2, rollout_rows=2, micro_batch_tokens=2)
-TPU = Plan(
-    platform="tpu", placement="colocated", learner_devices=8, rollout_rows=8, micro_batch_tokens=8
-)
+CPU = Plan(platform="cpu", placement="split", samplers=2, slots=2, micro_batch_tokens=2)
+TPU = Plan(platform="tpu", placement="colocated", learner_devices=8, slots=8, micro_batch_tokens=8)
 
 
 OWN = SimpleNamespace(id=SimpleNamespace(hex=lambda: "own"))

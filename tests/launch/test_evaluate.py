@@ -34,7 +34,7 @@ def request_file(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
 
 def opened(tokenizer: Path) -> Callable[..., object]:
     """The tokenizer alone: no weights are looked at."""
-    from pipeline.inputs.text.tokenizer import read_tokenizer
+    from pipeline.inputs.text.tokenizer_files import read_tokenizer
 
     return lambda _: read_tokenizer(tokenizer)
 
@@ -202,11 +202,11 @@ def test_chats_mistakes(
 def test_one_question_at_a_time_needs_one_sampler_and_few_rows(request_file: Path):
     settings = [("plan.samplers", "3"), ("plan.sampler_devices", "2")]
     config = chat._one_at_a_time(load_config(request_file, settings), adapter="/a")
-    assert (config.plan.num_samplers, config.plan.rollout_rows) == (1, 2)
+    assert (config.plan.num_samplers, config.plan.slots) == (1, 2)
     assert config.lora.start == "/a"
     colocated = [("plan.placement", "colocated"), ("plan.learner_devices", "2")]
     config = chat._one_at_a_time(load_config(request_file, colocated), adapter="/a")
-    assert (config.plan.samplers, config.plan.rollout_rows) == (None, 2)
+    assert (config.plan.samplers, config.plan.slots) == (None, 2)
 
 
 def test_questions_come_a_line_each_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ from actors.handles import RayExporter
 from configs.load import config_to_json, load_config
 from launch import export, exporting
 from launch.exporting import prepare, working_config
-from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request

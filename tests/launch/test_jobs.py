@@ -229,7 +229,7 @@ sys.stdin.readline()
 WAITS = """
 import asyncio, sys
 import ray
-from actors.handles import Crew
+from actors.handles import RunActors
 from configs.load import load_config
 from launch import cluster
 
@@ -238,7 +238,7 @@ settings = {"platform": "tpu", "learner_devices": 1, "samplers": 3}
 config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in settings.items()])
 
 async def run():
-    crew = Crew.spawn(config)
+    crew = RunActors.spawn(config)
     await cluster.wait_for_devices(crew.devices, config.plan)
     print("placed; free:", ray.available_resources().get("TPU", 0), flush=True)
     crew.kill()

@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_measured_as_it_measured_itself(run: Path):
     """Other samplers, twice as many, with other batches: the same answers, up to ties."""
-    settings = ["--plan.samplers=2", "--plan.rollout_rows=3", "--plan.prompt_buckets=[48]"]
+    settings = ["--plan.samplers=2", "--plan.slots=3", "--plan.prompt_buckets=[48]"]
     status, output = finish(launch("evaluate", run, *settings))
     assert status == 0, output
     (file,) = (run / "evaluations").glob("*.json")
@@ -152,7 +152,10 @@ def test_ctrl_c_ends_an_evaluation_in_order(run: Path, tmp_path: Path):
     for line in process.stdout:
         if line.startswith("devices are here"):
             break
-    everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    all_rollouts = [
+        psutil.Process(process.pid),
+        *psutil.Process(process.pid).children(recursive=True),
+    ]
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     patience.cancel()
@@ -160,5 +163,5 @@ def test_ctrl_c_ends_an_evaluation_in_order(run: Path, tmp_path: Path):
     assert "stopping: nothing is written" in output
     assert "Traceback" not in output
     assert not file.exists()
-    _, alive = psutil.wait_procs(everybody, timeout=60)
+    _, alive = psutil.wait_procs(all_rollouts, timeout=60)
     assert not alive

@@ -50,7 +50,7 @@ def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "plan only: v5e-32 is 4 hosts, and a run works on one" in out
     figures = json.loads(path.read_text())
     assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
-    assert figures["plan"]["rollout_rows"] <= 512
+    assert figures["plan"]["slots"] <= 512
     assert figures["plan"]["set"]["micro_batch_tokens"] == 4 * 16_384  # what bounds it there
     settings = [
         text
@@ -60,7 +60,7 @@ def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     shown(capsys, ONE_B, "--topology", "v5e-32", *settings, "--json", str(path))
     again = json.loads(path.read_text())["plan"]
     assert again["configured"]
-    for key in ("rollout_rows", "segment_steps", "micro_batch_tokens", "remat"):
+    for key in ("slots", "segment_steps", "micro_batch_tokens", "remat"):
         assert again[key] == figures["plan"][key]
 
 
@@ -82,7 +82,7 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--topology", "v6e-8", "--verify"], "--verify: programs are compiled for v5e-1, v5e-4"),
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
         (
-            ["--plan.fixed", "true", "--plan.rollout_rows", "none"],
+            ["--plan.fixed", "true", "--plan.slots", "none"],
             "is needed with plan.fixed = true",
         ),
         (["--model.path", "hf://a/b"], "model.path: hf://a/b: its sizes are not known"),
@@ -101,7 +101,7 @@ def test_mistakes_are_told(
 
 
 def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
-    many = ["--plan.fixed", "true", "--plan.rollout_rows", "4096"]
+    many = ["--plan.fixed", "true", "--plan.slots", "4096"]
     many += ["--rollout.prompts_per_step", "256"]
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
@@ -167,7 +167,7 @@ def test_chips_that_no_process_can_lease_are_refused_at_once(
     command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     six = ["--plan.fixed", "true", "--plan.learner_devices", "6"]
-    six += ["--plan.rollout_rows", "384", "--plan.micro_batch_tokens", "12288"]
+    six += ["--plan.slots", "384", "--plan.micro_batch_tokens", "12288"]
     dry = ["--dry-run"] if command is train.main else []
     assert command([ONE_B, *six, *dry]) == 2
     out, err = capsys.readouterr()

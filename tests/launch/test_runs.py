@@ -125,13 +125,13 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path, number, 
     process = start(*train_command(config, "--budget.steps", "500", "--checkpoint.every_steps=400"))
     run = tmp_path / "runs" / "interrupted"
     wait_for_lines(run / "metrics.jsonl", 1, process)
-    everybody = family(process)
+    all_rollouts = family(process)
     process.send_signal(number)
     found, output = finish(process)
     assert found == status, output
     assert summary(run)["ended"] == "interrupted"
     assert (run / "checkpoints" / str(summary(run)["steps"])).is_dir()
-    _, alive = psutil.wait_procs(everybody, timeout=60)
+    _, alive = psutil.wait_procs(all_rollouts, timeout=60)
     assert not alive
 
 
@@ -170,7 +170,7 @@ def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batche
     status, output = finish(start(*train_command(config, *settings, "--budget.steps=1")))
     assert status == 0, output
     run = tmp_path / "runs" / "limited"
-    whole = {"rollout_rows": 16, "micro_batch_tokens": 1664}
+    whole = {"slots": 16, "micro_batch_tokens": 1664}
     assert json.loads((run / "plan.json").read_text())["in_force"] == whole
     # A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
     settings += ["--plan.hbm_gib=0.14", "--budget.steps=2"]
@@ -190,7 +190,7 @@ def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batche
 
 def test_a_rehearsal_does_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
     path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
-    settings = ["--plan.rollout_rows=8", "--rollout.prompts_per_step=2", *VALIDATED]
+    settings = ["--plan.slots=8", "--rollout.prompts_per_step=2", *VALIDATED]
     process = start(*train_command(path, *settings, "--rehearse", "--json", str(found)))
     status, output = finish(process)
     assert status == 0, output

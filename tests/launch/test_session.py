@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from actors.handles import Crew
+from actors.handles import RunActors
 from configs.schema import Config, Plan
 from launch.preparation import Prepared
 from launch.session import _clock, _coordinate, _noted, _start, _tracker, run_session
@@ -79,7 +79,7 @@ class Session:
                 await self._get_devices(balanced, clock, waited_s)
             return await _coordinate(
                 self.prepared,
-                cast("Crew", self),
+                cast("RunActors", self),
                 balanced,
                 self.stop,
                 clock,
@@ -112,7 +112,7 @@ class Session:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
             patch.setattr("launch.session.calibrate", nothing)
             beginning = Beginning.of(self.prepared.config, self.folder)
-            await _start(cast("Crew", crew), balanced, beginning, self.prepared, clock)
+            await _start(cast("RunActors", crew), balanced, beginning, self.prepared, clock)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -459,7 +459,7 @@ def test_the_devices_are_free_before_wandb_is_told_how_the_run_ended(
     monkeypatch.setattr(session, "kill", lambda: order.append("actors are killed"), raising=False)
     monkeypatch.setattr("launch.session.cluster", cluster)
     monkeypatch.setattr("launch.session._start", start)
-    monkeypatch.setattr(Crew, "spawn", lambda _: session)
+    monkeypatch.setattr(RunActors, "spawn", lambda _: session)
     assert asyncio.run(run_session(session.prepared, started=time.monotonic())) == status
     assert order == ["actors are killed", "Ray is left", f"W&B ends with {status}"]
     assert len(trackers.made) == 1

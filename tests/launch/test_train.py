@@ -144,7 +144,7 @@ def test_five_mistakes_are_five_lines_and_status_2(
     path = request_path
     text = CONFIG.replace('dtype = "float32"', 'dtype = "float16"')
     text = text.replace("group_size = 2", "group_size = 1")
-    text = text.replace("rollout_rows = 6", "rollout_rows = 6\nsampler = 2")
+    text = text.replace("slots = 6", "slots = 6\nsampler = 2")
     text = text.replace("steps = 3", 'steps = 3\ntime = "9 hours"')
     path.write_text(text, encoding="utf-8")
     shown = python("-m", "launch.train", str(path), "--learner.lr", "fast")

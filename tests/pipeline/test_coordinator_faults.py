@@ -142,7 +142,7 @@ def test_what_was_drawn_ahead_is_looked_at_before_it_is_learned_from(tmp_path: P
 def unstable(process: Process, versions: Sequence[int]) -> Process:
     """The learner skips the updates of these versions, as the real one does."""
     learner = process.learner
-    update, imitate = learner.update, learner.imitate
+    update, sft_update = learner.update, learner.sft_update
     skipped = {"skipped_updates": 1.0, "loss": math.nan, "grad_norm": math.nan}
     skipped |= {"tokens_trained": 0.0}
 
@@ -158,14 +158,14 @@ def unstable(process: Process, versions: Sequence[int]) -> Process:
 
     async def imitating(sequences: Sequence[Packed]) -> dict[str, float]:
         version, adapter = learner.version, learner.adapter
-        metrics = await imitate(sequences)
+        metrics = await sft_update(sequences)
         if version in versions:
             learner.adapter = adapter
             return metrics | skipped
         return metrics
 
     learner.update = updating  # type: ignore[method-assign]
-    learner.imitate = imitating  # type: ignore[method-assign]
+    learner.sft_update = imitating  # type: ignore[method-assign]
     return process
 
 

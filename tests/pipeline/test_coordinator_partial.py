@@ -60,11 +60,14 @@ class Watched:
         generate = sampler.generate
 
         async def watch(
-            requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+            requests: Sequence[RolloutRequest],
+            *,
+            temperature: float,
+            min_finished: int | None = None,
         ) -> list[Completion]:
-            self.asked.append((requests[-1].name.phase, len(requests), enough))
+            self.asked.append((requests[-1].name.phase, len(requests), min_finished))
             drawn: list[Completion] = await generate(
-                requests, temperature=temperature, enough=enough
+                requests, temperature=temperature, min_finished=min_finished
             )
             return drawn
 
@@ -82,22 +85,22 @@ class Watched:
 
 def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep"))
-    everybody = [one for learned in watched.learned for one in learned]
-    assert len({one.name for one in everybody}) == len(everybody)
+    all_rollouts = [one for learned in watched.learned for one in learned]
+    assert len({one.name for one in all_rollouts}) == len(all_rollouts)
     late = 0
     for step, learned in enumerate(watched.learned):
         groups = Counter(one.name.group for one in learned)
         assert set(groups.values()) <= {2}
         for one in learned:
             assert one.stop_reason in {"eos", "length"}
-            versions = [stretch.version for stretch in one.stretches]
+            versions = [stretch.version for stretch in one.version_spans]
             assert versions == sorted(set(versions))
             assert one.name.step <= versions[0]
             assert versions[-1] <= step
             late += versions[0] < step
         rows = watched.run.folder.read_rollouts(f"step_{step + 1:06d}") or []
         assert [row["versions"] for row in rows] == [
-            [stretch.version for stretch in one.stretches] for one in learned
+            [stretch.version for stretch in one.version_spans] for one in learned
         ]
         newest = {
             name
@@ -106,7 +109,7 @@ def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tm
         }
         assert newest == groups.keys()
     assert late > 2
-    assert max(len(one.stretches) for one in everybody) >= 2
+    assert max(len(one.version_spans) for one in all_rollouts) >= 2
 
 
 def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
@@ -132,10 +135,12 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
 
 def test_only_training_is_cut_and_by_a_share_of_what_each_sampler_was_asked_for(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep", cut_off=0.5, plan={"samplers": 2}))
-    train = [(count, enough) for phase, count, enough in watched.asked if phase == "train"]
+    train = [
+        (count, min_finished) for phase, count, min_finished in watched.asked if phase == "train"
+    ]
     assert train[:2] == [(4, 2), (2, 1)]
-    assert all(enough == -(-count // 2) for count, enough in train)
-    others = {enough for phase, _, enough in watched.asked if phase != "train"}
+    assert all(min_finished == -(-count // 2) for count, min_finished in train)
+    others = {min_finished for phase, _, min_finished in watched.asked if phase != "train"}
     assert others == {None}
 
 

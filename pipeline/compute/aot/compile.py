@@ -40,6 +40,7 @@ from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
 from pipeline.contracts.topology import GIB, HOST
+from pipeline.inputs.hub.model_shape import hf_config_of
 
 VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
 """Gemma 3's; which tokens they are changes nothing of what a program holds."""
@@ -119,7 +120,7 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
     place = devices_of(config, program)
     mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
     policy = Policy.create(
-        architecture(shape.hf_config(), dtype=jnp.dtype(config.model.dtype)),
+        architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
         lora=config.lora,
         mesh=mesh,
         quantization=config.model.quantization,

@@ -35,7 +35,13 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.builds import BuildLog
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, StopReason, Work
+from pipeline.contracts.rollouts import (
+    Completion,
+    DecodeWork,
+    RolloutName,
+    RolloutRequest,
+    StopReason,
+)
 from pipeline.contracts.speeds import SamplerSpeed
 
 Weights = tuple[Params, Params]
@@ -89,7 +95,7 @@ class Engine:
         self._programs: Compiled
         self.resize(config, log=log)
         self._abort = threading.Event()
-        self.work = Work()
+        self.work = DecodeWork()
 
     def resize(self, config: Config, *, log: BuildLog | None = None) -> None:
         """Compiles for the sizes of another configuration; the programs there were are gone first.
@@ -122,7 +128,7 @@ class Engine:
         adapter_sha256: str,
         temperature: float,
         base: Params | None = None,
-        enough: int | None = None,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         """Draws one completion for each request, in their order.
 
@@ -134,7 +140,7 @@ class Engine:
             adapter_sha256: likewise.
             temperature: 0 is greedy.
             base: used in place of the engine's own, in the same shapes and places.
-            enough: once so many have ended, noticed between two segments, the others come back as
+            min_finished: once this many have ended, checked between segments, the rest come back as
                 they are then, "cut"; who was not begun, without any token. None: all of them.
 
         Raises:
@@ -147,7 +153,9 @@ class Engine:
         self._check(requests)
         base = self._base if base is None else base
         assert base is not None, "an engine without a base was given none"
-        drawn = self._draw(requests, (base, adapter), Heat.of(temperature), enough=enough)
+        drawn = self._draw(
+            requests, (base, adapter), Heat.of(temperature), min_finished=min_finished
+        )
         return [
             Completion(
                 name=request.name,
@@ -155,7 +163,7 @@ class Engine:
                 **vars(found),
                 version=version,
                 adapter_sha256=adapter_sha256,
-                begun=() if request.begun is None else request.begun.stretches,
+                begun=() if request.begun is None else request.begun.version_spans,
             )
             for request, found in zip(requests, drawn, strict=True)
         ]
@@ -200,21 +208,21 @@ class Engine:
         weights: Weights,
         heat: Heat,
         *,
-        enough: int | None,
+        min_finished: int | None,
     ) -> list[Taken]:
         """What was drawn for each request."""
         programs, steps = self._programs, self._config.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
-        self.work, held = Work(), self._held(requests)
+        self.work, held = DecodeWork(), self._held(requests)
         found: dict[int, Taken] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
                 raise Aborted
             found |= self._take_ended(requests, state, slots, held)
-            if enough is not None and len(found) >= enough:
+            if min_finished is not None and len(found) >= min_finished:
                 found |= self._take_rest(requests, state, slots)
                 break
             state = self._let_in(requests, state, slots, weights)
@@ -286,14 +294,14 @@ class Engine:
         """
         if not left:
             return
-        numbers = state.tokens, state.logprobs, state.kept_logprobs, state.count
+        numbers = state.tokens, state.logprobs, state.processed_logprobs, state.count
         tokens, logprobs, kept, counts = jax.device_get(numbers)
         for slot, place in left:
             begun, count = requests[place].begun, shorter.get(slot, int(counts[slot]))
             self.work.tokens += count - requests[place].num_begun
             drawn = Taken(tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "cut")
             if kept is not None:
-                drawn = replace(drawn, kept_logprobs=kept[slot, :count].copy())
+                drawn = replace(drawn, processed_logprobs=kept[slot, :count].copy())
             if begun is not None:
                 drawn.put_before(begun)
             yield slot, place, drawn
@@ -383,8 +391,8 @@ class Engine:
     def _newcomers(
         self, requests: Sequence[RolloutRequest], given: Sequence[Given]
     ) -> Newcomers[np.ndarray]:
-        per_shard = self._config.rollout_rows // self._shards
-        new, seen = Newcomers.none(self._config.rollout_rows), [0] * self._shards
+        per_shard = self._config.slots // self._shards
+        new, seen = Newcomers.none(self._config.slots), [0] * self._shards
         for one in given:
             request, first = requests[one.member], one.shard * per_shard
             at, number = first + one.slot, first + seen[one.shard]

@@ -56,7 +56,7 @@ class DecodePrograms:
 
     def empty(self) -> DecodeState:
         """All slots free."""
-        slots, rollout = self.config.rollout_rows, self.config.rollout
+        slots, rollout = self.config.slots, self.config.rollout
         number, new = jnp.zeros(slots, jnp.int32), rollout.max_new_tokens
         return DecodeState(
             caches=self._empty_rings(slots, rollout.max_tokens),
@@ -68,7 +68,7 @@ class DecodePrograms:
             keys=jnp.zeros((slots, 2), jnp.uint32),
             tokens=jnp.full((slots, new), self.vocabulary.pad, jnp.int32),
             logprobs=jnp.zeros((slots, new), jnp.float32),
-            kept_logprobs=jnp.zeros((slots, new), jnp.float32) if self._truncation else None,
+            processed_logprobs=jnp.zeros((slots, new), jnp.float32) if self._truncation else None,
         )
 
     def prefill(
@@ -119,7 +119,9 @@ class DecodePrograms:
             keys=where(jax.lax.bitcast_convert_type(new.keys, jnp.uint32), state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
             logprobs=where(0, state.logprobs),
-            kept_logprobs=None if state.kept_logprobs is None else where(0, state.kept_logprobs),
+            processed_logprobs=None
+            if state.processed_logprobs is None
+            else where(0, state.processed_logprobs),
         )
 
     def compact(self, arrays: T, kept: Int[Array, " slots"]) -> T:
@@ -205,7 +207,9 @@ class DecodePrograms:
             keys=state.keys,
             tokens=put(token, state.tokens),
             logprobs=put(logprobs, state.logprobs),
-            kept_logprobs=None if state.kept_logprobs is None else put(kept, state.kept_logprobs),
+            processed_logprobs=None
+            if state.processed_logprobs is None
+            else put(kept, state.processed_logprobs),
         )
 
     @property
@@ -236,7 +240,7 @@ class DecodePrograms:
         Args:
             log: told about each of them.
         """
-        sizes, buckets = self.config.plan.slots, self.config.prompt_buckets
+        sizes, buckets = self.config.plan.slot_ladder, self.config.prompt_buckets
         with Builder(self.policy.mesh, log=log) as builder:
             # Those that take longest are asked for first.
             segment = {n: builder.build(f"segment {n}", self.trace_segment(n)) for n in sizes}
@@ -260,7 +264,7 @@ class DecodePrograms:
 
     def trace_empty(self) -> jax.stages.Traced:
         """The program of `empty`."""
-        places = jax.tree.map(self._place, self._state(self.config.rollout_rows))
+        places = jax.tree.map(self._place, self._state(self.config.slots))
         return jax.jit(self.empty, out_shardings=places).trace()
 
     def trace_prefill(self, bucket: int) -> jax.stages.Traced:
@@ -273,7 +277,7 @@ class DecodePrograms:
 
     def trace_fill(self, bucket: int) -> jax.stages.Traced:
         """The program of `fill`, from prompts that the prefill of `bucket` has read."""
-        slots = self.config.rollout_rows
+        slots = self.config.slots
         state, newcomers = self._state(slots), self._placed(Newcomers.none(slots))
         places = jax.tree.map(self._place, state)
         program = jax.jit(self.fill, donate_argnums=0, out_shardings=places)

@@ -47,7 +47,7 @@ def groups(requests: Sequence[RolloutRequest]) -> list[Group]:
 
 
 @dataclass(frozen=True)
-class Waiting(Generic[T]):
+class PartialRollouts(Generic[T]):
     """Prompts that were read together, whose groups still wait for slots.
 
     Attributes:
@@ -88,7 +88,7 @@ class Slots(Generic[T]):
 
     queue: deque[Group]
     holders: np.ndarray
-    waiting: list[Waiting[T]] = field(default_factory=list)
+    waiting: list[PartialRollouts[T]] = field(default_factory=list)
 
     @staticmethod
     def of(requests: Sequence[RolloutRequest], *, shards: int, slots: int) -> Slots[T]:
@@ -166,7 +166,7 @@ class Slots(Generic[T]):
 
     def wait(self, prefilled: T, dealt: Sequence[Sequence[Group]]) -> None:
         """Notes that these groups' prompts were read."""
-        self.waiting.append(Waiting(prefilled, dealt))
+        self.waiting.append(PartialRollouts(prefilled, dealt))
 
     def give(self) -> list[tuple[T, list[Given]]]:
         """Gives free slots to those who wait; by what reading their prompts gave."""

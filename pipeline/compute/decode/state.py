@@ -52,7 +52,7 @@ class DecodeState:
         tokens: drawn tokens; the padding token behind a rollout's end, and in the places of what
             was drawn before it was cut: that stays with the host.
         logprobs: their log-probs under the full distribution.
-        kept_logprobs: renormalised over what could be drawn; None: nothing is cut away.
+        processed_logprobs: renormalised over what could be drawn; None: nothing is cut away.
     """
 
     caches: Caches
@@ -64,7 +64,7 @@ class DecodeState:
     keys: UInt32[Array, "slots 2"]
     tokens: Int[Array, "slots new"]
     logprobs: Float[Array, "slots new"]
-    kept_logprobs: Float[Array, "slots new"] | None
+    processed_logprobs: Float[Array, "slots new"] | None
 
 
 @jax.tree_util.register_dataclass

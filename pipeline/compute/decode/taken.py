@@ -16,13 +16,13 @@ class Taken:
     Attributes:
         tokens: `[length]`, int32.
         logprobs: `[length]`, float32, under the whole distribution.
-        kept_logprobs: likewise, under what was drawn from; None where that is the same.
+        processed_logprobs: likewise, under what was drawn from; None where that is the same.
         stop_reason: why it left.
     """
 
     tokens: np.ndarray
     logprobs: np.ndarray
-    kept_logprobs: np.ndarray | None
+    processed_logprobs: np.ndarray | None
     stop_reason: StopReason
 
     @staticmethod
@@ -32,11 +32,11 @@ class Taken:
         if begun is None:
             tokens = np.zeros(0, np.int32)
             return Taken(tokens, nothing, nothing if truncated else None, "cut")
-        return Taken(begun.tokens, begun.logprobs, begun.kept_logprobs, "cut")
+        return Taken(begun.tokens, begun.logprobs, begun.processed_logprobs, "cut")
 
     def put_before(self, begun: Completion) -> None:
         """Writes what was drawn before it was cut into its places, where a slot holds nothing."""
         size = len(begun.tokens)
         self.tokens[:size], self.logprobs[:size] = begun.tokens, begun.logprobs
-        if self.kept_logprobs is not None:
-            self.kept_logprobs[:size] = begun.kept_logprobs
+        if self.processed_logprobs is not None:
+            self.processed_logprobs[:size] = begun.processed_logprobs

@@ -47,7 +47,7 @@ def sampler_speed(
         vocabulary: token ids with a meaning.
     """
     bench = _Bench(programs, weights, config, vocabulary, programs.empty())
-    slots, prefill_s, fill_s = config.rollout_rows, dict[int, float](), dict[int, float]()
+    slots, prefill_s, fill_s = config.slots, dict[int, float](), dict[int, float]()
     for bucket in config.prompt_buckets:
         positions, read_s, one_fill_s = bench.prompts(bucket)
         prefill_s[positions] = read_s
@@ -125,7 +125,7 @@ class _Bench:
         def turn() -> None:
             state = self.state = self.programs.segment[slots](*self.weights, self.state, heat)
             np.array(state.done)
-            jax.device_get((state.tokens, state.logprobs, state.kept_logprobs, state.count))
+            jax.device_get((state.tokens, state.logprobs, state.processed_logprobs, state.count))
 
         return _fastest(turn, before=halfway)
 
@@ -160,9 +160,9 @@ def _newcomers(
     config: Config, vocabulary: Vocabulary, bucket: int, shards: int
 ) -> Newcomers[np.ndarray]:
     """The first slots of each device are given to rollouts of its first prompts."""
-    each = config.rollout_rows // shards
+    each = config.slots // shards
     count, read = max(1, each // _NEWCOMERS), config.prefill_rows(bucket)
-    new = Newcomers.none(config.rollout_rows)
+    new = Newcomers.none(config.slots)
     for shard in range(shards):
         at = slice(shard * each, shard * each + count)
         new.slots[at], new.rows[at] = np.arange(count), np.arange(count) % read

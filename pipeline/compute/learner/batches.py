@@ -41,7 +41,7 @@ class Inputs:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ExampleBatch:
+class DemonstrationBatch:
     """Worked examples on the devices, and the weight of each target in the loss."""
 
     inputs: Inputs
@@ -57,8 +57,8 @@ class DeviceBatch:
         inputs: what the model reads.
         weights: of each target in the loss.
         advantages: of the rollout that each target belongs to.
-        kept_logprobs: the sampler's, under the distribution that it drew from; None: there is no
-            importance weight.
+        processed_logprobs: the sampler's, under the distribution that it drew from; None: there
+            is no importance weight.
         old_logprobs: under the policy that drew; None or NaN: the current one is that policy. They
             come from the first update's own pass: another program rounds otherwise, by more than a
             narrow clip range bears.
@@ -70,7 +70,7 @@ class DeviceBatch:
     inputs: Inputs
     weights: Float[Array, "rows seq"]
     advantages: Float[Array, "rows seq"]
-    kept_logprobs: Float[Array, "rows seq"] | None = None
+    processed_logprobs: Float[Array, "rows seq"] | None = None
     old_logprobs: Float[Array, "rows seq"] | None = None
     reference_logprobs: Float[Array, "rows seq"] | None = None
     reference: Kept | None = None

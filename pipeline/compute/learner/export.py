@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,8 @@ class Exporter:
         tokenizer: the tokenizer's file.
         score: scores under `policy`, if that is compiled already.
         verify: whether exports are to be verified at all.
-        described: what the model card tells, if that is another configuration.
+        described: the configuration in the model card, if it is another one.
+        evaluations: reads the `evaluated` entries of the run's journal, for the model card.
     """
 
     def __init__(
@@ -102,12 +103,14 @@ class Exporter:
         score: Score | None = None,
         verify: bool = True,
         described: Config | None = None,
+        evaluations: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
     ) -> None:
         self.policy, self.base, self.config = policy, base, config
         self.like, self.tokenizer = like, tokenizer
         self.dtype = config.export.dtype or config.model.dtype
         self._verify = verify
         self._described = described or config
+        self._evaluations = evaluations
         self._stops = vocabulary.stops
         if verify:
             # Nor are activations rounded where an export is used.
@@ -195,6 +198,7 @@ class Exporter:
             formats=formats,
             dtype=self.dtype,
             multimodal=self._multimodal,
+            evaluations=self._evaluations(),
         )
         (fresh / "README.md").write_text(card, encoding="utf-8")
         replace(fresh, folder)

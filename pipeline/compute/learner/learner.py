@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config
-from pipeline.compute.learner.batches import DeviceBatch, ExampleBatch, Inputs, place_inputs
+from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, place_inputs
 from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate
 from pipeline.compute.learner.programs import (
     ABOUT_UPDATE,
@@ -213,7 +213,7 @@ class Learner:
         self.state = replace(self.state, previous=begun_with, version=self.state.version + 1)
         return metrics
 
-    def imitate(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """Learns from one step's packed examples and moves on to the next version.
 
         After the last step of the supervised phase the GRPO phase begins: with a new optimizer,
@@ -233,7 +233,7 @@ class Learner:
         shares = []
         for batch in batches:
             weights = jax.device_put(batch.weights, by_row(self.policy.mesh))
-            examples = ExampleBatch(place_inputs(batch, self.policy.mesh), weights)
+            examples = DemonstrationBatch(place_inputs(batch, self.policy.mesh), weights)
             program = self._compiled.imitation[len(batch.tokens)]
             total, share = program(self.base, state.adapter, total, examples)
             shares.append(share)
@@ -307,12 +307,12 @@ class Learner:
         """The batch on the devices, with what other policies say of its tokens."""
         programs = self._programs
         weights, advantages, sampled = jax.device_put(
-            (batch.weights, batch.advantages, batch.kept_logprobs), by_row(self.policy.mesh)
+            (batch.weights, batch.advantages, batch.processed_logprobs), by_row(self.policy.mesh)
         )
         inputs = place_inputs(batch, self.policy.mesh)
         placed = DeviceBatch(inputs, weights, advantages)
         if self._config.learner.importance_cap:
-            placed = replace(placed, kept_logprobs=sampled)
+            placed = replace(placed, processed_logprobs=sampled)
         if programs.keeps_old:
             unknown = np.full(batch.weights.shape, np.nan, np.float32)
             old = jax.device_put(unknown, by_row(self.policy.mesh))

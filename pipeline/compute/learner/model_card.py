@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from configs.schema import Config, Learner
 from pipeline.inputs.hub.model_source import HF
-from pipeline.run.run_folder import RunFolder
 
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")
 
 
 def model_card(
-    config: Config, *, step: int, formats: Sequence[str], dtype: str, multimodal: bool
+    config: Config,
+    *,
+    step: int,
+    formats: Sequence[str],
+    dtype: str,
+    multimodal: bool,
+    evaluations: Iterable[Mapping[str, Any]] = (),
 ) -> str:
     """The text of `README.md`, in Markdown, with the front matter that the Hub reads.
 
@@ -25,6 +30,7 @@ def model_card(
         formats: what the folder holds: `hf`, `peft`, `orbax`.
         dtype: type of the merged weights.
         multimodal: whether the base stood beside a vision tower.
+        evaluations: the journal's `evaluated` entries of the run.
     """
     base = base_name(config.model.path)[0]
     tags = [*config.run.phases, "lora"]
@@ -46,7 +52,7 @@ def model_card(
         "|---|---|",
         *(f"| {what} | {fact} |" for what, fact in _facts(config, base).items()),
         "",
-        *_accuracy(RunFolder.of(config), config, step),
+        *_accuracy(evaluations, config, step),
         "",
         "## All settings",
         "",
@@ -141,10 +147,10 @@ def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[s
     return lines
 
 
-def _accuracy(folder: RunFolder, config: Config, step: int) -> list[str]:
+def _accuracy(evaluations: Iterable[Mapping[str, Any]], config: Config, step: int) -> list[str]:
     """What the run measured, of the base and of this version, as far as it has by now."""
     # What was measured twice counts once.
-    measured = {(entry["name"], entry["step"]): entry for entry in folder.standing("evaluated")}
+    measured = {(entry["name"], entry["step"]): entry for entry in evaluations}
     rows = [
         f"| {entry['name']} | {entry['step']} | {_percent(entry)} | {entry['n']} |"
         for entry in measured.values()

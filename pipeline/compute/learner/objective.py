@@ -76,8 +76,8 @@ def _policy_loss(
     else:
         loss, clipped = clipped_surrogate(log_ratio, batch.advantages, **clip)
     about = {"clip_fraction": clipped}
-    if batch.kept_logprobs is not None:
-        difference = scale(drawn - _learned(batch.kept_logprobs, batch), batch)
+    if batch.processed_logprobs is not None:
+        difference = scale(drawn - _learned(batch.processed_logprobs, batch), batch)
         weight = importance_weight(difference, cap=settings.importance_cap)
         capped = (weight >= settings.importance_cap).astype(jnp.float32)
         about |= {"importance_weight": weight, "importance_capped": capped}

@@ -10,7 +10,7 @@ from configs.schema import Config
 def grpo_rate(config: Config) -> optax.Schedule:
     """Learning rate of the GRPO phase as a function of its updates so far.
 
-    Unused where `control.step_planner` plans the decay by the clock: there each step carries its rate.
+    Unused where `control.step_planner` plans the decay: there each step carries its rate.
     """
     learner = config.learner
     updates = learner.updates_per_batch

@@ -19,7 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
-from pipeline.compute.learner.batches import DeviceBatch, ExampleBatch, Inputs, Kept
+from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, Kept
 from pipeline.compute.learner.losses import weighted_sum
 from pipeline.compute.learner.objective import asked_for, objective
 from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
@@ -110,7 +110,7 @@ class LearnerPrograms:
         """Checks what only the vocabulary tells."""
         settings = self.config.learner
         drawable = self.policy.vocab_size - len(set(self.vocabulary.forbidden))
-        if settings.keeps_top_k and settings.kl_top_k > drawable:
+        if settings.uses_reference_top_k and settings.kl_top_k > drawable:
             raise ValueError(
                 f"learner.kl_top_k = {settings.kl_top_k}: only {drawable} tokens of the vocabulary "
                 f"may be drawn; nearest valid: {drawable}"
@@ -162,7 +162,7 @@ class LearnerPrograms:
         return total, {"loss": value, **shares}, logprobs
 
     def imitation(
-        self, base: Params, adapter: Params, total: Params, batch: ExampleBatch
+        self, base: Params, adapter: Params, total: Params, batch: DemonstrationBatch
     ) -> tuple[Params, Scalars]:
         """Adds the gradient of the examples' negative log-likelihood to `total`.
 
@@ -257,7 +257,7 @@ class LearnerPrograms:
             imitation, keep, apply_imitation = {}, {}, None
             if self.config.run.warm_start:
                 imitation = self._by_size("imitation", self.trace_imitation, builder)
-            if self.config.learner.keeps_top_k:
+            if self.config.learner.uses_reference_top_k:
                 keep = self._by_size("keep", self.trace_keep, builder)
             score = self._by_size("score", self.trace_score, builder)
             apply = builder.build("apply", self.trace_apply())
@@ -299,7 +299,7 @@ class LearnerPrograms:
         base, adapter = self.policy.abstract_params()
         whole = replicated(self.policy.mesh)
         program = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
-        examples = ExampleBatch(self.abstract_inputs(rows), self._rows(rows))
+        examples = DemonstrationBatch(self.abstract_inputs(rows), self._rows(rows))
         return program.trace(base, adapter, adapter, examples)
 
     def trace_apply(self) -> jax.stages.Traced:
@@ -353,7 +353,7 @@ class LearnerPrograms:
         """`DeviceBatch` as shapes, for compiling ahead of time."""
         settings, floats = self.config.learner, self._rows(rows)
         k, kept = settings.kl_top_k, None
-        if settings.keeps_top_k:
+        if settings.uses_reference_top_k:
             kept = Kept(
                 logprobs=self._rows(rows, k, dtype=settings.top_k_dtype),
                 tokens=self._rows(rows, k, dtype=jnp.int32),
@@ -364,7 +364,7 @@ class LearnerPrograms:
             inputs=self.abstract_inputs(rows),
             weights=floats,
             advantages=floats,
-            kept_logprobs=floats if settings.importance_cap else None,
+            processed_logprobs=floats if settings.importance_cap else None,
             old_logprobs=floats if self.keeps_old else None,
             reference_logprobs=floats if self.keeps_reference and not over_top else None,
             reference=kept if self.keeps_reference and over_top else None,

@@ -26,7 +26,7 @@ from pipeline.compute.model.head_blocks import (
 from pipeline.compute.model.sharding import VOCAB_AXES
 from pipeline.compute.model.truncation import Truncation, threshold
 
-Drawn = tuple[Int[Array, " block"], Float[Array, " block"], Float[Array, " block"]]
+RolloutStep = tuple[Int[Array, " block"], Float[Array, " block"], Float[Array, " block"]]
 """Tokens, log-probs under the whole distribution and under what could be drawn."""
 
 _WHOLE_ROWS = 4
@@ -40,7 +40,7 @@ def draw(
     forbidden: Bool[Array, " vocab"],
     *by_position: Any,
 ) -> tuple[Int[Array, " tokens"], Float[Array, " tokens"], Float[Array, " tokens"]]:
-    """One token for each position, and its log-prob under both distributions, see `Drawn`.
+    """One token for each position, and its log-prob under both distributions, see `RolloutStep`.
 
     Args:
         blocks: see `Blocks`; its temperature is 1.
@@ -109,7 +109,7 @@ def _truncated(
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
     *by_position: Any,
-) -> Drawn:
+) -> RolloutStep:
     """From the tokens that `truncation` leaves; `blocks` has one block of the vocabulary."""
     hidden, keys, temperature, noise = by_position
     vocab = embedding.shape[0]

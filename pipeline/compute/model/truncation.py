@@ -67,10 +67,10 @@ def threshold(
         masses = jnp.exp(scores - highest[:, None])
         masses = jnp.where(scores >= lowest[:, None], masses, 0.0)
         # Never 0, which any threshold would reach.
-        enough = max(truncation.top_p, float(np.finfo(np.float32).tiny)) * _total(masses)
+        min_finished = max(truncation.top_p, float(np.finfo(np.float32).tiny)) * _total(masses)
 
         def holds_p(threshold: Float[Array, " rows"]) -> Bool[Array, " rows"]:
-            return _total(jnp.where(scores >= threshold[:, None], masses, 0.0)) >= enough
+            return _total(jnp.where(scores >= threshold[:, None], masses, 0.0)) >= min_finished
 
         lowest = jnp.maximum(lowest, _largest(holds_p, len(scores)))
     if truncation.min_p > 0.0:

@@ -119,14 +119,14 @@ def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -
         batch.weights[at] = piece.weight
         advantages[at] = piece.rollout.advantage
         sampled[at] = drawn.logprobs
-        kept[at] = drawn.logprobs if drawn.kept_logprobs is None else drawn.kept_logprobs
+        kept[at] = drawn.logprobs if drawn.processed_logprobs is None else drawn.processed_logprobs
         versions[at] = drawn.versions
     names = [piece.rollout.completion.name for piece in pieces]
     return TokenBatch(
         **vars(batch),
         advantages=advantages,
         sampled_logprobs=sampled,
-        kept_logprobs=kept,
+        processed_logprobs=kept,
         versions=versions,
         places=dict(zip(names, places, strict=True)),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import Example
+from pipeline.contracts.rollouts import Demonstration
 from pipeline.inputs.dataset.rows import (
     DataError,
     Malformed,
@@ -26,7 +26,7 @@ from pipeline.inputs.text.prompts import PromptMaker
 
 
 @dataclass(frozen=True)
-class LoadedExamples:
+class LoadedDemonstrations:
     """The examples and what became of the other rows.
 
     Attributes:
@@ -37,7 +37,7 @@ class LoadedExamples:
         overlaps: examples taken out because their prompt stands in a split that is measured.
     """
 
-    examples: tuple[Example, ...]
+    examples: tuple[Demonstration, ...]
     malformed: tuple[Malformed, ...]
     too_long: tuple[TooLong, ...]
     duplicates: int
@@ -68,7 +68,7 @@ class LoadedExamples:
 
 def load_examples(
     config: Config, maker: PromptMaker, *, measured: AbstractSet[str]
-) -> LoadedExamples:
+) -> LoadedDemonstrations:
     """The rows of `sft.train` as examples.
 
     A completion is the completion column's text and the token that ends it: `<end_of_turn>` after
@@ -90,7 +90,7 @@ def load_examples(
     rows, malformed = read_rows(
         source, columns=tuple(dict.fromkeys((*maker.columns, column))), where="sft.train"
     )
-    examples, too_long, overlaps = list[Example](), list[TooLong](), 0
+    examples, too_long, overlaps = list[Demonstration](), list[TooLong](), 0
     for row in rows:
         prompt = maker.make(row)
         completion = encoder.encode(row)
@@ -101,7 +101,7 @@ def load_examples(
         elif prompt.text in measured:
             overlaps += 1
         else:
-            examples.append(Example(row.number, prompt.tokens, completion))
+            examples.append(Demonstration(row.number, prompt.tokens, completion))
     malformed.sort(key=lambda bad: bad.row)
     refuse_malformed(malformed, path=source.path, where="sft.train", policy=config.data.malformed)
     if not examples:
@@ -110,7 +110,7 @@ def load_examples(
             f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
             f"{config.rollout.max_tokens}, and {overlaps} stand in a split that is measured"
         )
-    return LoadedExamples(
+    return LoadedDemonstrations(
         tuple(examples),
         malformed=tuple(malformed),
         too_long=tuple(too_long),
@@ -157,5 +157,5 @@ class _Encoder:
         return np.append(tokens, self._end).astype(np.int32)
 
 
-def _key(example: Example) -> tuple[bytes, bytes]:
+def _key(example: Demonstration) -> tuple[bytes, bytes]:
     return example.prompt_tokens.tobytes(), example.completion_tokens.tobytes()

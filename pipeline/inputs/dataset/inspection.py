@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from configs.schema import Rollout
-from pipeline.contracts.rollouts import Example, Prompt
-from pipeline.inputs.dataset.demonstrations import LoadedExamples
+from pipeline.contracts.rollouts import Demonstration, Prompt
+from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ class Inspector:
         yield from overlap_table(splits)
         yield ""
 
-    def examples(self, loaded: LoadedExamples) -> Iterator[str]:
+    def examples(self, loaded: LoadedDemonstrations) -> Iterator[str]:
         """First worked examples, lengths."""
         tokenizer, width = self._tokenizer, self._width
         for example in loaded.examples[: self._show]:
@@ -131,7 +131,7 @@ def prompt_lines(name: str, prompt: Prompt, *, tokenizer: Tokenizer, width: int)
     yield from tokens_of(prompt.tokens, tokenizer=tokenizer, width=width)
 
 
-def example_lines(example: Example, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
+def example_lines(example: Demonstration, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
     """One worked example as the model sees it."""
     yield f"sft, example {example.id}: {len(example)} tokens"
     yield "  reads:"

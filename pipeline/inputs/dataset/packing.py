@@ -21,7 +21,7 @@ from pipeline.contracts.batches import (
     Piece,
     Place,
 )
-from pipeline.contracts.rollouts import Example
+from pipeline.contracts.rollouts import Demonstration
 from pipeline.inputs.dataset.order import shuffled_order
 
 OPEN_ROWS = 32
@@ -85,7 +85,7 @@ def lay_out(
 
 
 def sequences_for_step(
-    examples: Sequence[Example], *, seed: int, step: int, sequences: int, length: int
+    examples: Sequence[Demonstration], *, seed: int, step: int, sequences: int, length: int
 ) -> list[Packed]:
     """The packed rows of `step`, counted from 0; epochs follow each other without a gap.
 
@@ -98,9 +98,11 @@ def sequences_for_step(
     return list(islice(whole, step * sequences, (step + 1) * sequences))
 
 
-def _epoch(examples: Sequence[Example], seed: int, epoch: int, length: int) -> Iterator[Packed]:
+def _epoch(
+    examples: Sequence[Demonstration], seed: int, epoch: int, length: int
+) -> Iterator[Packed]:
     """First fit in the epoch's order; the oldest row is closed when too many are open."""
-    filling: list[list[Example]] = []
+    filling: list[list[Demonstration]] = []
     free: list[int] = []
     for index in shuffled_order(len(examples), seed=seed, epoch=epoch):
         example = examples[index]

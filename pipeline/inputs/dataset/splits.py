@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from configs.task import MIXTURE_TRAIN
 from pipeline.contracts.rollouts import Prompt
-from pipeline.inputs.dataset.demonstrations import LoadedExamples
+from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.rows import DataError, Malformed, TooLong, report_lines
 
 MIXED, SETS = "mixture.", "sets."
@@ -55,7 +55,7 @@ class LoadedData:
     sets: Mapping[str, LoadedSplit] = field(default_factory=dict)
     sources: Mapping[str, LoadedSplit] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
-    sft: LoadedExamples | None = None
+    sft: LoadedDemonstrations | None = None
 
     @property
     def overlaps(self) -> int:

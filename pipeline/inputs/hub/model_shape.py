@@ -1,17 +1,58 @@
-"""TODO."""
+"""Reads the sizes of a model from its `config.json`; downloads nothing."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import (
-    _HANDLE,
-    ModelShape,
-    _cached,
-)
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.hf_config import FULL, SLIDING, text_config
 from pipeline.inputs.hub.hf_folder import read_text_config
 from pipeline.inputs.hub.published import PUBLISHED
+
+
+def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
+    """Reads a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
+
+    Raises:
+        ValueError: one line with everything in it that is not computed here.
+    """
+    text = text_config(hf)
+    return ModelShape(
+        local=tuple(kind == SLIDING for kind in text["layer_types"]),
+        window=text["sliding_window"],
+        embed=text["hidden_size"],
+        hidden=text["intermediate_size"],
+        heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        head_dim=text["head_dim"],
+        vocab=text["vocab_size"],
+        query_key_norm=text["model_type"] != "gemma2",
+        attention_softcap=text["attn_logit_softcapping"],
+        final_softcap=text["final_logit_softcapping"],
+    )
+
+
+def hf_config_of(shape: ModelShape) -> dict[str, Any]:
+    """A `config.json` of a model of these sizes; what memory does not depend on is default."""
+    return {
+        "model_type": "gemma3_text" if shape.query_key_norm else "gemma2",
+        "layer_types": [SLIDING if local else FULL for local in shape.local],
+        "num_hidden_layers": shape.layers,
+        "sliding_window": shape.window,
+        "hidden_size": shape.embed,
+        "intermediate_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "query_pre_attn_scalar": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "attn_logit_softcapping": shape.attention_softcap,
+        "final_logit_softcapping": shape.final_softcap,
+    }
 
 
 def shape_of(config: Config) -> ModelShape:
@@ -27,10 +68,10 @@ def shape_of(config: Config) -> ModelShape:
     """
     path = config.model.path
     if "://" not in path:
-        return ModelShape.of(read_text_config(Path(path)))
+        return read_model_shape(read_text_config(Path(path)))
     cached = _cached(path)
     if cached is not None:
-        return ModelShape.of(read_text_config(cached))
+        return read_model_shape(read_text_config(cached))
     known = _HANDLE.fullmatch(path)
     if known is None:
         names = ", ".join(f"hf://google/{name}-it" for name in PUBLISHED)
@@ -38,4 +79,22 @@ def shape_of(config: Config) -> ModelShape:
             f"model.path: {path}: its sizes are not known before it is downloaded; download it, or "
             f"name a folder with its config.json; known by name are {names}"
         )
-    return ModelShape.of(PUBLISHED[f"gemma-{known['kind'].lower()}"])
+    return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
+
+
+_HANDLE = re.compile(
+    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
+    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
+    re.IGNORECASE,
+)
+
+
+def _cached(handle: str) -> Path | None:
+    """The folder in the Hugging Face hub's cache that has the model's `config.json`."""
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?", handle)
+    if match is None:
+        return None
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(match[1], "config.json", revision=match[2])
+    return Path(found).parent if isinstance(found, str) else None

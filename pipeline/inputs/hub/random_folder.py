@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.model_shape import hf_config_of
 from pipeline.inputs.hub.model_source import TOKENIZER_FILES
 from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
 
@@ -33,7 +34,7 @@ def write_random_folder(folder: Path, shape: ModelShape, *, tokenizer: Path | No
         tokenizer: a folder with the tokenizer's files, which are copied; None: it stands elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(shape.hf_config(), indent=2)
+    text = json.dumps(hf_config_of(shape), indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
     if tokenizer is not None:
         for name in TOKENIZER_FILES:

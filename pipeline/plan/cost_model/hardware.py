@@ -216,5 +216,5 @@ def _nearest(platform: str, count: int) -> str:
         return "cpu"
     kinds = {"tpu": r"v5e-\d+", "gpu": r"gpu-80(x\d+)?"}[platform]
     found = [topology for name, topology in TOPOLOGIES.items() if re.fullmatch(kinds, name)]
-    enough = [topology for topology in found if topology.chips >= count]
-    return (enough or found[-1:])[0].name
+    min_finished = [topology for topology in found if topology.chips >= count]
+    return (min_finished or found[-1:])[0].name

@@ -59,8 +59,11 @@ def estimate(config: Config, shape: ModelShape) -> dict[str, Memory]:
     rows = max(batch_shape(config, pad=0).sizes)
     programs = {
         "prefill": [f"prefill {bucket}" for bucket in config.prompt_buckets],
-        "decode": [f"segment {config.rollout_rows}"],
-        "score": [f"score {rows}", *([f"keep {rows}"] if config.learner.keeps_top_k else [])],
+        "decode": [f"segment {config.slots}"],
+        "score": [
+            f"score {rows}",
+            *([f"keep {rows}"] if config.learner.uses_reference_top_k else []),
+        ],
         "update": [f"gradient {rows}"],
     }
     found = {
@@ -139,7 +142,7 @@ def _caches_beside(sizes: Sizes, kind: str) -> Parts:
     """
     config, parts = sizes.config, dict[str, int]()
     if kind == "prefill":
-        _add(parts, slots_state(sizes, config.rollout_rows))
+        _add(parts, slots_state(sizes, config.slots))
     if kind == "segment" or sizes.place.count > 1:
         bucket = max(config.prompt_buckets)
         _add(parts, sizes.rings(config.prefill_rows(bucket), bucket))

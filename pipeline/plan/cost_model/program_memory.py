@@ -181,7 +181,7 @@ def slots_state(sizes: Sizes, slots: int) -> Parts:
 
 
 def _empty(sizes: Sizes, _: int) -> Parts:
-    return slots_state(sizes, sizes.config.rollout_rows)
+    return slots_state(sizes, sizes.config.slots)
 
 
 def _prefill(sizes: Sizes, bucket: int) -> Parts:
@@ -194,7 +194,7 @@ def _prefill(sizes: Sizes, bucket: int) -> Parts:
 
 
 def _fill(sizes: Sizes, bucket: int) -> Parts:
-    state = slots_state(sizes, sizes.config.rollout_rows)
+    state = slots_state(sizes, sizes.config.slots)
     prompts = sizes.rings(sizes.config.prefill_rows(bucket), bucket)
     return {name: size + prompts.get(name, 0) for name, size in state.items()}
 
@@ -245,7 +245,7 @@ def _gradient(sizes: Sizes, rows: int) -> Parts:
     kept = (inputs + _KEPT_INPUTS) * shape.embed * sizes.number
     in_parts = together < _rows_here(sizes, rows)
     kept += shape.layers * _saved(sizes, in_parts=in_parts) * sizes.number
-    asked = tokens * _top(config) if config.learner.keeps_top_k else 0
+    asked = tokens * _top(config) if config.learner.uses_reference_top_k else 0
     return {
         **_weights(sizes),
         # What is added to, and what is added.

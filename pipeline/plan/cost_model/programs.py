@@ -22,7 +22,7 @@ _DECIDES = {"fixed", "placement", "chip_hour_usd", "hbm_gib", "calibration_share
 _NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
 _OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
 _OF_SAMPLER = {
-    "rollout_rows",
+    "slots",
     "kv_cache",
     "rollout_weights",
     "segment_steps",
@@ -47,13 +47,13 @@ def programs_of(config: Config) -> tuple[str, ...]:
     """Those that the TPU compiler can be asked about; `built_programs` has all."""
     buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
     learner = ["score", "gradient"]
-    learner += ["keep"] if config.learner.keeps_top_k else []
+    learner += ["keep"] if config.learner.uses_reference_top_k else []
     learner += ["imitation"] if config.run.warm_start else []
     return (
         "empty",
         *(f"prefill {bucket}" for bucket in buckets),
         *(f"fill {bucket}" for bucket in buckets),
-        *(f"segment {slots}" for slots in config.plan.slots),
+        *(f"segment {slots}" for slots in config.plan.slot_ladder),
         *(f"{kind} {rows}" for kind in learner for rows in sizes),
         "apply",
     )
@@ -72,7 +72,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
         rings[most] = None
     named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
     named += ["apply imitation"] if config.run.warm_start else []
-    for slots in config.plan.slots[1:]:
+    for slots in config.plan.slot_ladder[1:]:
         named.append(f"compact {slots} slots")
         named += [f"compact {slots} rings of {positions}" for positions in rings]
     return tuple(named)
@@ -94,7 +94,7 @@ def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any
             found["prompts"] = config.prefill_rows(size)
             ignored |= {"prefill_tokens", "segment_steps"}
         if kind in {"prefill", "segment"}:
-            ignored |= {"rollout_rows"}
+            ignored |= {"slots"}
         if kind == "segment":
             found["segment_steps"] = config.segment_steps
             ignored |= {"prefill_tokens", "segment_steps"}

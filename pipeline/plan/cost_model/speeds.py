@@ -1,4 +1,7 @@
-"""TODO."""
+"""Seconds of a step at measured speeds.
+
+Interpolates linearly between measured sizes and never extrapolates below the nearest one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
         prompts * samples,
         mean=lengths.completion,
         cap=rollout.max_new_tokens,
-        sizes=tuple(slots // shards for slots in plan.slots),
+        sizes=tuple(slots // shards for slots in plan.slot_ladder),
         segment_steps=config.segment_steps,
         shards=shards,
     )
@@ -33,7 +36,7 @@ def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
         number * seconds_at(speeds.segment_s, slots * shards)
         for slots, number in turns.segments.items()
     )
-    fill = turns.fills * seconds_at(speeds.fill_s, config.rollout_rows)
+    fill = turns.fills * seconds_at(speeds.fill_s, config.slots)
     bucket = config.prompt_bucket(min(round(lengths.prompt), rollout.max_prompt_tokens))
     rows = config.prefill_rows(bucket)
     reads = math.ceil(math.ceil(prompts / shards) / rows)

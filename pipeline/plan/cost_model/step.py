@@ -141,7 +141,7 @@ def drawing(pace: Pace, lengths: Lengths, *, prompts: int, samples: int) -> Draw
         count,
         mean=lengths.completion,
         cap=config.rollout.max_new_tokens,
-        sizes=tuple(size // shards for size in plan.slots),
+        sizes=tuple(size // shards for size in plan.slot_ladder),
         segment_steps=steps,
         shards=shards,
     )

@@ -209,7 +209,7 @@ class Pace:
 
         The exact top k looks at the scores twice.
         """
-        head = 2.0 if self.config.learner.keeps_top_k else 1.0
+        head = 2.0 if self.config.learner.uses_reference_top_k else 1.0
         return self._learn(positions, seq=seq, passes=1.0, head=head)
 
     def gradient(self, positions: int, *, seq: float) -> Seconds:

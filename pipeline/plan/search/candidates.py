@@ -69,14 +69,14 @@ def placed(config: Config, place: Mapping[str, Any]) -> Config:
     places = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(place)
     plan = own.model_copy(update={**places, "slot_buckets": None})
     samplers, learners = own.devices_per_sampler, own.learner_devices
-    slots, tokens = own.rollout_rows, own.micro_batch_tokens
+    slots, tokens = own.slots, own.micro_batch_tokens
     if slots is not None:
         slots = slots * plan.devices_per_sampler // samplers
         slots = _multiple(slots, plan.sampler_shards)
     if tokens is not None:
         tokens = tokens * plan.learner_devices // learners
         tokens = _multiple(tokens, config.row_tokens * plan.learner_shards)
-    sizes = {"rollout_rows": slots, "micro_batch_tokens": tokens}
+    sizes = {"slots": slots, "micro_batch_tokens": tokens}
     return config.model_copy(update={"plan": plan.model_copy(update=sizes)})
 
 

@@ -21,7 +21,7 @@ _TWICE = {
 }
 FREE_SIZES = {
     "plan.fixed": False,
-    "plan.rollout_rows": None,
+    "plan.slots": None,
     "plan.micro_batch_tokens": None,
     "plan.slot_buckets": None,
 }

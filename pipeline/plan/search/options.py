@@ -55,15 +55,15 @@ def slot_options(
         most: slots of a sampler, one on each shard at least; None: no bound.
         free: whether segment and prefill may be others than the configuration's.
     """
-    plan, enough = config.plan, most_slots(config)
+    plan, min_finished = config.plan, most_slots(config)
     prompts, samples = config.rollout.prompts_per_step, config.rollout.group_size
-    bound = enough if most is None else min(enough, most // plan.sampler_shards)
+    bound = min_finished if most is None else min(min_finished, most // plan.sampler_shards)
     found = []
     for slots in ladder(bound):
         for segment, prefill in _reading(config, free=free):
             rows = slots * plan.sampler_shards
             update = {
-                "rollout_rows": rows,
+                "slots": rows,
                 "segment_steps": segment,
                 "prefill_tokens": prefill,
                 "slot_buckets": _below(rows, plan.slot_buckets),
@@ -118,9 +118,9 @@ def row_options(
         most: positions of a micro-batch, a row on each shard at least; None: no bound.
         free: whether remat may be another than the configuration's.
     """
-    plan, enough = config.plan, most_rows(config, lengths)
+    plan, min_finished = config.plan, most_rows(config, lengths)
     unit = config.row_tokens * plan.learner_shards
-    bound = enough if most is None else min(enough, most // unit)
+    bound = min_finished if most is None else min(min_finished, most // unit)
     remats = {plan.remat, *(_REMATS if free else ())}
     if plan.platform == "cpu":
         remats -= {"offload"} - {plan.remat}

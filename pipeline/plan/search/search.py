@@ -281,7 +281,7 @@ def _sizes_for(case: Case, config: Config, *, free: bool) -> Config:
         free: whether other settings may be chosen, too: segment, prefill, remat.
     """
     plan, bounded = config.plan, not case.config.plan.fixed
-    slots = plan.rollout_rows if bounded else None
+    slots = plan.slots if bounded else None
     tokens = plan.micro_batch_tokens if bounded else None
     for_slots = slot_options(config, case.pace(config), case.lengths, most=slots, free=free)
     for_rows = row_options(config, case.pace(config), case.lengths, most=tokens, free=free)

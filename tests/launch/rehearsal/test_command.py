@@ -16,13 +16,13 @@ import jax
 import pytest
 
 from actors.colocated import ColocatedActor
-from actors.handles import Crew
+from actors.handles import RunActors
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation, train
 from launch.rehearsal import command as rehearsal
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.contracts.adapters import Published, Which
+from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, RolloutRequest
 from pipeline.run.run_folder import RunFolder
@@ -33,7 +33,7 @@ from tests.launch.small_run import everything_below
 DEMO = PROJECT / "launch" / "demo" / "tiny_gemma3"
 SMALL = {
     "plan.placement": "colocated",
-    "plan.rollout_rows": "8",
+    "plan.slots": "8",
     "plan.slot_buckets": "[4]",
     "plan.row_tokens": "104",
     "plan.micro_batch_tokens": "104",
@@ -71,7 +71,7 @@ class Here:
 
 
 class LearnerHere(Here):
-    async def publish(self, which: Which = "current") -> Published:
+    async def publish(self, which: AdapterRef = "current") -> Published:
         (version, sha256), payload = self.actor.publish(which=which)
         return Published(version, sha256, payload)
 
@@ -99,19 +99,23 @@ class RememberingSampler(FakeSampler, FakeProcess):
     on_draw: Callable[[], Awaitable[None]] | None = None
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         if self.on_draw is not None and requests[0].name.phase == "rehearsal":
             await self.on_draw()
-        return await super().generate(requests, temperature=temperature, enough=enough)
+        return await super().generate(requests, temperature=temperature, min_finished=min_finished)
 
 
 class RememberingLearner(FakeLearner, FakeProcess):
     """A fake that holds nothing."""
 
 
-class FakeCrew:
-    """Stands in for `actors.handles.Crew`."""
+class FakeRunActors:
+    """Stands in for `actors.handles.RunActors`."""
 
     devices = None
 
@@ -180,10 +184,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> RememberingSampler:
     sampler = RememberingSampler(script, seed=0, number=0)
     learner = RememberingLearner(script, disk=Disk())
 
-    def spawn(config: Config) -> FakeCrew:
-        return FakeCrew([sampler], learner, Scorer(script, config), one=False)
+    def spawn(config: Config) -> FakeRunActors:
+        return FakeRunActors([sampler], learner, Scorer(script, config), one=False)
 
-    monkeypatch.setattr(Crew, "spawn", spawn)
+    monkeypatch.setattr(RunActors, "spawn", spawn)
     return sampler
 
 
@@ -196,13 +200,13 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
     def one_device(**_: object) -> Any:
         return make_mesh(jax.devices()[:1])
 
-    def spawn(config: Config) -> FakeCrew:
+    def spawn(config: Config) -> FakeRunActors:
         actor = ColocatedActor(config)
         learner, sampler = LearnerHere(actor), SamplerHere(actor)
-        return FakeCrew([sampler], learner, Scorer(Script(), config), one=True)
+        return FakeRunActors([sampler], learner, Scorer(Script(), config), one=True)
 
     monkeypatch.setattr("actors.opening.open_mesh", one_device)
-    monkeypatch.setattr(Crew, "spawn", spawn)
+    monkeypatch.setattr(RunActors, "spawn", spawn)
     # A run of that name, with other settings, is none of a rehearsal's business.
     other = load_config(path)
     run = RunFolder.of(other)
@@ -224,7 +228,7 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
     assert phases["decode"]["note"] == "8 rollouts in 8 slots, each kept for 40 tokens"
     assert phases["restore"]["note"] == "version 1, the same adapter"
     shown = capsys.readouterr().out
-    assert "everything fits and works with plan.rollout_rows = 8" in shown
+    assert "everything fits and works with plan.slots = 8" in shown
     assert "writing 3" in shown
     assert "W&B" not in shown
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from launch.rehearsal.expected import Expectations, Target
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.rollouts import Work
+from pipeline.contracts.rollouts import DecodeWork
+from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.cost_model.memory import estimate
 from tests.fakes import make_config
 
-SHAPE = ModelShape.of({"model_type": "gemma3_text", "num_hidden_layers": 7})
+SHAPE = read_model_shape({"model_type": "gemma3_text", "num_hidden_layers": 7})
 ROW = 88
 PLAN = {
     "platform": "gpu",
     "placement": "split",
-    "rollout_rows": 16,
+    "slots": 16,
     "samplers": 2,
     "sampler_devices": 2,
     "learner_devices": 2,
@@ -34,7 +34,7 @@ def expected(tmp_path: Path) -> Expectations:
 
 def test_drawing_is_what_each_device_has_computed(expected: Expectations):
     # Two samplers of two devices each: 16 slots are 8 on a device, 3 segments of each sampler.
-    work = Work({16: 6}, slot_steps=0, tokens=0, prompt_tokens=4 * 40)
+    work = DecodeWork({16: 6}, slot_steps=0, tokens=0, prompt_tokens=4 * 40)
     pace, steps = expected.pace, expected.config.segment_steps
     segment = pace.decode_step(8).expected * steps + pace.settle(8).expected
     found = expected.drawing(work, seq=8)

@@ -49,7 +49,7 @@ def test_a_prompt_is_repeated_behind_its_bos():
 def test_drawn_is_a_step_or_what_fills_all_slots(
     tmp_path: Path, slots: int, samplers: int, each: int
 ):
-    plan = {"platform": "cpu", "placement": "split", "rollout_rows": slots, "samplers": samplers}
+    plan = {"platform": "cpu", "placement": "split", "slots": slots, "samplers": samplers}
     requests = full.to_draw(config(tmp_path, plan=plan), PROMPTS)
     by_prompt = Counter(request.name.prompt_id for request in requests)
     assert set(by_prompt.values()) == {each}
@@ -61,7 +61,7 @@ def test_drawn_is_a_step_or_what_fills_all_slots(
 
 
 def test_read_are_as_many_different_prompts_as_all_devices_read_at_once(tmp_path: Path):
-    plan = {"platform": "cpu", "placement": "split", "rollout_rows": 16, "samplers": 2}
+    plan = {"platform": "cpu", "placement": "split", "slots": 16, "samplers": 2}
     plan |= {"sampler_devices": 2, "prefill_tokens": 24, "prompt_buckets": [4]}
     for bucket, rows in ((8, 3), (4, 6)):
         requests = full.to_read(
@@ -83,12 +83,12 @@ def test_longer_buckets_are_read_with_a_part_of_a_completion(tmp_path: Path):
             assert len(request.prompt_tokens) == 8
             assert (request.num_begun, request.max_new_tokens) == (begun, begun + 1)
             assert len(request.read_tokens) == 8 + begun
-            (stretch,) = request.begun.stretches
+            (stretch,) = request.begun.version_spans
             assert (stretch.version, stretch.adapter_sha256) == (4, "abc")
 
 
 def test_fewer_slots_are_filled_evenly_for_a_segment(tmp_path: Path):
-    plan = {"platform": "cpu", "placement": "split", "rollout_rows": 16, "samplers": 2}
+    plan = {"platform": "cpu", "placement": "split", "slots": 16, "samplers": 2}
     plan |= {"sampler_devices": 2, "segment_steps": 5}
     requests = full.to_draw_in(config(tmp_path, plan=plan), PROMPTS, slots=8)
     assert len(requests) == 2 * 8
@@ -135,7 +135,7 @@ def test_a_warm_start_learns_full_rows(tmp_path: Path):
 
 
 def test_a_few_prompts_of_each_bucket_are_answered(tmp_path: Path):
-    plan = {"platform": "cpu", "placement": "split", "rollout_rows": 2, "prompt_buckets": [2, 4]}
+    plan = {"platform": "cpu", "placement": "split", "slots": 2, "prompt_buckets": [2, 4]}
     prompts = make_prompts(10)
     longer = [
         type(prompt)(100 + prompt.id, prompt.text, np.arange(6, dtype=np.int32), "", {})

@@ -18,8 +18,8 @@ from launch.rehearsal.scratch import rehearsed, scratch
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.builds import Building, Built
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
-from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.rollout.balanced import Balanced
 from pipeline.run.run_folder import RunFolder
@@ -36,11 +36,11 @@ from tests.fakes import (
 )
 
 ROW = 88
-SHAPE = ModelShape.of({"model_type": "gemma3_text", "vocab_size": 300, "num_hidden_layers": 7})
+SHAPE = read_model_shape({"model_type": "gemma3_text", "vocab_size": 300, "num_hidden_layers": 7})
 PLAN = {
     "platform": "cpu",
     "placement": "split",
-    "rollout_rows": 4,
+    "slots": 4,
     "slot_buckets": [2],
     "prompt_buckets": [4],
     "micro_batch_tokens": 2 * ROW,
@@ -188,7 +188,7 @@ def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehea
     # Chosen, not for want of memory.
     assert result.first == result.sizes == one.chosen
     assert "decode in 1 slots" in names(result)
-    assert {sizes.rollout_rows for sizes in one.sampler.sizes} == {4, 2}
+    assert {sizes.slots for sizes in one.sampler.sizes} == {4, 2}
 
 
 def test_what_a_run_does_not_do_is_not_rehearsed(tmp_path: Path):
@@ -287,7 +287,7 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
     assert result.failure is not None
     assert result.failure.name == name
     assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true" in result.failure.why
-    fewer = "rollout_rows = 3" if phase == "generate" else f"micro_batch_tokens = {ROW}"
+    fewer = "slots = 3" if phase == "generate" else f"micro_batch_tokens = {ROW}"
     assert f"--plan.fixed false goes on with plan.{fewer}" in result.failure.why
     done = [phase for phase in PHASES if phase != "warm start"]
     assert names(result) == done[: done.index(name)]

@@ -50,7 +50,7 @@ def test_figures_are_seconds_and_gib():
     assert (probe["planned_s"], probe["planned_gib"], probe["note"]) == (None, None, "agree")
     assert decode["planned_s"] == {"low": 1.0, "expected": 2.0, "high": 4.0}
     assert (decode["measured_s"], decode["planned_gib"], decode["compiled_gib"]) == (2.5, 3.0, 2.0)
-    assert found["sizes"] == {"rollout_rows": 8, "micro_batch_tokens": 1024}
+    assert found["sizes"] == {"slots": 8, "micro_batch_tokens": 1024}
 
 
 def test_lines_show_plan_beside_measurement_and_mark_what_is_estimated():
@@ -58,7 +58,7 @@ def test_lines_show_plan_beside_measurement_and_mark_what_is_estimated():
     assert row(result(), "decode") == ["decode", "~2.00", "~1.00", "~4.00", "2.50", "~3.00", "2.00"]
     assert "on the device: this platform does not tell what was in use" in shown(result())
     assert shown(result())[-1] == (
-        "everything fits and works with plan.rollout_rows = 8 and plan.micro_batch_tokens = 1024"
+        "everything fits and works with plan.slots = 8 and plan.micro_batch_tokens = 1024"
     )
 
 
@@ -80,8 +80,8 @@ def test_the_last_lines_say_what_came_out(works: bool):
     failure = None if works else Failure("update", "out of memory; the next are 4")
     *_, smaller, outcome = shown(result(first=Sizes(16, 1024), failure=failure))
     assert smaller == (
-        "memory ran out: it went on with plan.rollout_rows = 8 and plan.micro_batch_tokens = 1024 "
-        "instead of plan.rollout_rows = 16 and plan.micro_batch_tokens = 1024"
+        "memory ran out: it went on with plan.slots = 8 and plan.micro_batch_tokens = 1024 "
+        "instead of plan.slots = 16 and plan.micro_batch_tokens = 1024"
     )
     failed = "FAILED: update: out of memory; the next are 4"
     assert (outcome == failed) is not works

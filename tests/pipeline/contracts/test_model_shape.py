@@ -16,8 +16,7 @@ from configs.schema import Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.inputs.hub.model_shape import hf_config_of, read_model_shape, shape_of
 from tests import tiny
 
 CONFIGS = Path(__file__).parents[2] / "slow/configs"
@@ -38,14 +37,14 @@ def hf(name):
     ],
 )
 def test_as_many_parameters_as_published(name, parameters):
-    shape = ModelShape.of(hf(name))
+    shape = read_model_shape(hf(name))
     assert shape.parameters == parameters
     assert shape.base_bytes("bfloat16") == 2 * parameters
     assert shape.base_bytes("float32") == 4 * parameters
 
 
 def test_1b_by_hand():
-    shape = ModelShape.of(hf("gemma3_1b"))
+    shape = read_model_shape(hf("gemma3_1b"))
     assert (shape.layers, shape.local_layers, shape.global_layers) == (26, 22, 4)
     assert shape.embedding_parameters == 262_144 * 1152
     attention = 1152 * 256 * (4 + 2 + 4)
@@ -54,7 +53,7 @@ def test_1b_by_hand():
 
 
 def test_the_adapter_by_hand():
-    shape = ModelShape.of(hf("gemma3_1b"))
+    shape = read_model_shape(hf("gemma3_1b"))
     query, key_value, out = 1152 + 4 * 256, 1152 + 2 * 256, 4 * 256 + 1152
     feed_forward = 3 * (1152 + 6912)
     attention = query + key_value + out
@@ -66,14 +65,14 @@ def test_the_adapter_by_hand():
 
 def test_targets_that_match_nothing_are_refused():
     with pytest.raises(ValueError, match="matches no whole module path; there are layers/0/attn/q"):
-        ModelShape.of(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
+        read_model_shape(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
 def test_a_handle_is_known_by_its_name(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = load_config(PRESETS / f"{name}_gsm8k_v5e8.toml")
-    assert shape_of(config) == ModelShape.of(hf(name))
+    assert shape_of(config) == read_model_shape(hf(name))
 
 
 def with_path(path):
@@ -85,7 +84,7 @@ def with_path(path):
     "path", ["kaggle://google/gemma-3/flax/gemma3-1b-it/1", "hf://google/gemma-3-1b-pt@main"]
 )
 def test_other_spellings_of_a_name(path):
-    assert shape_of(with_path(path)) == ModelShape.of(hf("gemma3_1b"))
+    assert shape_of(with_path(path)) == read_model_shape(hf("gemma3_1b"))
 
 
 def test_a_folder_is_read(tmp_path):
@@ -104,7 +103,7 @@ def test_what_is_not_known_is_refused(tmp_path):
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4", "int8_matmul"])
 def test_bytes_are_those_of_the_policy(changes, quantization):
     config = tiny.hf_config(num_hidden_layers=1, **changes)
-    shape, mesh = ModelShape.of(config), make_mesh(jax.devices()[:1])
+    shape, mesh = read_model_shape(config), make_mesh(jax.devices()[:1])
     policy = Policy.create(
         architecture(config, dtype=jnp.dtype("bfloat16")),
         lora=tiny.LORA,
@@ -129,13 +128,13 @@ def test_a_device_holds_what_the_mesh_gives_it(fsdp, tp):
         assert array.sharding is not None
         part = jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)
         held += part.size * part.dtype.itemsize
-    assert ModelShape.of(config).base_bytes("bfloat16", fsdp=fsdp, tp=tp) == held
+    assert read_model_shape(config).base_bytes("bfloat16", fsdp=fsdp, tp=tp) == held
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_4b", "gemma2_2b"])
 def test_the_configuration_comes_back(name):
-    shape = ModelShape.of(hf(name))
-    assert ModelShape.of(shape.hf_config()) == shape
+    shape = read_model_shape(hf(name))
+    assert read_model_shape(hf_config_of(shape)) == shape
 
 
 def test_it_imports_no_jax():

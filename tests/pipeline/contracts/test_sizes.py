@@ -21,24 +21,24 @@ def config(folder: Path = Path(), **plan: object) -> Config:
 
 
 def test_sizes_go_through_json() -> None:
-    sizes = Sizes(rollout_rows=48, micro_batch_tokens=4096)
+    sizes = Sizes(slots=48, micro_batch_tokens=4096)
     assert Sizes.of_json(json.loads(json.dumps(sizes.to_json()))) == sizes
 
 
 def test_sized_changes_the_sizes_and_nothing_else() -> None:
-    whole = config(rollout_rows=16, slot_buckets=[8, 4], micro_batch_tokens=4 * ROW)
-    small = sized(whole, Sizes(rollout_rows=8, micro_batch_tokens=2 * ROW))
+    whole = config(slots=16, slot_buckets=[8, 4], micro_batch_tokens=4 * ROW)
+    small = sized(whole, Sizes(slots=8, micro_batch_tokens=2 * ROW))
     assert Sizes.of(small) == Sizes(8, 2 * ROW)
-    assert small.plan.slots == (8, 4)
+    assert small.plan.slot_ladder == (8, 4)
     assert small.micro_batch_rows == 2
-    kept = {"rollout_rows": 16, "micro_batch_tokens": 4 * ROW, "slot_buckets": (8, 4)}
+    kept = {"slots": 16, "micro_batch_tokens": 4 * ROW, "slot_buckets": (8, 4)}
     assert small.model_copy(update={"plan": small.plan.model_copy(update=kept)}) == whole
     assert sized(whole, Sizes.of(whole)) == whole
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"multiple of plan\.row_tokens = 88"):
-        sized(config(rollout_rows=16), Sizes(rollout_rows=8, micro_batch_tokens=ROW + 1))
+        sized(config(slots=16), Sizes(slots=8, micro_batch_tokens=ROW + 1))
 
 
 @pytest.mark.parametrize(
@@ -50,55 +50,53 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     ],
 )
 def test_slots_fall_in_multiples_of_the_shards(slots: int, shards: int, ladder: list[int]) -> None:
-    given_, found = config(rollout_rows=slots, sampler_devices=shards), []
+    given_, found = config(slots=slots, sampler_devices=shards), []
     sizes = Sizes.of(given_)
     while (fewer := smaller(given_, sizes, "generate")) is not None:
         sizes = fewer
-        found.append(sizes.rollout_rows)
+        found.append(sizes.slots)
         assert sizes.micro_batch_tokens == given_.plan.micro_batch_tokens
     assert found == ladder
 
 
 @pytest.mark.parametrize("phase", ["score", "update", "publish", "export"])
 def test_micro_batches_fall_in_whole_rows_on_every_device(phase: str) -> None:
-    given_ = config(rollout_rows=2, learner_devices=2, micro_batch_tokens=8 * ROW)
+    given_ = config(slots=2, learner_devices=2, micro_batch_tokens=8 * ROW)
     first = smaller(given_, Sizes.of(given_), phase)  # type: ignore[arg-type]
     assert first == Sizes(2, 6 * ROW)
     assert smaller(given_, Sizes(2, 2 * ROW), phase) is None  # type: ignore[arg-type]
 
 
 def test_where_it_is_known_how_much_is_there_nothing_is_tried_in_between():
-    given_ = config(rollout_rows=64)
+    given_ = config(slots=64)
     sizes = Sizes.of(given_)
     for share, slots in {0.9: 48, 0.3: 16, 0.02: 1, 0.001: 1}.items():
         found = smaller(given_, sizes, "generate", share=share)
         assert found is not None
-        assert found.rollout_rows == slots, share
+        assert found.slots == slots, share
     assert smaller(given_, sizes, "generate", share=0.0) is None
     assert smaller(given_, sizes, "update", share=-0.1) is None
 
 
 def test_an_adapter_that_finds_no_room_at_the_sampler_costs_slots() -> None:
-    given_ = config(rollout_rows=4)
-    assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), rollout_rows=3)
+    given_ = config(slots=4)
+    assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), slots=3)
 
 
 def test_nothing_makes_the_base_smaller() -> None:
-    given_ = config(rollout_rows=4)
+    given_ = config(slots=4)
     assert smaller(given_, Sizes.of(given_), "load") is None
 
 
 @given(slots=st.integers(1, 200), shards=st.integers(1, 8), rows=st.integers(1, 64))
 def test_every_smaller_size_is_valid_and_small_enough(slots: int, shards: int, rows: int) -> None:
-    given_ = config(
-        rollout_rows=slots * shards, sampler_devices=shards, micro_batch_tokens=rows * ROW
-    )
+    given_ = config(slots=slots * shards, sampler_devices=shards, micro_batch_tokens=rows * ROW)
     for phase in ("generate", "update"):
         found = smaller(given_, Sizes.of(given_), phase)
         if found is None:
             assert (slots if phase == "generate" else rows) == 1
             continue
         sized(given_, found)
-        shares = (found.rollout_rows / (slots * shards), found.micro_batch_tokens / (rows * ROW))
+        shares = (found.slots / (slots * shards), found.micro_batch_tokens / (rows * ROW))
         assert min(shares) <= SHRUNK
         assert max(shares) == 1

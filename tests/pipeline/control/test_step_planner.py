@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Config
-from pipeline.control.step_planner import Horizon, Plan, plans_in_force
+from pipeline.control.step_planner import Plan, StepPlanner, plans_in_force
 from tests.fakes import make_config
 
 LR = 0.5
@@ -29,7 +29,7 @@ def config(schedule: str = "linear", *, warmup: int = 0, **tables: Any) -> Confi
 
 
 def went(
-    horizon: Horizon, lefts: Sequence[int], *, first: int = 0, skip: int = 0
+    horizon: StepPlanner, lefts: Sequence[int], *, first: int = 0, skip: int = 0
 ) -> tuple[list[float], list[dict[str, Any]]]:
     """Rates of the steps, and what was journaled, where the clock says so many are left."""
     rates, journal = [], []
@@ -45,7 +45,7 @@ def went(
 def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
     schedule: str, warmup: int
 ):
-    horizon = Horizon(config(schedule, warmup=warmup), entries=(), step=0)
+    horizon = StepPlanner(config(schedule, warmup=warmup), entries=(), step=0)
     rates, journal = went(horizon, range(10, 0, -1))
     done = [step / (10 - warmup) for step in range(10 - warmup)]
     shape = {"linear": lambda x: 1 - x, "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x))}
@@ -57,16 +57,16 @@ def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
 
 def test_a_plan_that_moves_is_a_decision_and_the_decay_ends_with_it():
     lefts = [10, 9, 8, 3, 2, 1]
-    rates, journal = went(Horizon(config(), entries=(), step=0), lefts)
+    rates, journal = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert [(entry["step"], entry["total_steps"]) for entry in journal] == [(0, 10), (3, 6)]
     # Of the 8 tenths at step 2 three quarters are left before the last three steps, and so on.
     assert rates == pytest.approx([LR * share for share in (1, 0.9, 0.8, 0.6, 0.4, 0.2)])
 
 
 def test_a_number_of_steps_that_moves_a_little_is_not_planned_anew():
-    _, journal = went(Horizon(config(), entries=(), step=0), [100, 95, 105, 92, 105])
+    _, journal = went(StepPlanner(config(), entries=(), step=0), [100, 95, 105, 92, 105])
     assert [entry["total_steps"] for entry in journal] == [100]
-    _, journal = went(Horizon(config(), entries=(), step=0), [5, 5, 5])
+    _, journal = went(StepPlanner(config(), entries=(), step=0), [5, 5, 5])
     assert [entry["total_steps"] for entry in journal] == [5, 6, 7]
 
 
@@ -74,9 +74,9 @@ def test_a_number_of_steps_that_moves_a_little_is_not_planned_anew():
 def test_invariant_7_a_resume_replays_the_decisions_bit_for_bit(
     lefts: list[int], data: st.DataObject
 ):
-    rates, journal = went(Horizon(config("cosine", warmup=1), entries=(), step=0), lefts)
+    rates, journal = went(StepPlanner(config("cosine", warmup=1), entries=(), step=0), lefts)
     resumed = data.draw(st.integers(0, len(lefts)))
-    horizon = Horizon(config("cosine", warmup=1), entries=journal, step=resumed)
+    horizon = StepPlanner(config("cosine", warmup=1), entries=journal, step=resumed)
     last = max((entry["step"] for entry in journal), default=-1)
     # Whatever the clock says now, up to the last decision of before.
     again = [7] * max(0, last + 1 - resumed)
@@ -85,7 +85,7 @@ def test_invariant_7_a_resume_replays_the_decisions_bit_for_bit(
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
 def test_the_rate_never_rises_and_never_is_zero_at_a_step(lefts: list[int]):
-    rates, _ = went(Horizon(config(), entries=(), step=0), lefts)
+    rates, _ = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert all(rate > 0 for rate in rates)
     assert rates == sorted(rates, reverse=True)
 
@@ -95,13 +95,13 @@ def test_the_warm_start_is_no_part_of_the_decay():
         run={"phases": ["sft", "grpo"]},
         sft={"steps": 4, "train": {"path": "sft.jsonl"}},
     )
-    horizon = Horizon(warm, entries=(), step=0)
+    horizon = StepPlanner(warm, entries=(), step=0)
     rates, _ = went(horizon, range(8, 0, -1), skip=4)
     assert rates[4:] == pytest.approx([LR, 0.75 * LR, 0.5 * LR, 0.25 * LR])
 
 
 def test_a_smaller_step_is_a_decision_of_its_own():
-    horizon = Horizon(config(), entries=(), step=0)
+    horizon = StepPlanner(config(), entries=(), step=0)
     first = horizon.decide(0, steps_left=2, prompts=2)
     assert first == Plan(0, 2, 2)
     assert horizon.decide(1, steps_left=1, prompts=1) == Plan(1, 2, 1)
@@ -110,7 +110,7 @@ def test_a_smaller_step_is_a_decision_of_its_own():
 
 def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
     entries = [asdict(Plan(0, 5, 2)), asdict(Plan(3, 4, 2))]
-    horizon = Horizon(config(), entries=entries, step=1)
+    horizon = StepPlanner(config(), entries=entries, step=1)
     assert horizon.decide(1, steps_left=1, prompts=2) is None
     assert horizon.decide(2, steps_left=1, prompts=1) == Plan(2, 5, 1)
     assert horizon.decide(3, steps_left=1, prompts=2) is None
@@ -133,7 +133,7 @@ def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event:
     assert plans_in_force(journal[:4]) == [journal[0], journal[2], journal[3]]
     assert plans_in_force(journal[:5]) == [journal[0], journal[2]]
     assert plans_in_force(journal) == [journal[0], journal[2], journal[5]]
-    horizon = Horizon(config(), entries=plans_in_force(journal[:5]), step=4)
+    horizon = StepPlanner(config(), entries=plans_in_force(journal[:5]), step=4)
     rates, decided = went(horizon, [3, 2, 1], first=4)
     assert [(entry["step"], entry["total_steps"]) for entry in decided] == [(4, 7)]
     # At step 2 it is 18 of 20 parts, at step 3 18 of 19 of that, which goes in what is left.

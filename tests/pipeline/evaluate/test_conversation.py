@@ -33,9 +33,13 @@ class Echo(FakeAnswerer):
         self.asked: list[tuple[RolloutRequest, float]] = []
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
-        assert enough is None
+        assert min_finished is None
         self.asked += [(request, temperature) for request in requests]
         return [
             completion(

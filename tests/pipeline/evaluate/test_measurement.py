@@ -43,9 +43,13 @@ class FakeAnswerer(FakeSampler):
         return OpenedAdapter(self.version, self.adapter, "the base" if path is None else "step 7")
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
-        assert enough is None
+        assert min_finished is None
         assert temperature in {0.0, 0.5, 1.0}
         self.batches.append(len(requests))
         return [self._answer(request) for request in requests]

@@ -11,7 +11,7 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.adapters import OpenedAdapter, Published
-from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest, Work
+from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import answer
 from tests import tiny
@@ -37,7 +37,7 @@ class EngineSampler:
     async def load(self, published: Published) -> str:
         raise NotImplementedError
 
-    async def work(self) -> Work:
+    async def work(self) -> DecodeWork:
         return self.engine.work
 
     async def resume(self) -> None:
@@ -47,9 +47,13 @@ class EngineSampler:
         raise NotImplementedError
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
-        assert enough is None
+        assert min_finished is None
         return self.engine.generate(
             requests, adapter=self.adapter, version=0, adapter_sha256="", temperature=temperature
         )
@@ -64,7 +68,7 @@ def answers(
         answer(
             [EngineSampler(config, **tables) for _ in range(samplers)],
             requests(PROMPTS, phase="test", samples=samples),
-            at_once=config.rollout_rows,
+            at_once=config.slots,
             temperature=temperature,
             adapter=OpenedAdapter(0, "", ""),
         )
@@ -75,12 +79,12 @@ def answers(
 def test_answers_do_not_depend_on_batch_size_padding_or_who_gives_them(
     temperature: float, samples: int
 ):
-    expected = answers(temperature=temperature, samples=samples, rollout_rows=4)
+    expected = answers(temperature=temperature, samples=samples, slots=4)
     ties = 0
     for shape in (
-        {"rollout_rows": 1},
-        {"rollout_rows": 7, "prompt_buckets": [4, 9], "samplers": 2},
-        {"rollout_rows": 8, "learner_devices": 2, "segment_steps": 5},
+        {"slots": 1},
+        {"slots": 7, "prompt_buckets": [4, 9], "samplers": 2},
+        {"slots": 8, "learner_devices": 2, "segment_steps": 5},
     ):
         found = answers(temperature=temperature, samples=samples, **shape)
         assert [one.name for one in found] == [one.name for one in expected]

@@ -25,7 +25,7 @@ WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(8, 4 * ROW), Sizes(6, 4 * ROW), Sizes(8, 
 
 
 def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
-    sizes = {"rollout_rows": 8, "micro_batch_tokens": 4 * ROW}
+    sizes = {"slots": 8, "micro_batch_tokens": 4 * ROW}
     common: dict[str, Any] = {
         "run": {"phases": ["sft", "grpo"]},
         "sft": {"train": {"path": "worked.jsonl"}, "completion_column": "text", "steps": 1},
@@ -69,11 +69,11 @@ class Compiling:
     built: tuple[Built, ...] = ()
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        self.asked.append(sizes.rollout_rows)
-        if sizes.rollout_rows > self.most:
-            raise OutOfMemory("generate", f"segment {sizes.rollout_rows} does not fit")
+        self.asked.append(sizes.slots)
+        if sizes.slots > self.most:
+            raise OutOfMemory("generate", f"segment {sizes.slots} does not fit")
         new = tuple(
-            Built(f"{name} {sizes.rollout_rows}", 1.5, cached=name == "fill")
+            Built(f"{name} {sizes.slots}", 1.5, cached=name == "fill")
             for name in ("segment", "fill")
         )
         self.built += new

@@ -42,7 +42,7 @@ def config(folder: Path, **changes: object) -> Config:
         "plan.samplers": "none",
         "plan.sampler_devices": "none",
         "plan.learner_devices": 1,
-        "plan.rollout_rows": "none",
+        "plan.slots": "none",
         "plan.micro_batch_tokens": "none",
         "rollout.prompts_per_step": 8,
         **{key.replace("__", "."): value for key, value in changes.items()},
@@ -76,13 +76,13 @@ class Device:
 
     async def drawing_speed(self) -> SamplerSpeed:
         assert self.sizes is not None
-        slots = self.sizes.rollout_rows
-        if slots > self.most.rollout_rows:
+        slots = self.sizes.slots
+        if slots > self.most.slots:
             raise OutOfMemory("generate", "full")
         self.measured.append(f"{slots} slots")
         plan = sized(self.config, self.sizes).plan
         return SamplerSpeed(
-            self.name, {n: self.segment(n) for n in plan.slots}, {416: 0.002}, {slots: 0.001}
+            self.name, {n: self.segment(n) for n in plan.slot_ladder}, {416: 0.002}, {slots: 0.001}
         )
 
     async def learning_speed(self) -> LearnerSpeed:
@@ -99,7 +99,7 @@ class Small(Device):
     """Has room for 20 slots, and says so when it is prepared."""
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        if sizes.rollout_rows > 20:
+        if sizes.slots > 20:
             raise OutOfMemory("generate", "does not compile")
         return await super().prepare(sizes)
 

@@ -14,7 +14,7 @@ from pipeline.plan.search.search import Case
 PROJECT = Path(__file__).parents[3]
 FREE = (
     ("plan.fixed", "false"),
-    ("plan.rollout_rows", "none"),
+    ("plan.slots", "none"),
     ("plan.micro_batch_tokens", "none"),
 )
 """Settings that leave the sizes to the planner."""

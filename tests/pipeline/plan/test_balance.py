@@ -95,8 +95,8 @@ def test_it_goes_down_as_far_as_it_takes(tmp_path: Path):
     run.script.on[name] = full("generate", twice_more)
     assert run.run() == "finished"
     entries = run.events("replan")
-    assert [entry["from"]["rollout_rows"] for entry in entries] == [8, 6, 4]
-    assert [entry["to"]["rollout_rows"] for entry in entries] == [6, 4, 3]
+    assert [entry["from"]["slots"] for entry in entries] == [8, 6, 4]
+    assert [entry["to"]["slots"] for entry in entries] == [6, 4, 3]
     assert {entry["step"] for entry in entries} == {1}
     assert run.samplers[0].sizes[-1] == Sizes(3, 4 * ROW)
 
@@ -120,7 +120,7 @@ def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
         first.run()
     assert set(disk) == saved
     learns = phase in {"update", "publish"}
-    less = "plan.micro_batch_tokens = 264" if learns else "plan.rollout_rows = 6"
+    less = "plan.micro_batch_tokens = 264" if learns else "plan.slots = 6"
     assert "instead of" in str(told.value)
     for words in ("RESOURCE_EXHAUSTED: so many bytes", "--plan.fixed false", less):
         assert words in str(told.value)
@@ -136,10 +136,10 @@ def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
 
 def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
     made = config(tmp_path)
-    small = made.model_copy(update={"plan": made.plan.model_copy(update={"rollout_rows": 1})})
+    small = made.model_copy(update={"plan": made.plan.model_copy(update={"slots": 1})})
     run = process(small, Disk())
     run.script.on["sampler0.generate:train 1"] = full("generate")
-    with pytest.raises(NothingSmaller, match=r"nothing smaller than plan\.rollout_rows = 1"):
+    with pytest.raises(NothingSmaller, match=r"nothing smaller than plan\.slots = 1"):
         run.run()
     assert 1 in run.disk
 

@@ -45,8 +45,8 @@ def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_
     folder.close()
     first, second, compiled = journal(folder)
     programs = {"segment 4": 1.5, "fill 4": 1.5}
-    assert (first["event"], first["to"]["rollout_rows"], first["programs"]) == ("replan", 6, {})
-    assert (second["reason"], second["to"]["rollout_rows"]) == ("segment 6 does not fit", 4)
+    assert (first["event"], first["to"]["slots"], first["programs"]) == ("replan", 6, {})
+    assert (second["reason"], second["to"]["slots"]) == ("segment 6 does not fit", 4)
     assert (second["programs"], second["program_seconds"], second["from_cache"]) == (
         programs,
         3.0,
@@ -87,7 +87,7 @@ def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path
         async def work() -> int:
             if full_once:
                 raise full_once.pop()
-            return balance.sizes.rollout_rows
+            return balance.sizes.slots
 
         return [await balance.hold(worker, work) for worker in (one, other)]
 
@@ -106,7 +106,7 @@ def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_
     class WhileAnotherRunsOut(Compiling):
         async def prepare(self, sizes: Sizes) -> Ready:
             ready = await super().prepare(sizes)
-            if sizes.rollout_rows == 6:
+            if sizes.slots == 6:
                 balance.put_in_force(Sizes(4, sizes.micro_batch_tokens), "replan", "beside", {})
             return ready
 
@@ -139,7 +139,7 @@ def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
             if number in full_once:
                 full_once.remove(number)
                 raise OutOfMemory("generate", "full")
-            return balance.sizes.rollout_rows
+            return balance.sizes.slots
 
         await balance.start(workers)
         return await asyncio.gather(

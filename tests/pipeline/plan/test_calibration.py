@@ -43,7 +43,7 @@ def test_a_device_that_slows_down_above_some_slots_gets_these(tmp_path: Path, sl
         # As fast for any number up to there, and slower than in turns beyond.
         return Device(config, segment=lambda n: 0.01 if n <= slots else 0.03 * n / slots)
 
-    assert chosen(start(tmp_path, device)).rollout_rows == slots
+    assert chosen(start(tmp_path, device)).slots == slots
 
 
 def test_slots_are_chosen_for_the_steps_own_rollouts(tmp_path: Path):
@@ -53,7 +53,7 @@ def test_slots_are_chosen_for_the_steps_own_rollouts(tmp_path: Path):
         return Device(config, segment=lambda n: 0.01 + 1e-6 * n)
 
     run = start(tmp_path, device, rollout__prompts_per_step=3)
-    assert chosen(run).rollout_rows == 24
+    assert chosen(run).slots == 24
     assert run.device.measured[0] == "24 slots"
 
 
@@ -97,7 +97,7 @@ def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_
 
 def test_nothing_that_has_no_room_is_measured_by_who_has_said_so_at_the_start(tmp_path: Path):
     run = start(tmp_path, lambda config: Small(config, segment=lambda _: 0.01))
-    assert chosen(run).rollout_rows == 16
+    assert chosen(run).slots == 16
     assert run.device.measured[0] == "16 slots"
     assert run.journal()[-1]["speeds"]["full_slots"] == [64, 32]
 
@@ -130,7 +130,7 @@ def test_a_share_of_zero_takes_what_is_planned(tmp_path: Path):
     assert run.beginning.case is None
     assert run.run() is None
     assert run.device.measured == []
-    assert run.balance.sizes.rollout_rows <= 64
+    assert run.balance.sizes.slots <= 64
 
 
 def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: 
 
 
 def test_sizes_that_are_fixed_measure_nothing(tmp_path: Path):
-    fixed = replace_plan(config(tmp_path), fixed=True, rollout_rows=8, micro_batch_tokens=ROW)
+    fixed = replace_plan(config(tmp_path), fixed=True, slots=8, micro_batch_tokens=ROW)
     assert Beginning.of(fixed, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
     with pytest.raises(ValueError, match=r"calibration_share.*plan\.fixed = true"):
         load_config(ROOT / "configs/demo.toml", [("plan.calibration_share", "0.1")])
@@ -159,9 +159,9 @@ def replace_plan(config: Config, **update: Any) -> Config:
 
 def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
     gpu = replace_plan(config(tmp_path), platform="gpu")
-    with pytest.raises(ValueError, match=r"set plan\.rollout_rows"):
+    with pytest.raises(ValueError, match=r"set plan\.slots"):
         Beginning.of(gpu, RunFolder(tmp_path / "demo"))
-    given = replace_plan(gpu, rollout_rows=8, micro_batch_tokens=ROW)
+    given = replace_plan(gpu, slots=8, micro_batch_tokens=ROW)
     assert Beginning.of(given, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
     asked = [("plan.fixed", "false"), ("plan.platform", "gpu"), ("plan.calibration_share", "0.1")]
     with pytest.raises(ValueError, match=r"calibration_share = 0\.1: measures nothing on gpu"):

@@ -87,12 +87,12 @@ def test_what_is_added_is_compared_with_what_was_measured_on_a_faster_day(tmp_pa
 
 def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_path: Path):
     first = start(tmp_path / "a", lambda config: Device(config, segment=lambda _: 0.01))
-    assert chosen(first).rollout_rows == 64
+    assert chosen(first).slots == 64
     second = start(tmp_path / "b", lambda config: Small(config, segment=lambda _: 0.01))
-    assert second.beginning.sizes.rollout_rows == 64
-    assert chosen(second).rollout_rows == 16
+    assert second.beginning.sizes.slots == 64
+    assert chosen(second).slots == 16
     assert second.journal()[-1]["kept"] is False  # 16 slots had not been measured
-    assert start(tmp_path / "c").beginning.sizes.rollout_rows == 16
+    assert start(tmp_path / "c").beginning.sizes.slots == 16
 
 
 @pytest.mark.parametrize("what", ["version", "sources", "machine", "shape", "memory"])
@@ -150,4 +150,4 @@ def test_a_file_that_is_damaged_or_cannot_be_written_is_no_obstacle(
     assert start(tmp_path / "b").beginning.kept is None
     (tmp_path / "no folder").write_text("", encoding="utf-8")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "no folder"))
-    assert chosen(start(tmp_path / "c")).rollout_rows > 0
+    assert chosen(start(tmp_path / "c")).slots > 0

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from configs.load import load_config
-from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.topology import HBM_GIB
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
 from pipeline.plan import compiler
 from pipeline.plan.compiler import Figures, NoCompiler, compiled, key, missing
 from pipeline.plan.cost_model.programs import depends_on, programs_of
 from tests import tiny
 
 PRESETS = Path(__file__).parents[3] / "configs"
-SHAPE = ModelShape.of(tiny.hf_config())
+SHAPE = read_model_shape(tiny.hf_config())
 GIB = 2**30
 
 

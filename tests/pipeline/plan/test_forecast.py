@@ -73,7 +73,7 @@ def test_a_warm_start_alone_is_no_step_of_grpo() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "5000")]
     found = planned(*sft, ("budget.time", "30m")).outcomes["expected"]
     assert found.steps == 5000
-    assert not found.enough
+    assert not found.min_finished
 
 
 def test_evaluations_are_paid_from_the_budget() -> None:

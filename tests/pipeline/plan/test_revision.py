@@ -66,7 +66,7 @@ def calibrated(tmp_path: Path, cache: None) -> Calibrated:
     lengths = beginning.case.lengths
     choice = choose_sizes(made, beginning.ladder, speeds, lengths)
     assert choice is not None
-    assert choice.sizes.rollout_rows == 64
+    assert choice.sizes.slots == 64
     return Calibrated(beginning.case, beginning.ladder, speeds, choice)
 
 
@@ -100,7 +100,7 @@ def test_other_lengths_are_answered_once(balance: Balance, calibrated: Calibrate
     for step in range(STEPS):
         assert balance.sizes == begun, step
         balance.learned(rollouts(2))
-    assert balance.sizes.rollout_rows == 32
+    assert balance.sizes.slots == 32
     (entry,) = journaled(calibrated)
     assert (entry["step"], entry["reason"]) == (STEPS, "lengths")
     assert (entry["from"], entry["to"]) == (begun.to_json(), balance.sizes.to_json())
@@ -118,7 +118,7 @@ def test_sizes_that_a_lack_of_memory_has_left_stay(
     balance: Balance, calibrated: Calibrated, slots: int, length: int
 ):
     """Those that were measured, too: more would be faster."""
-    left = balance.sizes = replace(balance.sizes, rollout_rows=slots)
+    left = balance.sizes = replace(balance.sizes, slots=slots)
     for _ in range(STEPS):
         balance.learned(rollouts(length))
     assert balance.sizes == left
@@ -131,10 +131,10 @@ def test_less_than_what_a_lack_of_memory_has_left_may_be_chosen(
     faster = {**SEGMENT_S, 32: 0.076, 16: 0.0155}
     known = replace(calibrated, speeds=replace(calibrated.speeds, segment_s=faster))
     balance.revise = Revision(balance, known, LONG)
-    balance.sizes = replace(balance.sizes, rollout_rows=32)
+    balance.sizes = replace(balance.sizes, slots=32)
     for _ in range(STEPS):
         balance.learned(rollouts(2))
-    assert balance.sizes.rollout_rows == 16
+    assert balance.sizes.slots == 16
 
 
 @pytest.mark.parametrize("checkpoint", [0, STEPS - 1])

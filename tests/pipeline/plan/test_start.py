@@ -15,7 +15,7 @@ from pipeline.run.run_folder import RunFolder
 
 OPEN = [
     ("plan.fixed", "false"),
-    ("plan.rollout_rows", "none"),
+    ("plan.slots", "none"),
     ("plan.micro_batch_tokens", "none"),
 ]
 
@@ -35,7 +35,7 @@ def test_what_is_left_open_is_planned_within_what_is_given(tmp_path: Path):
     made = config(tmp_path, *OPEN)
     found = first_sizes(made, RunFolder.of(made))
     assert found == planned_sizes(case_of(made))
-    assert found.rollout_rows % 2 == found.micro_batch_tokens % (2 * 192) == 0
+    assert found.slots % 2 == found.micro_batch_tokens % (2 * 192) == 0
     assert with_first_sizes(made) == sized(made, found)
     bounded = config(tmp_path, *OPEN[:2], ("plan.micro_batch_tokens", "384"))
     assert first_sizes(bounded, RunFolder.of(bounded)).micro_batch_tokens == 384
@@ -55,4 +55,4 @@ def test_a_run_goes_on_with_the_sizes_of_its_checkpoint(tmp_path: Path):
 
 def test_a_conversation_needs_no_sizes(tmp_path: Path):
     one = _one_at_a_time(config(tmp_path, *OPEN), adapter="somewhere")
-    assert sized(one, Sizes.of(one)).plan.slots == (2,)
+    assert sized(one, Sizes.of(one)).plan.slot_ladder == (2,)

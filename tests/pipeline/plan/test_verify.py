@@ -69,7 +69,7 @@ class Compiler:
         total = moment(config, shape, program, phase=phase).total
         own = int(self.ratio.get(kind, 1.0) * total) - sum(beside(config, shape, program).values())
         seconds = self.speed.get(kind, 1.0) * program_s(self.case, config, program).expected
-        slots = config.rollout_rows if kind == "segment" else 0
+        slots = config.slots if kind == "segment" else 0
         fits = own <= 15.75 * GIB and slots <= self.most_slots
         told = None if self.silent and not fits else own
         return Figures(fits, told, 20.0, seconds=seconds, cached=cached)
@@ -130,7 +130,7 @@ def test_it_goes_down_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         plan.config.plan.micro_batch_tokens,
         plan.config.plan.remat,
     )
-    assert changed.rollout_rows == plan.config.plan.rollout_rows
+    assert changed.slots == plan.config.plan.slots
     assert found.compilations <= MOST
 
 
@@ -141,7 +141,7 @@ def test_too_many_slots_cost_slots(silent: bool, monkeypatch: pytest.MonkeyPatch
     ratio = dict.fromkeys(("segment", "prefill"), 1.6)
     found, _ = verified(given, monkeypatch, ratio=ratio, silent=silent)
     assert found.plan.fits
-    assert found.plan.config.rollout_rows < plan.config.rollout_rows
+    assert found.plan.config.slots < plan.config.slots
     assert found.plan.config.micro_batch_rows == plan.config.micro_batch_rows
     if silent:
         assert "the compiler does not say by how much" in found.searched[0]
@@ -189,11 +189,11 @@ def test_fixed_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def configured(slots: int) -> tuple[Case, Planned]:
     """A base on each chip, of a little less memory, with so many slots."""
     bounded = [("plan.fixed", "false"), ("plan.micro_batch_tokens", "16384")]
-    given = case(preset("gemma3_4b", *bounded, ("plan.rollout_rows", "none")))
+    given = case(preset("gemma3_4b", *bounded, ("plan.slots", "none")))
     chip = replace(given.topology.chip, hbm_gib=14.0)
     tight = replace(given, topology=replace(given.topology, chip=chip))
     own = next(one for one in choose(tight).compared if one.configured)
-    small = with_plan(own.config, {"rollout_rows": slots})
+    small = with_plan(own.config, {"slots": slots})
     return tight, measured(tight, own.name, small, configured=True)
 
 
@@ -201,7 +201,7 @@ def test_what_is_larger_and_better_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     tight, small = configured(slots=64)
     Compiler(tight, {"segment": 0.7, "prefill": 0.7}).put(monkeypatch)
     found = Verifier(tight, say=lambda _: None).verify(small)
-    assert found.plan.config.rollout_rows > 64
+    assert found.plan.config.slots > 64
     assert any(line.endswith("fits and is better: taken") for line in found.searched)
     assert all(one.gain < GAIN or one.fits is not True for one in found.larger)
     assert found.compilations <= MOST
@@ -248,7 +248,7 @@ def test_it_stops_at_the_most_compilations_and_goes_on_from_what_is_known(
         "is not known"
     )
     again = Verifier(tight, say=lambda _: None).verify(small)
-    assert again.plan.config.rollout_rows > first.plan.config.rollout_rows
+    assert again.plan.config.slots > first.plan.config.slots
     assert again.compilations == len(compiler.asked) - MOST <= MOST
 
 
@@ -260,7 +260,7 @@ def test_where_it_is_not_said_by_how_much_the_next_smaller_is_tried(
     compiler.put(monkeypatch)
     found = Verifier(tight, say=lambda _: None).verify(plan)
     assert found.plan.fits
-    assert found.plan.config.rollout_rows == 128
+    assert found.plan.config.slots == 128
     assert found.compilations <= MOST
     assert not any(one.fits for one in found.larger if one.gain >= GAIN)
 
@@ -285,7 +285,7 @@ def test_the_next_larger_is_a_quarter_more() -> None:
     assert (tokens, gradient) == ("micro-batches of 32768 tokens", "gradient 16")
     assert more is not None
     assert longer is not None
-    assert (more.rollout_rows, longer.micro_batch_rows) == (160, 16)
+    assert (more.slots, longer.micro_batch_rows) == (160, 16)
 
 
 def test_a_phase_takes_as_much_longer_as_its_program() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, Work
+from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutName, RolloutRequest
 from pipeline.rollout.dispatch import generate, shares
 from tests.fakes import completion
 
@@ -45,29 +45,33 @@ def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: i
     assert sorted(name for share in dealt for name in names(share)) == [(n, 0) for n in range(9)]
 
 
-class Waiting:
+class PartialRollouts:
     """A sampler that answers when another one has."""
 
     def __init__(self, first: asyncio.Event | None, then: asyncio.Event) -> None:
         self.first, self.then = first, then
         self.asked: list[tuple[int, int]] = []
         self.temperature = 0.0
-        self.enough: int | None = None
+        self.min_finished: int | None = None
 
     async def load(self, published: object) -> str:
         raise NotImplementedError
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
-        self.asked, self.temperature, self.enough = names(requests), temperature, enough
+        self.asked, self.temperature, self.min_finished = names(requests), temperature, min_finished
         if self.first is not None:
             await self.first.wait()
         self.then.set()
         return [completion(one, str(one.name.prompt_id)) for one in requests]
 
-    async def work(self) -> Work:
-        return Work({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
+    async def work(self) -> DecodeWork:
+        return DecodeWork({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
 
     async def resume(self) -> None:
         raise NotImplementedError
@@ -77,14 +81,14 @@ class Waiting:
 
 
 def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
-    async def run() -> tuple[list[Completion], Work, Waiting, Waiting]:
+    async def run() -> tuple[list[Completion], DecodeWork, PartialRollouts, PartialRollouts]:
         late, early = asyncio.Event(), asyncio.Event()
-        one, other = Waiting(early, late), Waiting(None, early)
+        one, other = PartialRollouts(early, late), PartialRollouts(None, early)
         order = [request(n) for n in (4, 0, 3, 1, 2)]
         return *await generate([one, other], order, temperature=0.5), one, other
 
     drawn, work, one, other = asyncio.run(run())
-    assert work == Work({4: 4}, slot_steps=16, tokens=5, prompt_tokens=32)
+    assert work == DecodeWork({4: 4}, slot_steps=16, tokens=5, prompt_tokens=32)
     assert work.metrics == {"rollout/slots_useful": 5 / 16, "rollout/prompt_positions": 32}
     assert [done.name.prompt_id for done in drawn] == [4, 0, 3, 1, 2]
     assert [done.tokens[0] for done in drawn] == [ord(c) for c in "40312"]
@@ -96,10 +100,10 @@ def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
 def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
     async def run(cut_off: float | None) -> tuple[int | None, int | None]:
         then = asyncio.Event()
-        one, other = Waiting(None, then), Waiting(None, then)
+        one, other = PartialRollouts(None, then), PartialRollouts(None, then)
         requests = [request(n) for n in range(7)]
         await generate([one, other], requests, temperature=1.0, cut_off=cut_off)
-        return one.enough, other.enough
+        return one.min_finished, other.min_finished
 
     # Four and three.
     assert asyncio.run(run(None)) == (None, None)
@@ -109,9 +113,11 @@ def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
 
 
 def test_a_sampler_without_a_share_is_not_asked():
-    async def run() -> Waiting:
-        idle = Waiting(asyncio.Event(), asyncio.Event())
-        await generate([Waiting(None, asyncio.Event()), idle], [request(1)], temperature=1.0)
+    async def run() -> PartialRollouts:
+        idle = PartialRollouts(asyncio.Event(), asyncio.Event())
+        await generate(
+            [PartialRollouts(None, asyncio.Event()), idle], [request(1)], temperature=1.0
+        )
         return idle
 
     assert asyncio.run(run()).asked == []

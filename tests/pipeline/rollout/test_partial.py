@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, Stretch
-from pipeline.rollout.partial import Settled, Waiting, settle
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
+from pipeline.rollout.partial import PartialRollouts, PartialSplit, settle
 from tests.fakes import completion
 
 
@@ -35,7 +35,7 @@ FIRST = [drawn(0, 7, 0), cut(0, 7, 1), drawn(0, 3, 0), drawn(0, 3, 1)]
 
 
 def test_a_group_waits_for_the_last_of_its_rollouts():
-    first = settle(FIRST, Waiting(), partial="keep")
+    first = settle(FIRST, PartialRollouts(), partial="keep")
     assert names(first.ended) == [(0, 3, 0), (0, 3, 1)]
     assert names(first.waiting.completions) == [(0, 7, 0), (0, 7, 1)]
     assert (first.cut, first.continued, first.dropped) == (1, 0, 0)
@@ -43,7 +43,7 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
     assert (request.name, request.begun) == (FIRST[1].name, FIRST[1])
     np.testing.assert_array_equal(request.read_tokens, [2, 7, ord("a"), ord("b")])
     # At the next step it ends, and a new group of the same prompt does not.
-    rest = drawn(0, 7, 1, "abcd", version=1, begun=FIRST[1].stretches)
+    rest = drawn(0, 7, 1, "abcd", version=1, begun=FIRST[1].version_spans)
     second = settle([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.waiting, partial="keep")
     assert second.ended == [FIRST[0], rest]
     assert names(second.waiting.completions) == [(1, 7, 0), (1, 7, 1)]
@@ -58,14 +58,14 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
 
 def test_tokens_are_counted_in_the_step_in_which_they_are_drawn():
     # 4 + 2 + 4 + 4, then 5 - 2 of the one and 4 of another.
-    first = settle(FIRST, Waiting(), partial="keep")
+    first = settle(FIRST, PartialRollouts(), partial="keep")
     assert first.tokens == 14
-    rest = drawn(0, 7, 1, "abcd", version=1, begun=FIRST[1].stretches)
+    rest = drawn(0, 7, 1, "abcd", version=1, begun=FIRST[1].version_spans)
     assert settle([rest, drawn(1, 5, 0)], first.waiting, partial="keep").tokens == 3 + 4
 
 
 def test_what_is_dropped_leaves_its_group():
-    settled = settle([*FIRST, cut(0, 9, 0), cut(0, 9, 1)], Waiting(), partial="drop")
+    settled = settle([*FIRST, cut(0, 9, 0), cut(0, 9, 1)], PartialRollouts(), partial="drop")
     assert names(settled.ended) == [(0, 7, 0), (0, 3, 0), (0, 3, 1)]
     assert (settled.cut, settled.dropped, len(settled.waiting)) == (3, 3, 0)
     assert settled.metrics["rollout/dropped"] == 3
@@ -73,9 +73,9 @@ def test_what_is_dropped_leaves_its_group():
 
 def test_without_a_cut_off_all_are_learned_from_as_they_came():
     whole = [drawn(0, prompt, sample) for prompt in (9, 2, 5) for sample in range(2)]
-    expected = Settled(whole, Waiting(), tokens=24, cut=0, continued=0, dropped=0)
+    expected = PartialSplit(whole, PartialRollouts(), tokens=24, cut=0, continued=0, dropped=0)
     for partial in ("off", "keep", "drop"):
-        assert settle(whole, Waiting(), partial=partial) == expected
+        assert settle(whole, PartialRollouts(), partial=partial) == expected
 
 
 FLOATS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
@@ -83,18 +83,18 @@ FLOATS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
 
 @given(FLOATS, st.booleans(), st.integers(0, 3))
 def test_what_waits_goes_through_json_bit_for_bit(
-    values: list[float], truncated: bool, stretches: int
+    values: list[float], truncated: bool, version_spans: int
 ):
     logprobs = np.array(values, np.float32)
     waits = replace(
         cut(4, 11, 1, "x" * len(values)),
         logprobs=logprobs,
-        kept_logprobs=logprobs / np.float32(3) if truncated else None,
+        processed_logprobs=logprobs / np.float32(3) if truncated else None,
         version=5,
-        begun=tuple(Stretch(n, str(n), 1) for n in range(min(stretches, len(values)))),
+        begun=tuple(VersionSpan(n, str(n), 1) for n in range(min(version_spans, len(values)))),
     )
-    waiting = Waiting((drawn(4, 11, 0), waits, cut(4, 12, 0, "")))
-    found = Waiting.of_json(json.loads(json.dumps(waiting.to_json())))
+    waiting = PartialRollouts((drawn(4, 11, 0), waits, cut(4, 12, 0, "")))
+    found = PartialRollouts.of_json(json.loads(json.dumps(waiting.to_json())))
     for one, two in zip(found.completions, waiting.completions, strict=True):
         for key, value in vars(two).items():
             other = getattr(one, key)
@@ -106,7 +106,7 @@ def test_what_waits_goes_through_json_bit_for_bit(
 
 @given(st.data(), st.sampled_from(["keep", "drop"]))
 def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any):
-    waiting, learned, lost, asked = Waiting(), [], 0, set()
+    waiting, learned, lost, asked = PartialRollouts(), [], 0, set()
     for step in range(4):
         requests = waiting.requests()
         new = [(step, prompt, sample) for prompt in (step % 2, 5) for sample in range(3)]
@@ -135,17 +135,17 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
 
 
 def test_versions_are_told_by_token():
-    one = drawn(0, 1, 0, "abcd", version=9, begun=(Stretch(4, "a", 2), Stretch(6, "b", 1)))
+    one = drawn(0, 1, 0, "abcd", version=9, begun=(VersionSpan(4, "a", 2), VersionSpan(6, "b", 1)))
     assert one.versions.tolist() == [4, 4, 6, 9, 9]
     assert one.versions.dtype == np.int32
     assert one.num_new == 2
-    assert one.stretches[-1].tokens == 2
+    assert one.version_spans[-1].tokens == 2
     nothing = cut(0, 1, 0, "")
-    assert (nothing.stretches, nothing.versions.tolist()) == ((), [])
+    assert (nothing.version_spans, nothing.versions.tolist()) == ((), [])
 
 
 @pytest.mark.parametrize("partial", ["keep", "drop"])
 def test_a_step_in_which_no_group_ends(partial: Any):
-    settled = settle([cut(0, 1, 0), cut(0, 1, 1)], Waiting(), partial=partial)
+    settled = settle([cut(0, 1, 0), cut(0, 1, 1)], PartialRollouts(), partial=partial)
     assert settled.ended == []
     assert len(settled.waiting) == (2 if partial == "keep" else 0)

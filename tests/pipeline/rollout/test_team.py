@@ -26,19 +26,23 @@ from tests.simulation import VirtualLoop
 DATA: LoadedData = make_data()
 
 
-class Waiting(FakeSampler):
+class PartialRollouts(FakeSampler):
     """Answers when it is told to or aborted."""
 
     answers: asyncio.Event
     notices = True
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, enough: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
     ) -> list[Completion]:
         if not self.answers.is_set():
             await (self.aborted.wait() if self.notices else self.answers.wait())
             raise RuntimeError("aborted")
-        return await super().generate(requests, temperature=temperature, enough=enough)
+        return await super().generate(requests, temperature=temperature, min_finished=min_finished)
 
 
 def requests() -> list[RolloutRequest]:
@@ -47,9 +51,9 @@ def requests() -> list[RolloutRequest]:
 
 def make_team(
     tmp_path: Path, patience_s: list[float | None], *, ending_s: float = 100.0
-) -> tuple[Team, Waiting]:
+) -> tuple[Team, PartialRollouts]:
     config, script = make_config(tmp_path), Script()
-    sampler = Waiting(script, seed=0, number=0)
+    sampler = PartialRollouts(script, seed=0, number=0)
     sampler.answers = asyncio.Event()
     workers = Workers([sampler], FakeLearner(script, disk=Disk()), FakeScorer(script, config))
     found = Team(

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest, Stretch
+from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest, VersionSpan
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
-from pipeline.run.records import Console, Records, accuracy_line, rollout_rows
+from pipeline.run.records import Console, Records, accuracy_line, rollout_records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FRESH, FakeTracker, completion, make_config
 
@@ -61,7 +61,7 @@ def test_an_ending_by_text_is_an_ending_and_has_a_share_of_its_own():
     metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], STATS)
     assert metrics["rollout/ended_share"] == 0.75
     assert metrics["rollout/stop_string_share"] == 0.5
-    assert rollout_rows(by_text, tokens=False)[0]["stop_reason"] == "stop_string"
+    assert rollout_records(by_text, tokens=False)[0]["stop_reason"] == "stop_string"
 
 
 def test_in_a_mixture_each_source_has_its_own_metrics():
@@ -92,7 +92,7 @@ def test_in_a_mixture_each_source_has_its_own_metrics():
     assert {name: metrics[name] for name in metrics.keys() - own.keys()} == step_metrics(
         ROLLOUTS, STATS
     )
-    assert rollout_rows(mixed[1:2], tokens=False)[0]["source"] == "more"
+    assert rollout_records(mixed[1:2], tokens=False)[0]["source"] == "more"
 
 
 def test_a_step_without_any_reward_has_metrics_too():
@@ -119,14 +119,14 @@ ROW = {
 
 
 def test_a_rollouts_row():
-    assert rollout_rows(ROLLOUTS[:1], tokens=False) == [ROW]
-    (row,) = rollout_rows([CUT], tokens=False)
+    assert rollout_records(ROLLOUTS[:1], tokens=False) == [ROW]
+    (row,) = rollout_records([CUT], tokens=False)
     assert (row["stop_reason"], row["num_tokens"]) == ("length", 6)
     assert (row["rewards"]["correct"], row["reward"]) == (None, None)
 
 
 def test_a_rollouts_row_with_tokens():
-    (row,) = rollout_rows(ROLLOUTS[:1], tokens=True)
+    (row,) = rollout_records(ROLLOUTS[:1], tokens=True)
     drawn = ROLLOUTS[0].completion
     assert row == {
         **ROW,
@@ -135,15 +135,15 @@ def test_a_rollouts_row_with_tokens():
         "logprobs": drawn.logprobs.tolist(),
     }
     assert np.array_equal(np.float32(row["logprobs"]), drawn.logprobs)
-    kept = replace(drawn, kept_logprobs=drawn.logprobs / 2)
-    (cut,) = rollout_rows([replace(ROLLOUTS[0], completion=kept)], tokens=True)
-    assert cut == {**row, "kept_logprobs": (drawn.logprobs / 2).tolist()}
-    assert rollout_rows([replace(ROLLOUTS[0], completion=kept)], tokens=False) == [ROW]
+    kept = replace(drawn, processed_logprobs=drawn.logprobs / 2)
+    (cut,) = rollout_records([replace(ROLLOUTS[0], completion=kept)], tokens=True)
+    assert cut == {**row, "processed_logprobs": (drawn.logprobs / 2).tolist()}
+    assert rollout_records([replace(ROLLOUTS[0], completion=kept)], tokens=False) == [ROW]
 
 
 def test_a_rollouts_row_tells_the_version_of_each_stretch():
-    drawn = replace(ROLLOUTS[0].completion, begun=(Stretch(4, "a", 1), Stretch(5, "b", 2)))
-    assert rollout_rows([replace(ROLLOUTS[0], completion=drawn)], tokens=False) == [
+    drawn = replace(ROLLOUTS[0].completion, begun=(VersionSpan(4, "a", 1), VersionSpan(5, "b", 2)))
+    assert rollout_records([replace(ROLLOUTS[0], completion=drawn)], tokens=False) == [
         {**ROW, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
     ]
 
@@ -181,7 +181,7 @@ def test_a_step_goes_to_folder_tracker_and_console(
 ):
     records.step(7, METRICS, ROLLOUTS, tokens=False)
     assert records.folder.metrics == [{"step": 7, **METRICS}]
-    assert records.folder.read_rollouts("step_000007") == rollout_rows(ROLLOUTS, tokens=False)
+    assert records.folder.read_rollouts("step_000007") == rollout_records(ROLLOUTS, tokens=False)
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS)]
     assert capsys.readouterr().out == "step 7/9  reward 0.123  tokens 20.0  mixed 3  1.3 s\n"

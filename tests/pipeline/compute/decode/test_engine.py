@@ -26,7 +26,7 @@ from tests.pipeline.compute.decode.written_out import (
 )
 
 STOPS = tiny.VOCABULARY.stops
-EIGHT = {"learner_devices": 8, "rollout_rows": 8}
+EIGHT = {"learner_devices": 8, "slots": 8}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_completions_answer_their_requests(drawn: list[Completion]):
         assert (completion.version, completion.adapter_sha256) == (3, "abc")
         assert completion.tokens.dtype == np.int32
         assert completion.logprobs.dtype == np.float32
-        assert completion.kept_logprobs is None
+        assert completion.processed_logprobs is None
         assert completion.tokens.shape == completion.logprobs.shape
     assert len({c.tokens.tobytes() for c in drawn}) == len(drawn)
 
@@ -192,7 +192,7 @@ def count_ties(
 
 def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(drawn: list[Completion]):
     # Other rows, other prompt buckets, other lengths between two looks.
-    other = tiny.engine(plan={"rollout_rows": 8, "prompt_buckets": (6,), "segment_steps": 7})
+    other = tiny.engine(plan={"slots": 8, "prompt_buckets": (6,), "segment_steps": 7})
     found = generate(other)
     assert count_ties(drawn, found) == 0
     assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
@@ -282,7 +282,7 @@ def test_caches_are_made_sharded_and_of_the_rings_size():
 
 def test_no_device_waits_for_another_while_decoding():
     """Each has a whole base and slots of its own."""
-    engine = tiny.engine(plan=EIGHT | {"slot_buckets": (8,), "rollout_rows": 16})
+    engine = tiny.engine(plan=EIGHT | {"slot_buckets": (8,), "slots": 16})
     programs = engine._programs
     for program in (*programs.segment.values(), *programs.fill.values()):
         text = program.as_text()

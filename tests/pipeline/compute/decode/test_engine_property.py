@@ -22,15 +22,15 @@ LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
 TEMPERATURE, TIE = CONFIG.rollout.temperature, 1e-5
 
 PLANS: tuple[dict[str, Any], ...] = (
-    {"rollout_rows": 4, "segment_steps": 4},
-    {"rollout_rows": 6, "slot_buckets": (3, 1), "segment_steps": 5, "prefill_tokens": 14},
-    {"rollout_rows": 3, "prompt_buckets": (5,), "segment_steps": 1, "head_vocab": 17},
-    {"rollout_rows": 16, "slot_buckets": (8,), "segment_steps": 32, "learner_devices": 8},
+    {"slots": 4, "segment_steps": 4},
+    {"slots": 6, "slot_buckets": (3, 1), "segment_steps": 5, "prefill_tokens": 14},
+    {"slots": 3, "prompt_buckets": (5,), "segment_steps": 1, "head_vocab": 17},
+    {"slots": 16, "slot_buckets": (8,), "segment_steps": 32, "learner_devices": 8},
 )
 """Slots, the fewer that the last ones move into, segments, buckets, blocks, devices."""
 
 
-class Drawn(NamedTuple):
+class RolloutStep(NamedTuple):
     """A rollout of the reference; `margin` is how far ahead of the next best each token was."""
 
     tokens: list[int]
@@ -57,12 +57,12 @@ def scores(
 
 
 @functools.cache
-def reference(name: RolloutName, prompt: bytes) -> Drawn:
+def reference(name: RolloutName, prompt: bytes) -> RolloutStep:
     """Token after token, each by a forward pass over everything before it, up to the cap."""
     row = np.zeros(LONGEST + NEW, np.int32)
     start = np.frombuffer(prompt, np.int32)
     row[: len(start)] = start
-    key, drawn = name.key(CONFIG.run.seed), Drawn([], [], [])
+    key, drawn = name.key(CONFIG.run.seed), RolloutStep([], [], [])
     for count in range(NEW):
         last = len(start) + count - 1
         found = scores(tiny.base(), tiny.probe(), row, np.int32(last), key, np.int32(count))

@@ -16,7 +16,7 @@ from launch.bench.counting import compilations
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, Stretch
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
 from tests import tiny
 from tests.pipeline.compute.decode.test_engine import count_ties, same_bits
 from tests.pipeline.compute.decode.test_engine_property import TIE, prompt, reference
@@ -50,7 +50,7 @@ def draw(
     requests: Sequence[RolloutRequest],
     *,
     version: int = 1,
-    enough: int | None = None,
+    min_finished: int | None = None,
     adapter: Params | None = None,
 ) -> list[Completion]:
     """Under the adapter of this version, whose hash is its number."""
@@ -60,7 +60,7 @@ def draw(
         version=version,
         adapter_sha256=str(version),
         temperature=HEAT,
-        enough=enough,
+        min_finished=min_finished,
     )
 
 
@@ -80,14 +80,14 @@ def shortened(completion: Completion, size: int) -> Completion:
 
 
 def by_and_by(
-    engine: Engine, requests: Sequence[RolloutRequest], *, enough: int, **given: Any
+    engine: Engine, requests: Sequence[RolloutRequest], *, min_finished: int, **given: Any
 ) -> list[Completion]:
     """Cut again and again, under one adapter; in the order of the requests."""
     found: dict[RolloutName, Completion] = {}
     asked = list(requests)
     while asked:
-        drawn = draw(engine, asked, enough=enough, **given)
-        assert sum(one.stop_reason != "cut" for one in drawn) >= min(enough, len(asked))
+        drawn = draw(engine, asked, min_finished=min_finished, **given)
+        assert sum(one.stop_reason != "cut" for one in drawn) >= min(min_finished, len(asked))
         found |= {one.name: one for one in drawn}
         asked = again(drawn)
     return [found[request.name] for request in requests]
@@ -104,20 +104,20 @@ def whole() -> list[Completion]:
     [
         ({}, 1),
         ({"segment_steps": 1}, 2),
-        ({"segment_steps": 7, "rollout_rows": 8, "slot_buckets": (2,), "prompt_buckets": (6,)}, 2),
+        ({"segment_steps": 7, "slots": 8, "slot_buckets": (2,), "prompt_buckets": (6,)}, 2),
     ],
 )
 def test_cut_and_continued_under_the_same_adapter_it_is_the_rollout_that_was_not_cut(
-    whole: list[Completion], plan: dict[str, Any], enough: int
+    whole: list[Completion], plan: dict[str, Any], min_finished: int
 ):
     engine = keeping(plan=plan)
-    found = by_and_by(engine, REQUESTS, enough=enough)
+    found = by_and_by(engine, REQUESTS, min_finished=min_finished)
     assert count_ties(whole, found, bound=BOUND) == 0
     assert [one.stop_reason for one in found] == [one.stop_reason for one in whole]
     assert max(len(one.begun) for one in found) >= 2
     for one in found:
-        assert sum(stretch.tokens for stretch in one.stretches) == len(one.tokens)
-        assert {(s.version, s.adapter_sha256) for s in one.stretches} == {(1, "1")}
+        assert sum(stretch.tokens for stretch in one.version_spans) == len(one.tokens)
+        assert {(s.version, s.adapter_sha256) for s in one.version_spans} == {(1, "1")}
 
 
 def test_it_may_be_cut_behind_any_of_its_tokens(whole: list[Completion]):
@@ -131,14 +131,16 @@ def test_it_may_be_cut_behind_any_of_its_tokens(whole: list[Completion]):
         assert engine.work.tokens == sum(len(one.tokens) - size for one in found)
         for one, before in zip(found, begun, strict=True):
             np.testing.assert_array_equal(one.logprobs[:size], before.logprobs)
-            assert one.begun == (Stretch(1, "1", size),)
+            assert one.begun == (VersionSpan(1, "1", size),)
 
 
 def test_invariant_1_each_token_is_of_the_version_that_drew_it():
     engine, asked = keeping(), list(REQUESTS)
     found: dict[RolloutName, Completion] = {}
     for version in VERSIONS:
-        drawn = draw(engine, asked, version=version, enough=4 if version < VERSIONS[-1] else None)
+        drawn = draw(
+            engine, asked, version=version, min_finished=4 if version < VERSIONS[-1] else None
+        )
         for request, one in zip(asked, drawn, strict=True):
             assert (one.version, one.adapter_sha256) == (version, str(version))
             if request.begun is not None:
@@ -148,7 +150,7 @@ def test_invariant_1_each_token_is_of_the_version_that_drew_it():
         found |= {one.name: one for one in drawn}
         asked = again(drawn)
     completions = list(found.values())
-    assert {len(one.stretches) for one in completions} >= {1, 2}
+    assert {len(one.version_spans) for one in completions} >= {1, 2}
     for version in VERSIONS:
         scored = recompute(completions, HEAT, adapter=adapter_of(version))
         for one, (logprobs, noisy) in zip(completions, scored, strict=True):
@@ -161,32 +163,34 @@ def test_invariant_1_each_token_is_of_the_version_that_drew_it():
 
 def test_who_was_not_let_in_comes_back_empty_and_has_lost_nothing(whole: list[Completion]):
     engine = keeping()
-    drawn = draw(engine, REQUESTS, version=2, enough=1)
+    drawn = draw(engine, REQUESTS, version=2, min_finished=1)
     # Four slots: the others have not been looked at.
     empty = [one for one in drawn if not len(one.tokens)]
     assert len(empty) >= len(REQUESTS) - 2 * 4
     for one in empty:
-        assert (one.stop_reason, one.stretches, one.version) == ("cut", (), 2)
+        assert (one.stop_reason, one.version_spans, one.version) == ("cut", (), 2)
         assert one.tokens.dtype == np.int32
         assert one.logprobs.dtype == np.float32
-        assert (len(one.logprobs), one.kept_logprobs) == (0, None)
+        assert (len(one.logprobs), one.processed_logprobs) == (0, None)
     names = {one.name for one in empty}
     found = draw(engine, again(empty))
     assert count_ties([one for one in whole if one.name in names], found) == 0
     assert all(one.begun == () for one in found)
     # Who waits once more keeps what it has, under the label of who had no time for it.
     begun = [one for one in drawn if one.stop_reason == "cut" and len(one.tokens)]
-    later = draw(engine, again([*empty[:12], *begun]), version=3, enough=1)[12:]
+    later = draw(engine, again([*empty[:12], *begun]), version=3, min_finished=1)[12:]
     for one, before in zip(later, begun, strict=True):
         assert (one.stop_reason, one.version) == ("cut", 3)
-        assert one.stretches == before.stretches == (Stretch(2, "2", len(before.tokens)),)
+        assert (
+            one.version_spans == before.version_spans == (VersionSpan(2, "2", len(before.tokens)),)
+        )
         same_bits([one], [before])
 
 
 def test_enough_is_all_or_more_than_all(whole: list[Completion]):
-    for enough in (len(REQUESTS), len(REQUESTS) + 1):
-        same_bits(draw(tiny.engine(), REQUESTS, enough=enough), whole)
-    assert {one.stop_reason for one in draw(tiny.engine(), REQUESTS, enough=0)} == {"cut"}
+    for min_finished in (len(REQUESTS), len(REQUESTS) + 1):
+        same_bits(draw(tiny.engine(), REQUESTS, min_finished=min_finished), whole)
+    assert {one.stop_reason for one in draw(tiny.engine(), REQUESTS, min_finished=0)} == {"cut"}
 
 
 def test_what_it_has_counts_in_its_limit(whole: list[Completion]):
@@ -228,22 +232,24 @@ def test_what_was_drawn_from_is_kept_too():
     engine = keeping(layers=2, rollout=rollout)
     adapter = tiny.probe(layers=2)
     expected = draw(engine, REQUESTS, adapter=adapter)
-    found = by_and_by(engine, REQUESTS, enough=2, adapter=adapter)
+    found = by_and_by(engine, REQUESTS, min_finished=2, adapter=adapter)
     assert max(len(one.begun) for one in found) >= 2
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
-        assert one.kept_logprobs is not None
-        assert two.kept_logprobs is not None
-        np.testing.assert_allclose(one.kept_logprobs, two.kept_logprobs, rtol=0, atol=1e-5)
+        assert one.processed_logprobs is not None
+        assert two.processed_logprobs is not None
+        np.testing.assert_allclose(
+            one.processed_logprobs, two.processed_logprobs, rtol=0, atol=1e-5
+        )
         np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
-    (*_, last) = draw(engine, REQUESTS, adapter=adapter, enough=1)
-    assert last.kept_logprobs is not None
-    assert (len(last.tokens), len(last.kept_logprobs)) == (0, 0)
+    (*_, last) = draw(engine, REQUESTS, adapter=adapter, min_finished=1)
+    assert last.processed_logprobs is not None
+    assert (len(last.tokens), len(last.processed_logprobs)) == (0, 0)
 
 
 PLANS: tuple[dict[str, Any], ...] = (
     {},
-    {"rollout_rows": 16, "segment_steps": 5, "learner_devices": 8},
+    {"slots": 16, "segment_steps": 5, "learner_devices": 8},
 )
 SIZES = st.dictionaries(st.integers(0, 40), st.integers(1, 6), min_size=1, max_size=6)
 """Rollouts of each prompt."""
@@ -252,7 +258,7 @@ SIZES = st.dictionaries(st.integers(0, 40), st.integers(1, 6), min_size=1, max_s
 @settings(max_examples=8)
 @given(st.sampled_from(PLANS), SIZES, st.integers(1, 12))
 def test_however_often_it_is_cut_each_rollout_is_what_it_is_alone(
-    plan: dict[str, Any], sizes: dict[int, int], enough: int
+    plan: dict[str, Any], sizes: dict[int, int], min_finished: int
 ):
     requests = [
         RolloutRequest(RolloutName("train", 0, number, sample), prompt(number))
@@ -260,7 +266,7 @@ def test_however_often_it_is_cut_each_rollout_is_what_it_is_alone(
         for sample in range(size)
     ]
     adapter = tiny.probe(devices=plan.get("learner_devices", 1))
-    found = by_and_by(keeping(plan=plan), requests, enough=enough, adapter=adapter)
+    found = by_and_by(keeping(plan=plan), requests, min_finished=min_finished, adapter=adapter)
     for request, completion in zip(requests, found, strict=True):
         alone = reference(request.name, request.prompt_tokens.tobytes())
         same = len(alone.tokens)
@@ -281,5 +287,5 @@ def test_invariant_4_what_is_continued_compiles_nothing():
     jax.clear_caches()
     engine = Engine(policy, base, config, tiny.VOCABULARY)
     with compilations() as seen:
-        by_and_by(engine, REQUESTS, enough=3, adapter=adapter)
+        by_and_by(engine, REQUESTS, min_finished=3, adapter=adapter)
     assert seen == []

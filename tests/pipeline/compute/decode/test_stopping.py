@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.compute.decode.stopping import StopStrings
 from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 from tests.pipeline.compute.decode.test_engine import same_bits
@@ -148,7 +149,7 @@ def test_a_stop_string_ends_a_rollout_with_the_token_that_completes_it(drawn: li
 @pytest.mark.parametrize(
     "plan",
     [
-        {"rollout_rows": 8, "prompt_buckets": (6,), "segment_steps": 7},
+        {"slots": 8, "prompt_buckets": (6,), "segment_steps": 7},
         {"slot_buckets": (2, 1), "segment_steps": 3},
     ],
 )

@@ -12,10 +12,8 @@ from launch.bench.counting import compilations
 from tests import tiny
 from tests.pipeline.compute.decode.written_out import generate
 
-SIZES: dict[str, Any] = {
-    "plan": {"rollout_rows": 8, "slot_buckets": (4, 2), "prompt_buckets": (6,)}
-}
-EIGHT: dict[str, Any] = {"plan": {"learner_devices": 8, "rollout_rows": 16, "slot_buckets": (8,)}}
+SIZES: dict[str, Any] = {"plan": {"slots": 8, "slot_buckets": (4, 2), "prompt_buckets": (6,)}}
+EIGHT: dict[str, Any] = {"plan": {"learner_devices": 8, "slots": 16, "slot_buckets": (8,)}}
 
 
 @pytest.mark.parametrize(

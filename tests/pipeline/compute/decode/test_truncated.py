@@ -26,14 +26,14 @@ def test_truncation_cuts_what_a_sort_cuts_and_records_both_log_probs():
     expected = recompute(completions, CONFIG.rollout.temperature)
     sizes, moved = set(), 0
     for completion, (logprobs, noisy) in zip(completions, expected, strict=True):
-        assert completion.kept_logprobs is not None
-        assert completion.kept_logprobs.dtype == np.float32
+        assert completion.processed_logprobs is not None
+        assert completion.processed_logprobs.dtype == np.float32
         kept = np.array([left(scores) for scores in logprobs])
         tokens = np.where(kept > -np.inf, noisy, -np.inf).argmax(axis=1)
         np.testing.assert_array_equal(completion.tokens, tokens)
         at = np.arange(len(tokens)), tokens
         np.testing.assert_allclose(completion.logprobs, logprobs[at], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(completion.kept_logprobs, kept[at], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(completion.processed_logprobs, kept[at], rtol=0, atol=1e-5)
         sizes |= set((kept > -np.inf).sum(axis=1).tolist())
         moved += int((tokens != noisy.argmax(axis=1)).sum())
     # The cuts matter: other tokens are drawn than without them, from sets of many sizes.
@@ -59,5 +59,5 @@ def test_a_truncation_that_leaves_one_token_is_greedy():
             np.testing.assert_array_equal(one.tokens, two.tokens)
             # Log-probs are at the rollout temperature here and at 1 there.
             assert (one.logprobs != two.logprobs).all()
-            assert one.kept_logprobs is not None
-            np.testing.assert_allclose(one.kept_logprobs, 0, rtol=0, atol=1e-6)
+            assert one.processed_logprobs is not None
+            np.testing.assert_allclose(one.processed_logprobs, 0, rtol=0, atol=1e-6)

@@ -16,14 +16,14 @@ from launch.bench.counting import compilations
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.rollouts import Example
+from pipeline.contracts.rollouts import Demonstration
 from tests import tiny
 from tests.pipeline.compute.learner.written_out import Whole
 
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=[1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0])
 EXAMPLES = [
-    Example(number, rollout.completion.prompt_tokens, rollout.completion.tokens)
+    Demonstration(number, rollout.completion.prompt_tokens, rollout.completion.tokens)
     for number, rollout in enumerate(ROLLOUTS)
 ]
 # Three rows of at most 42 tokens, one of them full.
@@ -38,7 +38,7 @@ def learner(*, steps: int = 2, devices: int = 1, **changes: Any) -> Learner:
         learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "kl_coef": 0.5, **changes},
         plan={
             "learner_devices": devices,
-            "rollout_rows": devices,
+            "slots": devices,
             "micro_batch_tokens": 42 * devices,
         },
     )
@@ -72,7 +72,7 @@ def written_out() -> tuple[float, dict[str, np.ndarray]]:
 def test_the_gradient_is_that_of_the_examples_one_by_one(devices: int):
     value, expected = written_out()
     found = start(learner(devices=devices))
-    metrics = found.imitate(PACKED)
+    metrics = found.sft_update(PACKED)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
     assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
     moment = optax.tree_utils.tree_get(found.state.optimizer, "mu")
@@ -86,15 +86,15 @@ def test_the_gradient_is_that_of_the_examples_one_by_one(devices: int):
 
 def test_the_examples_become_likelier():
     found = learner(steps=15)
-    losses = [found.imitate(PACKED)["loss"] for _ in range(14)]
+    losses = [found.sft_update(PACKED)["loss"] for _ in range(14)]
     assert losses[-1] < 0.7 * losses[0]
 
 
 def test_the_grpo_phase_begins_with_a_new_optimizer_and_its_own_reference():
     found = start(learner())
-    found.imitate(PACKED)
+    found.sft_update(PACKED)
     assert found.state.updates == 1
-    found.imitate(PACKED)
+    found.sft_update(PACKED)
     state = found.state
     assert (state.version, state.updates) == (2, 0)
     moment = optax.tree_utils.tree_get(state.optimizer, "mu")
@@ -115,14 +115,14 @@ def test_the_grpo_phase_begins_with_a_new_optimizer_and_its_own_reference():
 def test_without_a_kl_term_there_is_no_reference():
     found = learner(kl_coef=0.0)
     for _ in range(2):
-        found.imitate(PACKED)
+        found.sft_update(PACKED)
     assert found.state.reference is None
 
 
 def test_a_checkpoint_keeps_the_reference(tmp_path: Path):
     found = start(learner())
     for _ in range(2):
-        found.imitate(PACKED)
+        found.sft_update(PACKED)
     found.update(ROLLOUTS)
     kept = found.state
     Checkpoints(tmp_path / "c", keep=1).save(kept, {"step": 3})
@@ -141,18 +141,18 @@ def test_a_checkpoint_keeps_the_reference(tmp_path: Path):
 def test_invariant_4_nothing_is_compiled_in_either_phase():
     found = learner()
     with compilations() as seen:
-        found.imitate(PACKED)
-        found.imitate(PACKED[:1])
+        found.sft_update(PACKED)
+        found.sft_update(PACKED[:1])
         found.update(ROLLOUTS)
     assert seen == []
 
 
 def test_an_update_that_is_not_finite_is_skipped():
     found = start(learner(steps=4))
-    found.imitate(PACKED)
+    found.sft_update(PACKED)
     base, before = found.base, found.host_state()
     found.base = {name: value * np.float32(np.nan) for name, value in base.items()}
-    metrics = found.imitate(PACKED)
+    metrics = found.sft_update(PACKED)
     found.base = base
     assert np.isnan([metrics["loss"], metrics["grad_norm"]]).all()
     assert (metrics["skipped_updates"], metrics["tokens_trained"]) == (1, 0)
@@ -163,4 +163,4 @@ def test_an_update_that_is_not_finite_is_skipped():
         strict=True,
     ):
         np.testing.assert_array_equal(left, right)
-    assert "skipped_updates" not in found.imitate(PACKED)
+    assert "skipped_updates" not in found.sft_update(PACKED)

@@ -17,7 +17,7 @@ from pipeline.compute.learner.learner import Learner, parity
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params
 from pipeline.contracts.batches import TokenBatch
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, Stretch
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, VersionSpan
 from tests import tiny
 from tests.pipeline.compute.learner.written_out import Whole, grpo, log_softmax
 
@@ -30,7 +30,7 @@ ALL = tiny.make_rollouts(LENGTHS, advantages=[advantage or 0.3 for advantage in 
 PADDING = {"tokens_padded", "padded_share"}
 """Metrics that depend on how rollouts are packed."""
 TEMPERATURE = tiny.make_config().rollout.temperature
-EIGHT = {"learner_devices": 8, "rollout_rows": 8}
+EIGHT = {"learner_devices": 8, "slots": 8}
 
 
 def usual(**changes: Any) -> Learner:
@@ -288,7 +288,7 @@ def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
             rollout.completion,
             logprobs=np.concatenate([old[:half], new[half:]]),
             version=6,
-            begun=(Stretch(5, "", half),) if half else (),
+            begun=(VersionSpan(5, "", half),) if half else (),
         )
         rollouts.append(dataclasses.replace(rollout, completion=drawn))
         ratios += [np.exp(new[:half] - old[:half]), np.ones(len(new) - half)]
@@ -333,7 +333,7 @@ def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
     [
         # Rings wrap several times, and slots are given on, here and below.
         ({}, 1e-4),
-        ({"rollout_rows": 2, "slot_buckets": (1,), "segment_steps": 3}, 1e-4),
+        ({"slots": 2, "slot_buckets": (1,), "segment_steps": 3}, 1e-4),
         # Keys and values lose 1 part in 254 of their largest number.
         ({"kv_cache": "int8"}, 0.1),
     ],

@@ -86,7 +86,7 @@ SAMPLED = OLD - jnp.log(jnp.array([[9.0, 0.5, 3.0, 9.0, 1.1, 9.0]]))
 
 def test_the_importance_weight_is_of_the_token_and_multiplies_the_policys_loss_only():
     given = batch(
-        old_logprobs=None, kept_logprobs=POLICY - OLD + SAMPLED, reference_logprobs=POLICY + 1
+        old_logprobs=None, processed_logprobs=POLICY - OLD + SAMPLED, reference_logprobs=POLICY + 1
     )
     loss, about = at_learned(given, importance_cap=2.0, kl_coef=0.1, kl="k1")
     np.testing.assert_allclose(about["importance_weight"], [0.5, 2.0, 1.1], rtol=1e-5)
@@ -96,7 +96,7 @@ def test_the_importance_weight_is_of_the_token_and_multiplies_the_policys_loss_o
 
 
 def test_with_gspo_the_importance_weight_is_of_the_rollout_and_of_the_policy_that_drew():
-    _, about = at_learned(batch(kept_logprobs=SAMPLED), loss="gspo", importance_cap=9.0)
+    _, about = at_learned(batch(processed_logprobs=SAMPLED), loss="gspo", importance_cap=9.0)
     root = np.sqrt(0.5 * 3)
     np.testing.assert_allclose(about["importance_weight"], [root, root, 1.1], rtol=1e-5)
 
@@ -154,7 +154,9 @@ def test_what_stands_beside_the_learned_tokens_has_no_effect(loss: str, value: f
 
     def total(logprobs: jax.Array, other: float) -> jax.Array:
         beside = [jnp.where(WEIGHTS > 0, x, other) for x in (OLD, SAMPLED, OLD + 0.1)]
-        given = batch(old_logprobs=beside[0], kept_logprobs=beside[1], reference_logprobs=beside[2])
+        given = batch(
+            old_logprobs=beside[0], processed_logprobs=beside[1], reference_logprobs=beside[2]
+        )
         values, _ = objective(scores(logprobs), given, settings=made)
         return jnp.sum(jnp.where(WEIGHTS > 0, values * WEIGHTS, 0.0))
 

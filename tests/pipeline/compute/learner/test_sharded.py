@@ -47,7 +47,7 @@ def expected() -> Updated:
 @pytest.mark.parametrize(("fsdp", "tp"), MESHES)
 def test_a_whole_update_is_one_devices(fsdp: int, tp: int, expected: Updated):
     row = tiny.make_config().rollout.max_tokens
-    plan = {"learner_devices": 8, "fsdp": fsdp, "tp": tp, "rollout_rows": 8}
+    plan = {"learner_devices": 8, "fsdp": fsdp, "tp": tp, "slots": 8}
     learner = tiny.learner(
         learner={"kl_coef": 0.1}, plan=plan | {"micro_batch_tokens": 8 // tp * row}
     )

@@ -122,7 +122,7 @@ def test_importance_weights_are_against_what_was_drawn_from_and_parity_is_not(te
         dataclasses.replace(
             rollout,
             completion=dataclasses.replace(
-                rollout.completion, logprobs=own - np.float32(0.25), kept_logprobs=own + 5
+                rollout.completion, logprobs=own - np.float32(0.25), processed_logprobs=own + 5
             ),
         )
         for rollout, own in zip(STILL, scored, strict=True)

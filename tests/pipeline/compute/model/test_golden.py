@@ -13,7 +13,8 @@ from configs.schema import Lora
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.policy import Params, Policy, open_policy
+from pipeline.compute.model.open_policy import open_policy
+from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
@@ -80,7 +81,7 @@ def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
     prompt = stored["prompt_1"]
     config = tiny.make_config(
         rollout={"max_prompt_tokens": 20, "max_new_tokens": 20, "temperature": 0.7},
-        plan={"rollout_rows": 1},
+        plan={"slots": 1},
     )
     adapter = tiny.make_probe(policy)
     (drawn,) = Engine(policy, base, config, NOTHING_SPECIAL).generate(

@@ -305,7 +305,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
         rollout={"max_prompt_tokens": 160, "max_new_tokens": 160},
         plan={
             "learner_devices": devices,
-            "rollout_rows": 8 * devices,
+            "slots": 8 * devices,
             "slot_buckets": (),
             "micro_batch_tokens": 8 * 320 * devices,
             "head_tokens": LIMIT,

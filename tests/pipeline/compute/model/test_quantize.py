@@ -75,7 +75,7 @@ def test_nf4_is_qwixs():
 def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, devices: int):
     policy, base = quantized(kind, devices=devices)
     adapter = tiny.make_probe(policy)
-    config = tiny.make_config(plan={"learner_devices": devices, "rollout_rows": 8})
+    config = tiny.make_config(plan={"learner_devices": devices, "slots": 8})
     tokens = jax.device_put(TOKENS, by_row(policy.mesh))
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     inputs = Inputs(tokens, jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens), places)

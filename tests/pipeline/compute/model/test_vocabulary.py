@@ -7,7 +7,8 @@ import pytest
 
 from configs.schema import Rollout
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
 
 

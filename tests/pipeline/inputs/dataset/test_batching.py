@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.learner import TokenWeights
 from pipeline.contracts.batches import BatchShape, TokenBatch
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, Stretch
+from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, VersionSpan
 from pipeline.inputs.dataset.batching import (
     batches_to_learn,
     batches_to_score,
@@ -119,7 +119,7 @@ def test_by_hand():
             [0, 0, 0, 0, -405, -406, 0, -301, -302, 0],
         ],
     )
-    np.testing.assert_array_equal(first.kept_logprobs, first.sampled_logprobs)
+    np.testing.assert_array_equal(first.processed_logprobs, first.sampled_logprobs)
     np.testing.assert_array_equal(second.tokens, [[500, 501, 502] + [PAD] * 7])
     np.testing.assert_array_equal(second.segments, [[1] * 3 + [0] * 7])
     assert (first.num_tokens, first.num_padded) == (9, 0)
@@ -131,19 +131,19 @@ def test_by_hand():
 def test_what_a_truncating_sampler_drew_from_stands_beside_the_full_distribution():
     whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
     kept = np.array([-0.5, -0.25], np.float32)
-    cut = replace(other, completion=replace(other.completion, kept_logprobs=kept))
+    cut = replace(other, completion=replace(other.completion, processed_logprobs=kept))
     (batch,) = pack([whole, cut])
     np.testing.assert_array_equal(
         batch.sampled_logprobs, [[0, -202, -203, 0, 0, -102, 0, 0, 0, 0, 0, 0]]
     )
     np.testing.assert_array_equal(
-        batch.kept_logprobs, [[0, -0.5, -0.25, 0, 0, -102, 0, 0, 0, 0, 0, 0]]
+        batch.processed_logprobs, [[0, -0.5, -0.25, 0, 0, -102, 0, 0, 0, 0, 0, 0]]
     )
 
 
 def test_each_target_has_the_version_that_drew_it():
     first, second = rollout(1, 2, 1), rollout(2, 2, 3)
-    begun = (Stretch(3, "", 2),)
+    begun = (VersionSpan(3, "", 2),)
     second = replace(second, completion=replace(second.completion, version=4, begun=begun))
     (batch,) = pack([first, second])
     np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.inputs.dataset.demonstrations import LoadedExamples
+from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.load import load_data
 from pipeline.inputs.dataset.rows import DataError, Malformed
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
 from tests.fakes import make_config
 
@@ -46,7 +47,9 @@ def _config(folder: Path, examples: list[Any], **tables: Any) -> Config:
     return make_config(folder, **tables)
 
 
-def _load(folder: Path, tokenizer: Tokenizer, rows: list[Any], **tables: Any) -> LoadedExamples:
+def _load(
+    folder: Path, tokenizer: Tokenizer, rows: list[Any], **tables: Any
+) -> LoadedDemonstrations:
     loaded = load_data(_config(folder, rows, **tables), tokenizer).sft
     assert loaded is not None
     return loaded

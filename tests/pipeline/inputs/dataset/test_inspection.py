@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.rollouts import Example, Prompt
+from pipeline.contracts.rollouts import Demonstration, Prompt
 from pipeline.inputs.dataset.inspection import (
     answer_lengths,
     example_lines,
@@ -92,7 +92,7 @@ def test_a_prompt_is_shown_with_its_row():
 
 
 def test_an_example_is_shown_with_what_is_learned():
-    example = Example(7, np.array([97], np.int32), np.array([98, 1], np.int32))
+    example = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
     assert list(example_lines(example, tokenizer=Pieces(), width=60)) == [
         "sft, example 7: 3 tokens",
         "  reads:",

@@ -18,7 +18,8 @@ from pipeline.inputs.dataset.load import Reading, load_data, load_split, setting
 from pipeline.inputs.dataset.rows import DataError, Malformed, TooLong
 from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
 
 GOOD = {"question": "tom has 1 apples.", "answer": "1"}
@@ -65,7 +66,7 @@ def _config(
             "plan": {
                 "platform": "cpu",
                 "placement": "colocated",
-                "rollout_rows": 8,
+                "slots": 8,
                 "micro_batch_tokens": 8 * (max_prompt_tokens + 8),
             },
             "budget": {"steps": 1},

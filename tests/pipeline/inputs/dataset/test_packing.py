@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contracts.batches import BatchShape, Packed, padding_metrics
-from pipeline.contracts.rollouts import Example
+from pipeline.contracts.rollouts import Demonstration
 from pipeline.inputs.dataset.packing import first_fit, packed_batches, sequences_for_step
 
 LENGTH = 16
 SHAPES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=50)
 
 
-def make_examples(shapes: Sequence[tuple[int, int]]) -> list[Example]:
+def make_examples(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
     """Examples whose tokens say where they come from: 100 times the id, and counting."""
     return [
-        Example(
+        Demonstration(
             number,
             np.arange(prompt, dtype=np.int32) + 100 * number,
             np.arange(prompt, prompt + new, dtype=np.int32) + 100 * number,
@@ -31,7 +31,7 @@ def make_examples(shapes: Sequence[tuple[int, int]]) -> list[Example]:
     ]
 
 
-def step(examples: Sequence[Example], number: int, *, seed: int = 0) -> list[Packed]:
+def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> list[Packed]:
     return sequences_for_step(examples, seed=seed, step=number, sequences=3, length=LENGTH)
 
 

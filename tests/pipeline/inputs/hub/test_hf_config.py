@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_config import FULL, SLIDING, is_multimodal, text_config
+from pipeline.inputs.hub.model_shape import hf_config_of, read_model_shape
 from tests import tiny
 
 # As published with google/gemma-3-4b-it, without the vision tower's settings.
@@ -271,14 +271,14 @@ def test_whatever_a_file_says_it_is_a_model_or_a_mistake(
 ):
     hf = base | changes | ropes
     try:
-        shape = ModelShape.of(hf)
+        shape = read_model_shape(hf)
     except ValueError as error:
         message = str(error)
         assert message.startswith("config.json: ")
         assert "\n" not in message
         assert len(message) < 2000
     else:
-        assert text_config(shape.hf_config())["layer_types"] == text_config(hf)["layer_types"]
+        assert text_config(hf_config_of(shape))["layer_types"] == text_config(hf)["layer_types"]
         assert 0 < shape.parameters < 2**70
 
 

@@ -9,16 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.compute.model.policy import open_policy
+from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_folder import check_folder
+from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
 from tests import tiny
 
 
 def write(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelShape:
-    shape = ModelShape.of(tiny.hf_config(num_hidden_layers=2, **changes))
+    shape = read_model_shape(tiny.hf_config(num_hidden_layers=2, **changes))
     write_random_folder(folder, shape, tokenizer=None)
     write_random_weights(folder, shape, dtype=dtype, seed=seed)
     return shape
@@ -66,7 +67,7 @@ def test_the_tokenizer_is_copied_and_no_weights_are(tmp_path: Path):
     beside.mkdir()
     (beside / "tokenizer.model").write_bytes(b"pieces")
     (beside / "model.safetensors").write_bytes(b"learned")
-    shape = ModelShape.of(tiny.hf_config())
+    shape = read_model_shape(tiny.hf_config())
     write_random_folder(tmp_path / "model", shape, tokenizer=beside)
     assert (tmp_path / "model" / "tokenizer.model").read_bytes() == b"pieces"
     assert not (tmp_path / "model" / "model.safetensors").exists()

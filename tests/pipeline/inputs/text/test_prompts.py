@@ -11,7 +11,8 @@ from configs.schema import Prompt
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from pipeline.inputs.dataset.rows import Row
 from pipeline.inputs.text.prompts import PromptMaker, Rendered
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
 from tests.fakes import completion
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.inputs.text.special_tokens import check_tokenizer
-from pipeline.inputs.text.tokenizer import Tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 

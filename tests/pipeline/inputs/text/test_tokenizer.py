@@ -14,7 +14,8 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from configs.schema import Model
 from pipeline.inputs.text.chat import ChatTemplate
-from pipeline.inputs.text.tokenizer import Tokenizer, open_tokenizer, read_tokenizer
+from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.inputs.text.tokenizer_files import open_tokenizer, read_tokenizer
 from tests.demo_texts import demo_texts, write_tokenizer, write_tokenizer_json
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from configs.load import load_config
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.model.architecture import architecture
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
 from pipeline.plan.cost_model.memory import PARTS, beside, estimate, moment
 from pipeline.plan.cost_model.program_memory import held
 from pipeline.plan.cost_model.programs import programs_of
@@ -37,7 +36,7 @@ def preset(name="gemma3_1b", **settings):
     return load_config(PRESETS / f"{name}_gsm8k_v5e8.toml", overrides)
 
 
-SHAPE = ModelShape.of(
+SHAPE = read_model_shape(
     {
         "model_type": "gemma3_text",
         "num_hidden_layers": 26,
@@ -78,7 +77,7 @@ def test_caches_in_8_bits_by_hand():
 @pytest.mark.parametrize("changes", [{}, tiny.GEMMA2])
 def test_caches_are_those_that_the_sampler_makes(kv_cache, changes):
     hf = tiny.hf_config(**changes)
-    config, shape = preset(plan__kv_cache=kv_cache), ModelShape.of(hf)
+    config, shape = preset(plan__kv_cache=kv_cache), read_model_shape(hf)
     parts = held(config, shape, "empty")
     row = bytes_per_row(
         architecture(hf, dtype=jnp.dtype("bfloat16")),
@@ -186,7 +185,7 @@ def test_every_program_of_a_run_is_known(name):
 def test_more_slots_hold_more(slots, more):
     few = preset(plan__rollout_rows=8 * slots, plan__slot_buckets=[])
     many = preset(plan__rollout_rows=8 * (slots + more), plan__slot_buckets=[])
-    small, large = (total(c, f"segment {c.plan.rollout_rows}") for c in (few, many))
+    small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
     assert small < large
     # By their caches and something more.
     row = (22 * 512 + 4 * 1024) * 1024

@@ -10,9 +10,9 @@ from configs.schema import Config
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
 from pipeline.contracts.builds import BuildLog
-from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.hub.hf_config import FULL, SLIDING
+from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.cost_model.programs import built_programs
 from pipeline.plan.forecast import forecast
@@ -48,7 +48,7 @@ def compiled(config: Config, layers: tuple[str, ...]) -> list[str]:
 def test_a_plan_counts_what_is_compiled(tables: dict[str, Any], layers: tuple[str, ...]) -> None:
     config = tiny.make_config(**tables)
     hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
-    shape = ModelShape.of(tiny.hf_config(**hf))
+    shape = read_model_shape(tiny.hf_config(**hf))
     found = compiled(config, layers)
     assert sorted(built_programs(config, shape)) == sorted(found)
     case = Case(config, shape, topology_of(config, None), Lengths.expected(config))
@@ -58,5 +58,5 @@ def test_a_plan_counts_what_is_compiled(tables: dict[str, Any], layers: tuple[st
 def test_a_window_longer_than_everything_is_a_ring_like_the_others() -> None:
     hf = tiny.hf_config(num_hidden_layers=2, layer_types=[SLIDING, FULL], sliding_window=64)
     config = tiny.make_config(**FEW)
-    rings = [name for name in built_programs(config, ModelShape.of(hf)) if "rings" in name]
+    rings = [name for name in built_programs(config, read_model_shape(hf)) if "rings" in name]
     assert rings == ["compact 1 rings of 42"]

@@ -77,7 +77,7 @@ def test_a_group_is_read_once(one: Case) -> None:
 
 
 def test_refilled_slots_are_used_better(one: Case) -> None:
-    pace = one.pace(with_plan(one.config, {"rollout_rows": 64}))
+    pace = one.pace(with_plan(one.config, {"slots": 64}))
     refilled = drawing(pace, one.lengths, prompts=32, samples=16).slots_useful
     once = drawing(pace, one.lengths, prompts=4, samples=16).slots_useful
     assert once < refilled
@@ -86,7 +86,7 @@ def test_refilled_slots_are_used_better(one: Case) -> None:
 
 def test_a_split_adapter_travels() -> None:
     split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
-    sizes = (("plan.rollout_rows", "64"), ("plan.micro_batch_tokens", "8192"))
+    sizes = (("plan.slots", "64"), ("plan.micro_batch_tokens", "8192"))
     there, here = case(preset("gemma3_1b", *split, *sizes)), case(preset("gemma3_1b"))
     adapter = 4 * here.shape.adapter_parameters(here.config.lora)
     moved = there.step(there.config).seconds["sync"].expected
@@ -97,7 +97,7 @@ def test_a_split_adapter_travels() -> None:
 
 def test_a_step_ahead_takes_the_longer_of_the_two() -> None:
     split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
-    split += [("plan.rollout_rows", "64"), ("plan.micro_batch_tokens", "8192")]
+    split += [("plan.slots", "64"), ("plan.micro_batch_tokens", "8192")]
     split += [("learner.importance_cap", "2.0")]
     after, ahead = (
         case(preset("gemma3_1b", *split, ("rollout.ahead", mode))) for mode in ("off", "one")

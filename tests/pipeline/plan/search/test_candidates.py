@@ -106,9 +106,9 @@ def test_sizes_stay_what_they_are_for_each_device() -> None:
         }
         chips = TOPOLOGIES[topology].chips
         for name in ("colocated, base on every device", "colocated, tp 2"):
-            assert found[name].rollout_rows == 64 * chips
+            assert found[name].slots == 64 * chips
             assert found[name].micro_batch_tokens == 2048 * chips
-        assert found[split].rollout_rows == 64
+        assert found[split].slots == 64
         assert found[split].micro_batch_tokens == 2048 * found[split].learner_devices
     halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
     one = candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan

@@ -22,7 +22,7 @@ def test_only_what_a_run_would_take_is_planned() -> None:
     assert other is not None
     assert other.config == preset("gemma3_1b", ("plan.kv_cache", "int8"), ("lora.rank", "8"))
     assert changed(given, {"learner.kl_coef": 0.0}) is None  # learner.kl = "topk" has no use then
-    assert changed(given, {"plan.rollout_rows": 7}) is None
+    assert changed(given, {"plan.slots": 7}) is None
 
 
 def test_only_what_is_not_there_has_to_be_set() -> None:

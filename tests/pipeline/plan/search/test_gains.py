@@ -41,7 +41,7 @@ def best_by_hand(given: Case) -> float:
     unit = given.config.row_tokens * plan.learner_shards
 
     def seconds(slots: int, rows: int, phases: tuple[str, str]) -> float | None:
-        update = {"rollout_rows": slots * plan.sampler_shards, "micro_batch_tokens": rows * unit}
+        update = {"slots": slots * plan.sampler_shards, "micro_batch_tokens": rows * unit}
         config = given.config.model_copy(update={"plan": plan.model_copy(update=update)})
         memory = estimate(config, given.shape)
         most = 0.95 * given.topology.chip.hbm_gib * 2**30
@@ -87,7 +87,7 @@ def test_gains_are_those_of_the_best_sizes_with_more_of_it(
 
 
 def test_fixed_sizes_stay_whatever_there_is_more_of() -> None:
-    given = case(preset("gemma3_1b", ("plan.rollout_rows", "8")))
+    given = case(preset("gemma3_1b", ("plan.slots", "8")))
     plan = choose(given).chosen
     assert plan.config == given.config
     found = {gain.change: gain.share for gain in gains(given, plan)}
@@ -105,10 +105,10 @@ def test_fixed_sizes_stay_whatever_there_is_more_of() -> None:
 def test_that_sizes_are_given_is_a_thing_of_its_own() -> None:
     left = next(one for one in choose(case(preset("gemma3_1b", *FREE))).compared if one.configured)
     for fixed, change in (
-        ("true", "plan.fixed = false, no plan.rollout_rows, no plan.micro_batch_tokens"),
-        ("false", "no plan.rollout_rows, no plan.micro_batch_tokens"),
+        ("true", "plan.fixed = false, no plan.slots, no plan.micro_batch_tokens"),
+        ("false", "no plan.slots, no plan.micro_batch_tokens"),
     ):
-        given = case(preset("gemma3_1b", ("plan.fixed", fixed), ("plan.rollout_rows", "8")))
+        given = case(preset("gemma3_1b", ("plan.fixed", fixed), ("plan.slots", "8")))
         plan = next(one for one in choose(given).compared if one.configured)
         found = gains(given, plan)
         assert found[0].change == change
@@ -116,7 +116,7 @@ def test_that_sizes_are_given_is_a_thing_of_its_own() -> None:
         expected = left.step.tokens_per_s / plan.step.tokens_per_s - 1
         assert found[0].share == pytest.approx(expected)
     free = case(preset("gemma3_1b", *FREE))
-    assert not any("rollout_rows" in one.change for one in gains(free, left))
+    assert not any("slots" in one.change for one in gains(free, left))
 
 
 def test_there_are_no_links_where_there_is_one_chip_or_none() -> None:
@@ -156,7 +156,7 @@ CASES = [
     SPLIT,
     CAPPED,
     (*FREE, *CAPPED, ("rollout.dynamic_sampling", "adaptive")),
-    (*FREE, ("plan.rollout_rows", "64"), ("plan.slot_buckets", "[32]")),
+    (*FREE, ("plan.slots", "64"), ("plan.slot_buckets", "[32]")),
     (("model.quantization", "int8"),),
     (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
     (("rollout.top_k", "64"), ("rollout.top_p", "0.9"), ("rollout.min_prompts_per_step", "8")),

@@ -15,8 +15,8 @@ from tests.pipeline.plan.presets import FREE, case, preset
 FOUR = "gemma3_4b"
 CASES = [
     ("v5e-1", (*FREE, ("plan.hbm_gib", "6"))),
-    ("v5e-8", (("plan.rollout_rows", "4096"), ("rollout.prompts_per_step", "256"))),
-    ("v5e-8", (("plan.rollout_rows", "4096"), ("plan.hbm_gib", "5"))),
+    ("v5e-8", (("plan.slots", "4096"), ("rollout.prompts_per_step", "256"))),
+    ("v5e-8", (("plan.slots", "4096"), ("plan.hbm_gib", "5"))),
     ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2"))),
     ("v5e-8", (("plan.remat", "none"), ("plan.micro_batch_tokens", "131072"))),
 ]
@@ -48,7 +48,7 @@ def test_one_change_is_told_alone_several_only_where_none_is_enough() -> None:
     few = case(preset(FOUR, *FREE, ("plan.hbm_gib", "9")), "v5e-1")
     changes = [one.change for one in remedies(few, choose(few).chosen) if one.settings]
     assert changes[:2] == ['model.quantization = "int8"', "lora.rank = 16"]
-    tight = (("plan.rollout_rows", "4096"), ("plan.hbm_gib", "5"))
+    tight = (("plan.slots", "4096"), ("plan.hbm_gib", "5"))
     fixed = case(preset(FOUR, *tight))
     (together,) = [one for one in remedies(fixed, choose(fixed).chosen) if one.settings]
     assert together.settings["plan.fixed"] is False

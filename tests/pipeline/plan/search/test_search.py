@@ -93,7 +93,7 @@ def test_replicated_wins_for_a_base_that_is_small() -> None:
 
 
 def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
-    config = preset("gemma3_1b", ("plan.rollout_rows", "64"))
+    config = preset("gemma3_1b", ("plan.slots", "64"))
     found = choose(case(config))
     assert found.chosen.configured
     assert found.chosen.config == config
@@ -101,13 +101,13 @@ def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
 
 
 def test_given_sizes_are_bounds_where_they_are_planned() -> None:
-    bounds = [("plan.fixed", "false"), ("plan.rollout_rows", "128")]
+    bounds = [("plan.fixed", "false"), ("plan.slots", "128")]
     found = choose(case(preset("gemma3_1b", *bounds)))
     for one in found.compared:
         plan = one.config.plan
-        assert one.config.rollout_rows <= 128
+        assert one.config.slots <= 128
         assert one.config.micro_batch_rows * one.config.row_tokens <= 16_384
-        assert one.config.rollout_rows % plan.sampler_shards == 0
+        assert one.config.slots % plan.sampler_shards == 0
 
 
 @pytest.mark.parametrize("name", presets())
@@ -117,7 +117,7 @@ def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
     monkeypatch.chdir(PROJECT)  # the demo's model is named from there
     config = load_config(name)
     own = config.plan
-    assert own.rollout_rows is not None
+    assert own.slots is not None
     assert own.micro_batch_tokens is not None
     for topology in (*TOPOLOGIES, "cpu"):
         kind = "cpu" if topology == "cpu" else TOPOLOGIES[topology].chip.platform
@@ -141,10 +141,10 @@ def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
         ]
         assert {plan.learner_devices for plan in whole} == {chips}, topology
         for plan in places:  # the preset's bounds, for each device
-            slots, tokens = plan.rollout_rows, plan.micro_batch_tokens
+            slots, tokens = plan.slots, plan.micro_batch_tokens
             assert slots is not None
             assert tokens is not None
-            assert slots * 8 <= own.rollout_rows * plan.devices_per_sampler
+            assert slots * 8 <= own.slots * plan.devices_per_sampler
             assert tokens * 8 <= own.micro_batch_tokens * plan.learner_devices
 
 
@@ -183,8 +183,8 @@ def test_only_a_step_ahead_has_no_placement_and_is_told_so() -> None:
 def test_what_is_chosen_is_the_least_that_is_as_good() -> None:
     given_ = case(preset("gemma3_1b", *FREE))
     plan = choose(given_).chosen
-    slots, tokens = plan.config.rollout_rows, plan.config.micro_batch_rows * 2048
-    for update in ({"rollout_rows": slots - 64}, {"micro_batch_tokens": 2 * tokens}):
+    slots, tokens = plan.config.slots, plan.config.micro_batch_rows * 2048
+    for update in ({"slots": slots - 64}, {"micro_batch_tokens": 2 * tokens}):
         other = given_.step(with_plan(plan.config, update))
         assert other.tokens_per_s < 1.02 * plan.step.tokens_per_s
 
@@ -197,7 +197,7 @@ def test_less_memory_means_fewer_slots_until_nothing_fits() -> None:
         sizes = planned_sizes(one)
         memory = estimate(with_plan(given_.config, vars(sizes)), given_.shape)
         assert max(phase.total for phase in memory.values()) <= one.limit_bytes
-        rows.append(sizes.rollout_rows)
+        rows.append(sizes.slots)
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > rows[-1]
     with pytest.raises(ValueError, match=r"no sizes fit: .* takes ~.* GiB of the 2\.85"):
@@ -208,7 +208,7 @@ def test_less_memory_means_fewer_slots_until_nothing_fits() -> None:
 def test_a_run_plans_within_its_own_placement() -> None:
     config = preset("gemma3_4b", *FREE)
     sizes = planned_sizes(case(config))
-    assert sizes.rollout_rows % 8 == 0
+    assert sizes.slots % 8 == 0
     assert sizes.micro_batch_tokens % 16_384 == 0
     assert Sizes.of(choose(case(config)).chosen.config) != sizes  # another placement is better
 
@@ -217,7 +217,7 @@ def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     free = planned_sizes(given_)
     low = planned_sizes(replace(given_, memory_ratio={"prefill": 1.5, "decode": 1.5}))
-    assert low.rollout_rows < free.rollout_rows
+    assert low.slots < free.slots
     assert low.micro_batch_tokens == free.micro_batch_tokens
 
 
@@ -225,7 +225,7 @@ def test_what_fits_nowhere_is_what_comes_closest() -> None:
     given_ = small_chip(case(preset("gemma3_4b", ("plan.fixed", "false")), "v5e-1"), 8.0)
     found = choose(given_).chosen
     assert not found.fits
-    smallest = {"rollout_rows": 1, "micro_batch_tokens": 2048}
+    smallest = {"slots": 1, "micro_batch_tokens": 2048}
     totals = {}
     for remat in ("none", "dots", "full", "offload"):
         config = with_plan(found.config, {**smallest, "remat": remat})
@@ -242,13 +242,13 @@ def test_fewer_slots_have_fewer_slot_buckets() -> None:
     buckets = [("plan.slot_buckets", "[1000, 512]"), ("plan.hbm_gib", "1.8")]
     given_ = case(preset("gemma3_270m", ("plan.fixed", "false"), *buckets))
     plan = next(one for one in choose(given_).compared if one.configured)
-    assert plan.config.rollout_rows < 1000
+    assert plan.config.slots < 1000
     assert plan.config.plan.slot_buckets == (512,)
     assert in_its_place(given_, plan) == plan
 
 
 def test_what_is_fixed_stays_so_in_another_case() -> None:
-    given_ = case(preset("gemma3_1b", ("plan.rollout_rows", "64")))
+    given_ = case(preset("gemma3_1b", ("plan.slots", "64")))
     plan = choose(given_).chosen
     assert in_its_place(small_chip(given_, 100.0), plan).config == plan.config
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from launch import export
+from launch.exporting import find_checkpoint, find_examples
 from pipeline.contracts.adapters import FORMATS
-from pipeline.inputs.hub.export_request import find_checkpoint, find_examples
-from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 
 TOKENIZER = read_tokenizer(Path("launch/demo/tiny_gemma3"))

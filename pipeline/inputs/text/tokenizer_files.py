@@ -1,0 +1,191 @@
+"""Reads the tokenizer of a model: a SentencePiece `tokenizer.model` or a `tokenizer.json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from sentencepiece import SentencePieceProcessor
+
+from configs.schema import Model
+from pipeline.inputs.hub.model_source import find_model, find_tokenizer
+from pipeline.inputs.text.chat import read_chat_template
+from pipeline.inputs.text.tokenizer import MARKERS, MOST_PIECES, Tokenizer, check_spaces
+
+SENTENCEPIECE, JSON = "tokenizer.model", "tokenizer.json"
+
+_MOST_BYTES = 2**29
+
+
+def open_tokenizer(model: Model) -> Tokenizer:
+    """The tokenizer of a model, with the chat template of the model's folder.
+
+    Where the model's folder has no template, it is that of the tokenizer's folder, if any.
+
+    Raises:
+        FileNotFoundError: if model or tokenizer are not there.
+        ValueError: if tokenizer or template cannot be read.
+    """
+    folder = find_model(model)
+    where = _beside(folder) if model.tokenizer is None else find_tokenizer(model.tokenizer)
+    tokenizer = read_tokenizer(where)
+    template = read_chat_template(folder)
+    if template is None:
+        template = read_chat_template(tokenizer.path.parent)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _beside(folder: Path) -> Path:
+    """The folder, or the one above where only that has a tokenizer, as with flax checkpoints."""
+    found = [
+        path
+        for path in (folder, folder.parent)
+        if any((path / name).is_file() for name in (SENTENCEPIECE, JSON))
+    ]
+    return found[0] if found else folder
+
+
+def read_tokenizer(where: Path) -> Tokenizer:
+    """The tokenizer in a file or a folder; of two in a folder the SentencePiece model.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it cannot be read, or is not of Gemma's kind.
+    """
+    path = where
+    if not where.is_file():
+        found = [where / name for name in (SENTENCEPIECE, JSON) if (where / name).is_file()]
+        if not found:
+            raise FileNotFoundError(
+                f"no tokenizer at {where}: neither {SENTENCEPIECE} nor {JSON} is there; "
+                "model.tokenizer names one that stands elsewhere"
+            )
+        path = found[0]
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes; no tokenizer has more than {_MOST_BYTES:,}")
+    if path.suffix == ".json":
+        return JsonTokenizer(path)
+    return SentencePieceTokenizer(path)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A `tokenizer.model`; see `Tokenizer`."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            ValueError: if it cannot be read, or is not of Gemma's kind.
+        """
+        self.path = path
+        self._processor = SentencePieceProcessor()
+        try:
+            self._processor.load_from_serialized_proto(path.read_bytes())
+        except RuntimeError as error:
+            raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
+        self.vocab_size = self._processor.vocab_size()
+        self._silent = frozenset(self._silent_ids())
+        check_spaces(self)
+        self.pad_id = self.piece_id("<pad>")
+        self.eos_id = self.piece_id("<eos>")
+        self.bos_id = self.piece_id("<bos>")
+
+    def encode(self, text: str) -> np.ndarray:
+        """See `Tokenizer`."""
+        return np.asarray(self._processor.encode(text), dtype=np.int32)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """See `Tokenizer`."""
+        ids = (int(token) for token in tokens)
+        text: str = self._processor.decode([id_ for id_ in ids if id_ not in self._silent])
+        return text
+
+    def find(self, piece: str) -> int | None:
+        """See `Tokenizer`."""
+        id_: int = self._processor.piece_to_id(piece)
+        return id_ if self._processor.id_to_piece(id_) == piece else None
+
+    def piece(self, id_: int) -> str:
+        """See `Tokenizer`."""
+        return self._processor.id_to_piece(id_)
+
+    def _silent_ids(self) -> list[int]:
+        processor = self._processor
+        ids = range(self.vocab_size)
+        silent = [id_ for id_ in ids if processor.is_control(id_) or processor.is_unknown(id_)]
+        return silent + [id_ for marker in MARKERS if (id_ := self.find(marker)) is not None]
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class JsonTokenizer(Tokenizer):
+    """A `tokenizer.json`; see `Tokenizer`."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            ValueError: if it cannot be read, or is not of Gemma's kind.
+        """
+        self.path = path
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001  # the library raises nothing narrower
+            raise ValueError(f"{path} is not a tokenizer of Hugging Face's: {error}") from None
+        # Settings of the file that would change texts by themselves.
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        vocabulary = self._inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > MOST_PIECES:
+            raise ValueError(
+                f"{path} has an id of {self.vocab_size - 1}; the most is {MOST_PIECES}"
+            )
+        self._bytes = {
+            id_: int(match[1], 16)
+            for piece, id_ in vocabulary.items()
+            if (match := _BYTE.fullmatch(piece))
+        }
+        added = self._inner.get_added_tokens_decoder()
+        names = (*MARKERS, "<unk>", *(token.content for token in added.values() if token.special))
+        self._silent = frozenset(vocabulary[name] for name in names if name in vocabulary)
+        check_spaces(self)
+        self.pad_id = self.piece_id("<pad>")
+        self.eos_id = self.piece_id("<eos>")
+        self.bos_id = self.piece_id("<bos>")
+
+    def encode(self, text: str) -> np.ndarray:
+        """See `Tokenizer`; other special tokens in the text become one id each, too."""
+        return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """See `Tokenizer`."""
+        ids = [id_ for id_ in map(int, tokens) if id_ not in self._silent]
+        parts = []
+        # The library takes bytes together with whatever is broken among them.
+        for is_bytes, run in groupby(ids, key=self._bytes.__contains__):
+            if is_bytes:
+                parts.append(_utf8(bytes(self._bytes[id_] for id_ in run)))
+            else:
+                parts.append(self._inner.decode(list(run), skip_special_tokens=False))
+        return "".join(parts)
+
+    def find(self, piece: str) -> int | None:
+        """See `Tokenizer`."""
+        return self._inner.token_to_id(piece)
+
+    def piece(self, id_: int) -> str:
+        """See `Tokenizer`; empty for a hole in the vocabulary."""
+        return self._inner.id_to_token(id_) or ""
+
+
+def _utf8(data: bytes) -> str:
+    """Text of UTF-8; each byte that belongs to no whole character is a U+FFFD."""
+    return re.sub("[\udc80-\udcff]", "\ufffd", data.decode("utf-8", errors="surrogateescape"))
