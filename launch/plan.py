@@ -1,8 +1,8 @@
-"""Plans a run before anything is rented: what fits, how long it takes, what it costs.
+"""Plans a run before any device is rented: memory, time and cost.
 
     python -m launch.plan CONFIG.toml [--topology NAME] [--verify] [--json FILE]
 
-Needs no accelerator, no weights and no data; `--verify` asks the TPU compiler, in a child process.
+Needs no accelerator, no weights and no data; `--verify` runs the TPU compiler in a child process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
-from launch.output_file import output_file
+from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
     from pipeline.report.plan_report import Plan
 
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
-budget buys, and what it costs. With plan.fixed = true the sizes are those of the file, and others
-are compared with them. CONFIG.toml may also be a run folder.
-Exit status: 0 it fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
+budget buys, and its cost. With plan.fixed = true the sizes of the file are used, and others are
+compared with them. CONFIG.toml may also be a run folder.
+Exit status: 0 the plan fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
 after Ctrl-C."""
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         config = load_config(command.path, command.overrides)
         return _run(config, command.flags)
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader of a pipe closed it
         sys.stderr.close()
         return 0
     except (ValueError, FileNotFoundError) as mistake:
@@ -54,26 +54,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = command_flags()
     flags.add_argument(
         "--topology",
         metavar="NAME",
-        help="plan for other chips than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
+        help="plan for these chips instead of the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
         "v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
     )
     flags.add_argument(
         "--completion-tokens",
         metavar="N",
         type=float,
-        help="mean tokens of a completion, where they are known; default: 0.35 of the longest",
+        help="known mean length of a completion (default: 0.35 of the longest)",
     )
     flags.add_argument(
         "--verify",
         action="store_true",
-        help="compile the plan's programs for a v5e and take the compiler's figures; at most 8 "
-        "compilations, minutes each, kept for the next time",
+        help="compile the plan's programs for a v5e and use the compiler's figures: at most 8 "
+        "compilations of some minutes each, cached for the next time",
     )
-    flags.add_argument("--json", metavar="FILE", help="write what is shown as JSON")
+    add_json(flags)
     return flags
 
 
@@ -82,23 +82,23 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     from pipeline.report.plan_lines import lines
     from pipeline.report.plan_report import report
 
-    json_file = None if flags.json is None else output_file("--json", flags.json)
-    found = _plan(config, flags)
-    figures = report(found)
+    file = json_file(flags)
+    planned = _plan(config, flags)
+    figures = report(planned)
     for line in lines(figures):
         print(line)
-    if json_file is not None:
+    if file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        json_file.write_text(text, encoding="utf-8")
-    return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
+        file.write_text(text, encoding="utf-8")
+    return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
 def _plan(config: Config, flags: argparse.Namespace) -> Plan:
-    """Everything that is shown.
+    """Plans the run, with forecast, gains and remedies.
 
     Raises:
-        FileNotFoundError: if the model's folder is not there.
-        ValueError: what is wrong with the request.
+        FileNotFoundError: if the model's folder is missing.
+        ValueError: for a mistake in the request.
     """
     from pipeline.contracts.speeds import Lengths
     from pipeline.inputs.hub.model_shape import shape_of
@@ -110,27 +110,27 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     from pipeline.report.plan_report import Plan
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
-        raise ValueError(f"budget.until = {config.budget.until} is over; give a later one")
+        raise ValueError(f"budget.until = {config.budget.until} has passed; set a later one")
     topology = topology_of(config, flags.topology)
     if flags.verify and topology.compiler is None:
         raise ValueError(
-            f"command line: --verify: programs are compiled for v5e-1, v5e-4 and v5e-8, not for "
-            f"{topology.name}; leave it out"
+            f"command line: --verify: programs can be compiled for v5e-1, v5e-4 and v5e-8, not for "
+            f"{topology.name}; remove the flag"
         )
     lengths = Lengths.expected(config, flags.completion_tokens)
     case = Case(config, shape_of(config), topology, lengths)
     choice = choose(case)
-    verified, why = None, None
+    verified, not_verified = None, None
     if flags.verify:
         from pipeline.plan.compiler import NoCompiler
         from pipeline.plan.verify import Verifier
 
         try:
             verified = Verifier(case, say=_say).verify(choice.chosen, others=choice.others)
-        except NoCompiler as absent:
-            why = f"{absent}; all figures are estimated"
+        except NoCompiler as error:
+            not_verified = f"{error}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
-    # What would change is estimated on both sides.
+    # Gains and remedies compare estimates with estimates.
     estimated = next(one for one in choice.compared if one.name == plan.name)
     compiled_s = {}
     if verified is not None:
@@ -142,7 +142,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
         gains(case, estimated) if plan.fits and estimated.fits else [],
         remedies(case, estimated) if not (plan.fits or estimated.fits) else [],
         verified,
-        why,
+        not_verified,
     )
 
 

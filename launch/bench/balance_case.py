@@ -90,12 +90,12 @@ class Process:
         """See `pipeline.contracts.workers.Resizable`."""
         return self.log.read()
 
-    async def drawing_speed(self) -> SamplerSpeed:
-        """See `pipeline.contracts.workers.Draws`."""
+    async def sampler_speed(self) -> SamplerSpeed:
+        """See `pipeline.contracts.workers.MeasurableSampler`."""
         return self.engine.speed(self.base, self.learner.state.adapter)
 
-    async def learning_speed(self) -> LearnerSpeed:
-        """See `pipeline.contracts.workers.Learns`."""
+    async def learner_speed(self) -> LearnerSpeed:
+        """See `pipeline.contracts.workers.MeasurableLearner`."""
         return self.learner.speed()
 
     def make_engine(self, slots: int) -> Engine:
@@ -246,7 +246,7 @@ def _config(folder: Path, prompts_per_step: int) -> Config:
         # The peer's backward pass computes nothing twice either.
         plan__remat="none",
         plan__fixed="false",
-        plan__rollout_rows="none",
+        plan__slots="none",
         plan__micro_batch_tokens="none",
     )
 

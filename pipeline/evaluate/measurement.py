@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.contracts.adapters import OpenedAdapter, Published
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
-from pipeline.contracts.workers import Answerer
+from pipeline.contracts.workers import AdapterSampler
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.inputs.text.prompts import PromptMaker
@@ -34,7 +34,7 @@ _REFILLS = 4
 slots that nobody fills."""
 
 
-async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> OpenedAdapter:
+async def open_adapter(samplers: Sequence[AdapterSampler], path: str | None) -> OpenedAdapter:
     """Puts the adapter at `path`, or none, in force in all samplers.
 
     Raises:
@@ -52,7 +52,7 @@ async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> Opened
 
 
 async def answer(
-    samplers: Sequence[Answerer],
+    samplers: Sequence[AdapterSampler],
     requests: Sequence[RolloutRequest],
     *,
     at_once: int,
@@ -86,7 +86,7 @@ async def answer(
 
 
 async def measure(
-    samplers: Sequence[Answerer],
+    samplers: Sequence[AdapterSampler],
     tests: Mapping[str, Sequence[Prompt]],
     *,
     config: Config,

@@ -21,7 +21,7 @@ from configs.schema import Config
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
-from pipeline.contracts.workers import Draws, Learns
+from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
 from pipeline.plan.balance import Balance, Worker
 from pipeline.plan.calibrating import share_s
 from pipeline.plan.choice import (
@@ -110,8 +110,8 @@ async def calibrate(
     balance: Balance,
     beginning: Beginning,
     *,
-    sampler: tuple[Worker, Draws],
-    learner: tuple[Worker, Learns],
+    sampler: tuple[Worker, MeasurableSampler],
+    learner: tuple[Worker, MeasurableLearner],
     now: Callable[[], float] = time.monotonic,
 ) -> Calibrated | None:
     """Measures, and puts the best sizes in force; who has other ones is prepared before it works.
@@ -217,8 +217,8 @@ class _Bench:
     balance: Balance
     case: Case
     ladder: Ladder
-    sampler: tuple[Worker, Draws]
-    learner: tuple[Worker, Learns]
+    sampler: tuple[Worker, MeasurableSampler]
+    learner: tuple[Worker, MeasurableLearner]
     now: Callable[[], float]
 
     async def as_long(self, kept: Speeds) -> float | None:
@@ -227,7 +227,7 @@ class _Bench:
         Measures the micro-batches in force.
         """
         try:
-            found = await self.learner[1].learning_speed()
+            found = await self.learner[1].learner_speed()
         except OutOfMemory:
             return None
         ratios = [
@@ -245,7 +245,7 @@ class _Bench:
 
         async def one(slots: int, speeds: Speeds) -> Speeds:
             await self.balance.prepare(worker, replace(self.balance.sizes, slots=slots))
-            return speeds.with_sampler(await draws.drawing_speed())
+            return speeds.with_sampler(await draws.sampler_speed())
 
         def known(speeds: Speeds) -> Mapping[int, float]:
             config, lengths = self.case.config, self.case.lengths
@@ -266,7 +266,7 @@ class _Bench:
             await self.balance.prepare(
                 worker, replace(self.balance.sizes, micro_batch_tokens=rows * row)
             )
-            return speeds.with_learner(await learns.learning_speed())
+            return speeds.with_learner(await learns.learner_speed())
 
         def known(speeds: Speeds) -> Mapping[int, float]:
             config, lengths = self.case.config, self.case.lengths

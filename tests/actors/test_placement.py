@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.devices import kept_memory
-from actors.placement import Lease, lease, light, needed, shortage
+from actors.placement import Lease, device_free_lease, lease, shortage, total_resources
 from configs.schema import Plan
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
@@ -51,7 +51,7 @@ def test_a_cache_of_ones_own_is_passed_on(monkeypatch: pytest.MonkeyPatch, platf
 
 
 def test_reward_processes_hold_nothing_and_see_no_accelerator():
-    assert light() == Lease({}, {"JAX_PLATFORMS": "cpu"})
+    assert device_free_lease() == Lease({}, {"JAX_PLATFORMS": "cpu"})
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_reward_processes_hold_nothing_and_see_no_accelerator():
     ],
 )
 def test_a_plan_needs_what_its_processes_lease_together(asked: Plan, amounts: dict[str, float]):
-    assert needed(asked) == amounts
+    assert total_resources(asked) == amounts
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_plan_needs_what_its_processes_lease_together(asked: Plan, amounts: di
     ],
 )
 def test_samplers_alone_need_no_learners_devices(asked: Plan, amounts: dict[str, float]):
-    assert needed(asked, learner=False) == amounts
+    assert total_resources(asked, learner=False) == amounts
     assert shortage(asked, amounts, learner=False) is None
 
 
@@ -87,10 +87,8 @@ def test_enough_is_enough():
 
 
 @pytest.mark.parametrize(("total", "has"), [({"CPU": 96.0}, "0"), ({"TPU": 4.0}, "4")])
-def test_a_machine_without_the_chips_is_told_and_nothing_is_taken_instead(
-    total: dict[str, float], has: str
-):
+def test_a_machine_without_the_chips_is_refused_with_the_numbers(total: dict[str, float], has: str):
     assert shortage(V5E_COLOCATED, total) == (
         f"plan.platform = 'tpu' needs 8 TPU in the cluster, which has {has}; "
-        "nothing else is taken instead"
+        "no other kind of device is used instead"
     )

@@ -149,7 +149,7 @@ def test_who_waits_for_devices_says_so_and_goes_on_when_they_are_there(
             devices.free.set()
         return f"{lines.pop(0)} line on {plan.platform}"
 
-    monkeypatch.setattr(cluster, "SAY_AFTER_S", 0.001)
+    monkeypatch.setattr(cluster, "REPORT_WAIT_EVERY_S", 0.001)
     monkeypatch.setattr(cluster, "_waiting_line", line)
     wait(devices, CPU)
     assert capsys.readouterr().out == "first line on cpu\nsecond line on cpu\n"

@@ -129,7 +129,7 @@ def test_what_a_run_would_refuse_is_shown_first(
     write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), "broken"])
     out, err = shown(capsys, str(request_file), status=2)
     assert "train: 6 prompts, left out: 1 malformed\n  row 7: not JSON" in out
-    assert err.startswith("a run would refuse the malformed rows of train; mend them")
+    assert err.startswith("a run would refuse the malformed rows of train; fix them")
     out, err = shown(capsys, str(request_file), "--data.malformed=skip")
     assert err == ""
 

@@ -233,7 +233,7 @@ from actors.handles import RunActors
 from configs.load import load_config
 from launch import cluster
 
-cluster.SAY_AFTER_S = 0.2
+cluster.REPORT_WAIT_EVERY_S = 0.2
 settings = {"platform": "tpu", "learner_devices": 1, "samplers": 3}
 config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in settings.items()])
 

@@ -89,7 +89,7 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
         (["--json", "/tmp"], "command line: --json: /tmp is a folder; a file is wanted"),
-        (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} is over"),
+        (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} has passed"),
     ],
 )
 def test_mistakes_are_told(

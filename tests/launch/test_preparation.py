@@ -102,7 +102,7 @@ def test_invariant_7_a_run_does_not_go_on_with_other_data(
         path.write_text(text.replace('"answer": "', '"answer": "1', 1), encoding="utf-8")
     with pytest.raises(ValueError, match=told) as caught:
         prepare(config, extend=None)
-    assert f"that {tmp_path}/runs/small began with; restore them, or start" in str(caught.value)
+    assert f"have changed since {tmp_path}/runs/small started; restore them, or start" in str(caught.value)
 
 
 def test_data_that_only_moved_are_the_same(tmp_path: Path, config: Config):
@@ -127,7 +127,7 @@ def test_invariant_10_a_budget_that_no_run_could_do_with_is_refused_at_once(conf
     told = r"^budget\.time = 10s is too short: .* take at least \d+s \(estimated\)$"
     with pytest.raises(ValueError, match=told):
         prepare(timed(config, time="10s"), extend=None)
-    told = r"take at least 1m\d+s, 40s of waiting among them \(estimated\)$"
+    told = r"take at least 1m\d+s, including 40s of waiting \(estimated\)$"
     with pytest.raises(ValueError, match=told):
         prepare(timed(config, time="55s"), extend=None, waited_s=40.0)
     assert prepare(timed(config, time="65s"), extend=None, waited_s=40.0).waited_s == 40.0
@@ -143,23 +143,23 @@ def test_a_run_whose_instant_is_over_is_ended_with_what_it_has_learned(
 ):
     over = timed(config, until="2020-01-01T10:00Z")
     folder = begin(config).folder
-    with pytest.raises(ValueError, match=r"is over; give a later one$"):
+    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
         prepare(over, extend=None)
     # Steps without a checkpoint would be done again.
     folder.write_metrics({"step": 1})
     folder.journal("checkpoint", step=0, wall_s=1.0, seconds=0.1)
-    with pytest.raises(ValueError, match=r"is over; give a later one$"):
+    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
         prepare(over, extend=None)
     folder.journal("checkpoint", step=1, wall_s=2.0, seconds=0.1)
     prepare(over, extend=None)
-    told = "that is over: the run is ended with what it has learned"
+    told = "that time has passed: the run ends with its latest version"
     assert told in capsys.readouterr().out.splitlines()
 
 
 def test_an_instant_in_the_past_is_refused_and_a_coming_one_is_told(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* is over; give a later one$"):
+    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* has passed; set a later one$"):
         prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
     prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
     assert "budget.until = 2999-01-0" in capsys.readouterr().out

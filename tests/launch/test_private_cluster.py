@@ -69,8 +69,8 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(private_cluster, "_LONGEST_PARENT", len(str(tmp_path)))
-    monkeypatch.setattr(private_cluster, "_essential", lambda _: {})
+    monkeypatch.setattr(private_cluster, "_MAX_PARENT_BYTES", len(str(tmp_path)))
+    monkeypatch.setattr(private_cluster, "_essential_processes", lambda _: {})
 
     def started(body: Callable[[FakeRay], None] = lambda _: None, *, failures: int = 0) -> FakeRay:
         fake = FakeRay(failures)
@@ -142,7 +142,7 @@ def test_a_start_that_fails_is_tried_again_in_a_new_folder(
     assert pauses == [2.0, 8.0]
     assert fake.stopped == 3
     assert capsys.readouterr().out.splitlines() == [
-        f"Ray did not start: The node timed out. Trying again in {pause_s} s" for pause_s in (2, 8)
+        f"Ray did not start: The node timed out. Retrying in {pause_s} s" for pause_s in (2, 8)
     ]
 
 
@@ -157,7 +157,7 @@ def test_a_process_that_ends_at_once_is_a_failed_start(
 ):
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match="gcs_server or raylet ended at once"):
-        private_cluster._essential("/nowhere")
+        private_cluster._essential_processes("/nowhere")
 
 
 def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: pytest.MonkeyPatch):
@@ -180,7 +180,7 @@ def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: py
 
 def test_the_end_of_ray_ends_what_waits_for_it(start: Start, monkeypatch: pytest.MonkeyPatch):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(private_cluster, "_essential", lambda _: {"raylet": process.pid})
+    monkeypatch.setattr(private_cluster, "_essential_processes", lambda _: {"raylet": process.pid})
 
     async def forever() -> None:
         # Entered within the loop's task, which is cancelled.

@@ -239,8 +239,8 @@ def test_devices_are_those_of_this_machine_unless_the_run_is_submitted(
     for kind, name in (("tpu", "TPU"), ("gpu", "GPU")):
         (line,) = refused("--plan.platform", kind)
         assert line == (
-            f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; nothing else is "
-            "taken instead. launch/submit.sh runs it where they are"
+            f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; no other kind "
+            "of device is used instead. launch/submit.sh submits the run to a cluster that has them"
         )
     for variable in ("RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED_S"):
         with monkeypatch.context() as submitted:
@@ -343,8 +343,8 @@ def test_tokens_that_the_model_does_not_have(refused: Refused):
 
 def test_a_stop_string_that_no_tokens_read_as(refused: Refused):
     (line,) = refused("--rollout.stop_strings", '["</answer>", "7<end_of_turn>"]')
-    assert line.startswith("rollout.stop_strings: '7<end_of_turn>' is never drawn as text, ")
-    assert line.endswith(" has it as '7'; tokens without text belong to rollout.stop_tokens")
+    assert line.startswith("rollout.stop_strings: '7<end_of_turn>' never appears in generated text: ")
+    assert line.endswith(" decodes it to '7'; tokens without text belong to rollout.stop_tokens")
 
 
 def test_reward_functions_that_are_not_there(refused: Refused):
@@ -433,7 +433,7 @@ def test_a_finished_run_says_so(
     assert train.main([str(request_path)]) == 0
     assert capsys.readouterr().out == (
         f"{folder.path} is finished after 3 steps; its results are in summary.json. "
-        "--run.name starts another run, --extend goes on with this one\n"
+        "--run.name starts another run, --extend continues this one\n"
     )
     assert started == []
     assert everything_below(request_path.parent) == before

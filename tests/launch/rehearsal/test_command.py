@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import pytest
 
-from actors.colocated import ColocatedActor
+from actors.colocated_actor import ColocatedActor
 from actors.handles import RunActors
 from configs.load import load_config
 from configs.schema import Config
@@ -75,17 +75,11 @@ class LearnerHere(Here):
         (version, sha256), payload = self.actor.publish(which=which)
         return Published(version, sha256, payload)
 
-    async def memory(self) -> MemoryUse:
-        return self.actor.learner_memory()
-
 
 class SamplerHere(Here):
     async def load(self, published: Published) -> str:
         payload: Any = published.payload
         return self.actor.load(published.version, published.sha256, payload)
-
-    async def memory(self) -> MemoryUse:
-        return self.actor.sampler_memory()
 
 
 class FakeProcess:
@@ -274,10 +268,10 @@ def test_sigterm_while_weights_are_written_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--rehearse", "--dry-run"], "--dry-run: means nothing with --rehearse; remove one"),
-        (["--rehearse", "--extend", "5"], "--extend: means nothing with --rehearse; remove one"),
-        (["--random-weights"], "--random-weights: needs --rehearse; add it, or remove this"),
-        (["--json", "a.json"], "--json: needs --rehearse; add it, or remove this"),
+        (["--rehearse", "--dry-run"], "--dry-run: has no effect with --rehearse"),
+        (["--rehearse", "--extend", "5"], "--extend: has no effect with --rehearse"),
+        (["--random-weights"], "--random-weights: needs --rehearse; add it, or remove this flag"),
+        (["--json", "a.json"], "--json: needs --rehearse; add it, or remove this flag"),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(

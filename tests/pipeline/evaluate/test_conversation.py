@@ -22,10 +22,10 @@ from pipeline.evaluate.conversation import (
 )
 from pipeline.inputs.text.prompts import PromptMaker
 from tests.fakes import CharTokenizer, Script, completion, make_config
-from tests.pipeline.evaluate.test_measurement import FakeAnswerer
+from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 
 
-class Echo(FakeAnswerer):
+class Echo(FakeAdapterSampler):
     """Says what it was asked, backwards; the tuned one is cut off."""
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class Device:
     async def building(self) -> Building:
         return Building()
 
-    async def drawing_speed(self) -> SamplerSpeed:
+    async def sampler_speed(self) -> SamplerSpeed:
         assert self.sizes is not None
         slots = self.sizes.slots
         if slots > self.most.slots:
@@ -85,7 +85,7 @@ class Device:
             self.name, {n: self.segment(n) for n in plan.slot_ladder}, {416: 0.002}, {slots: 0.001}
         )
 
-    async def learning_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> LearnerSpeed:
         assert self.sizes is not None
         rows = self.sizes.micro_batch_tokens // ROW
         if self.sizes.micro_batch_tokens > self.most.micro_batch_tokens:

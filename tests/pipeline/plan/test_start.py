@@ -7,7 +7,7 @@ from pathlib import Path
 import configs
 from configs.load import load_config
 from configs.schema import Config
-from launch.chat import _one_at_a_time
+from launch.chat import _single_question_config
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.plan.search.search import planned_sizes
 from pipeline.plan.start import case_of, first_sizes, with_first_sizes
@@ -54,5 +54,5 @@ def test_a_run_goes_on_with_the_sizes_of_its_checkpoint(tmp_path: Path):
 
 
 def test_a_conversation_needs_no_sizes(tmp_path: Path):
-    one = _one_at_a_time(config(tmp_path, *OPEN), adapter="somewhere")
+    one = _single_question_config(config(tmp_path, *OPEN), adapter="somewhere")
     assert sized(one, Sizes.of(one)).plan.slot_ladder == (2,)

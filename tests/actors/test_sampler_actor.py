@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from actors.colocated import ColocatedActor
+from actors.colocated_actor import ColocatedActor
 from actors.opening import OpenedModel, open_model
-from actors.sampler import SamplerActor
+from actors.sampler_actor import SamplerActor
 from configs.schema import Config
 from launch.bench.counting import compilations
 from pipeline.compute.decode.rollout_weights import RolloutWeights
@@ -97,7 +97,7 @@ def tokens(drawn: Sequence[Completion]) -> list[list[int]]:
 @pytest.mark.parametrize("kind", ["shared", "merged", "int8"])
 def test_a_sampler_draws_under_what_it_is_sent_and_compiles_nothing(kind: str):
     actor = SamplerActor(config(kind))
-    actor.serve(opened())
+    actor.open_engine(opened())
     sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
     first = actor.load(0, "", sent[0])
     before = draw(actor)
@@ -120,7 +120,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
     actor = ColocatedActor(config(kind))
     actor.learner = tiny.learner(learner={"importance_cap": 2.0, "lr": 0.5})
     model = opened()
-    actor.serve(model)
+    actor.open_engine(model)
     pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
     bounds, drawn = Bounds.of(actor.config), []
     learned = tiny.make_rollouts([(3, 20), (3, 17)], advantages=[1.0, -1.0])

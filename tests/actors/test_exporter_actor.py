@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from actors.exporter import ExporterActor
+from actors.exporter_actor import ExporterActor
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.sharding import make_mesh

@@ -1,4 +1,4 @@
-"""The learner's process: one base, the learner, its checkpoints."""
+"""The learner's process: one base, the learner, its checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
     from pipeline.compute.model.policy import Params
 
 PROBE_VERSION = -1
+"""Version of the random adapter that the parity check uses."""
 
 
 class LearnerActor:
-    """A plain class; `actors.handles` makes a Ray actor of it.
+    """Hosts the learner; a plain class that `actors.handles` runs as a Ray actor.
 
-    JAX is imported in `prepare`, so that the driver can name this class without starting JAX.
+    JAX is imported in `prepare`, so that the driver can import this class without JAX.
     """
 
     def __init__(self, config: Config) -> None:
-        self.given = self.config = config
+        self.requested = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.learner: Learner
@@ -52,25 +53,27 @@ class LearnerActor:
         self._tokens: int | None = None
 
     def prepare(self, sizes: Sizes) -> Ready:
-        """Opens devices and model, compiles; later on what other sizes need. May be tried again.
+        """Opens devices and model and compiles; a later call compiles for other sizes.
+
+        Can be called again after an error.
 
         Raises:
-            ValueError: if devices, weights or tokenizer are not what the configuration says.
-            FileNotFoundError: if weights or tokenizer are not there.
-            OutOfMemory: if these sizes are too much.
+            ValueError: if devices, weights or tokenizer do not match the configuration.
+            FileNotFoundError: if weights or tokenizer are missing.
+            OutOfMemory: if these sizes need too much memory.
         """
-        self.config, known = sized(self.given, sizes), len(self.log.read().done)
+        self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="learner")
-        load_s = self.learn(self.opening)
+        load_s = self.open_learner(self.opening)
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def learn(self, model: OpeningModel | OpenedModel) -> float:
-        """Compiles while the base is read, then waits for it; returns the seconds that this took.
+    def open_learner(self, model: OpeningModel | OpenedModel) -> float:
+        """Compiles while the base is loaded; returns the seconds that loading took.
 
         Raises:
-            OutOfMemory: if the sizes of the configuration are too much.
+            OutOfMemory: if the configured sizes need too much memory.
         """
         from pipeline.compute.learner.checkpoint import Checkpoints
         from pipeline.compute.learner.learner import Learner
@@ -81,18 +84,18 @@ class LearnerActor:
                 "update",
                 lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
             )
-            self._give_base(guarded("load", model.wait))
+            self._set_base(guarded("load", model.wait))
             folder = RunFolder.of(config)
             self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         elif tokens != self._tokens:
-            self._tokens = None  # unless it succeeds, no size has programs
+            self._tokens = None  # no programs exist unless resizing succeeds
             guarded("update", lambda: self.learner.resize(config, log=self.log))
-            guarded("update", lambda: self._give_base(model.wait()))
+            guarded("update", lambda: self._set_base(model.wait()))
         self._tokens = tokens
         return model.wait().load_s
 
-    def _give_base(self, opened: OpenedModel) -> None:
-        """Puts the base where it is computed with; what exports are scored by has sizes, too."""
+    def _set_base(self, opened: OpenedModel) -> None:
+        """Sets the base of learner and exporter, which share the scoring programs."""
         from pipeline.compute.learner.export import Exporter
 
         config = self.config
@@ -109,17 +112,16 @@ class LearnerActor:
         )
 
     def building(self) -> Building:
-        """How far compiling is; answered meanwhile."""
+        """Returns the progress of compilation; can be called while `prepare` runs."""
         return self.log.read()
 
     def restore(self) -> Restored:
-        """Goes on from the newest usable checkpoint, if there is one.
+        """Restores the newest usable checkpoint, if there is one.
 
         Raises:
-            ValueError: if there are checkpoints and all of them are damaged, or the teacher is
-                another than before.
-            OSError: if one cannot be read now.
-            OutOfMemory: if there is no room for one.
+            ValueError: if all checkpoints are damaged, or the teacher has changed.
+            OSError: if a checkpoint cannot be read now.
+            OutOfMemory: if a checkpoint does not fit into memory.
         """
         where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
         found = guarded("load", lambda: self.checkpoints.restore(self.learner.state))
@@ -130,35 +132,35 @@ class LearnerActor:
         before = meta.pop("teacher_sha256", now)
         if before != now:
             raise ValueError(
-                f"learner.teacher: {self.config.learner.teacher} is no longer the adapter that "
-                f"this run learned from: its hash is {now}, it was {before}; put the former one "
-                "back, or start a run of another name"
+                f"learner.teacher: {self.config.learner.teacher} has changed since this run "
+                f"started: its hash is {now}, it was {before}; restore the former adapter, or "
+                "start a run with another run.name"
             )
         return Restored(meta, tuple(damaged), where)
 
     def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
-        """Version and hash of an adapter, and the adapter.
+        """Returns version and hash of an adapter, and the adapter as host arrays.
 
         Raises:
-            FileNotFoundError: if the best one is asked for and none was kept.
-            OutOfMemory: if there is no room for it.
+            FileNotFoundError: if `which` is "best" and no best adapter was saved.
+            OutOfMemory: if the adapter does not fit into memory.
         """
         import jax
 
         from pipeline.compute.model import lora
 
-        def take() -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
+        def fetch() -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
             adapter, version = self._adapter(which)
             payload = jax.device_get(adapter)
             return (version, lora.sha256(payload)), payload
 
-        return guarded("publish", take)
+        return guarded("publish", fetch)
 
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
-        """Log-probs of the completions' tokens.
+        """Returns the log-probs of the completions' tokens.
 
         Raises:
-            OutOfMemory: if there is no room for a micro-batch.
+            OutOfMemory: if a micro-batch does not fit into memory.
         """
 
         def work() -> list[np.ndarray]:
@@ -172,7 +174,7 @@ class LearnerActor:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
 
         Raises:
-            OutOfMemory: if there is no room for a micro-batch; the state is as it was.
+            OutOfMemory: if a micro-batch does not fit into memory; the state is unchanged.
         """
         return self._update(lambda: self.learner.sft_update(sequences))
 
@@ -180,34 +182,36 @@ class LearnerActor:
         """See `pipeline.compute.learner.learner.Learner.update`.
 
         Raises:
-            OutOfMemory: if there is no room for a micro-batch; the state is as it was.
+            OutOfMemory: if a micro-batch does not fit into memory; the state is unchanged.
         """
         return self._update(lambda: self.learner.update(rollouts, rate=rate))
 
     def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Invariant 11: running out of memory cannot lose adapter or optimizer, nor use them twice.
+        """Runs an update such that running out of memory neither loses nor changes the state.
+
+        See invariant 11 of the design.
 
         Raises:
             OutOfMemory: see `update`.
-            RuntimeError: if the state is lost all the same; the last checkpoint has one.
+            RuntimeError: if the state was lost nevertheless; resume from the last checkpoint.
         """
         learner = self.learner
-        begun = learner.state
-        # After an update there may be another on the same batch, or a phase to begin: if there is
-        # no room for that, the update would be made again.
-        goes_on = self.config.learner.updates_per_batch > 1 or learner.ends_phase
-        kept = learner.host_state() if goes_on else None
+        state_before = learner.state
+        # A second update on the same batch, or the start of the next phase, may run out of memory
+        # after the first update was applied; the retry must not apply that one twice.
+        several_parts = self.config.learner.updates_per_batch > 1 or learner.ends_phase
+        host_state = learner.host_state() if several_parts else None
 
-        def checked() -> dict[str, float]:
+        def check_and_update() -> dict[str, float]:
             self._check_room("update")
             return work()
 
         try:
-            return guarded("update", checked)
+            return guarded("update", check_and_update)
         except OutOfMemory as error:
-            if kept is not None:
-                learner.put_back(kept)
-            elif learner.state is not begun or not learner.state.is_whole:
+            if host_state is not None:
+                learner.put_back(host_state)
+            elif learner.state is not state_before or not learner.state.is_whole:
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 
@@ -217,11 +221,11 @@ class LearnerActor:
         if self.config.plan.hbm_gib is not None:
             check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
 
-    def learning_speed(self) -> LearnerSpeed:
+    def learner_speed(self) -> LearnerSpeed:
         """See `pipeline.compute.learner.learner.Learner.speed`.
 
         Raises:
-            OutOfMemory: if there is no room for a micro-batch.
+            OutOfMemory: if a micro-batch does not fit into memory.
         """
 
         def work() -> LearnerSpeed:
@@ -230,8 +234,8 @@ class LearnerActor:
 
         return guarded("update", work)
 
-    def learner_memory(self) -> MemoryUse:
-        """What scoring and learning hold of the devices, and what they have held."""
+    def memory(self) -> MemoryUse:
+        """Returns the memory of scoring and training, as needed and as measured."""
         needs = self.learner.needs
         return memory_use({**needs["score"], **needs["update"]})
 
@@ -242,14 +246,14 @@ class LearnerActor:
         )
 
     def keep_best(self) -> None:
-        """Keeps the current adapter as the best so far, beside the checkpoints."""
+        """Saves the current adapter as the best so far, beside the checkpoints."""
         from pipeline.compute.model.adapter_file import write_adapter_file
 
         state = self.learner.state
         write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
     def recover_best(self, version: int, sha256: str) -> BestFile:
-        """See `pipeline.contracts.workers.Learner`; looks at checkpoints and export, too."""
+        """See `pipeline.contracts.workers.Learner`; recovers from checkpoints or the export."""
         import jax
 
         from pipeline.compute.model import lora
@@ -263,12 +267,12 @@ class LearnerActor:
                 return "whole"
         set_aside(folder.path, [self._best])
 
-        def loaded(source: Path) -> Params:
+        def load(source: Path) -> Params:
             return load_adapter(str(source), self.learner.policy).adapter
 
         for source in (
-            partial(loaded, folder.checkpoints / str(version)),
-            partial(loaded, folder.export),
+            partial(load, folder.checkpoints / str(version)),
+            partial(load, folder.export),
             self.learner.initial_adapter,
         ):
             with suppress(FileNotFoundError, ValueError):
@@ -284,7 +288,7 @@ class LearnerActor:
         """See `pipeline.compute.learner.export.Exporter.export`.
 
         Raises:
-            OutOfMemory: if there is no room for it; the folder is as it was.
+            OutOfMemory: if the export does not fit into memory; the folder is unchanged.
         """
         from pipeline.compute.learner.export import Tuned
 
@@ -299,7 +303,7 @@ class LearnerActor:
         return RunFolder.of(self.config).checkpoints / "best"
 
     def _adapter(self, which: AdapterRef) -> tuple[Params, int]:
-        """An adapter and its version."""
+        """Returns an adapter on the devices, and its version."""
         learner = self.learner
         if which == "probe":
             return learner.policy.probe_adapter(self.config.run.seed), PROBE_VERSION

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.colocated import ColocatedActor
-from actors.learner import LearnerActor
+from actors.colocated_actor import ColocatedActor
+from actors.learner_actor import LearnerActor
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.model import lora
 from pipeline.run.run_folder import RunFolder
@@ -93,7 +93,7 @@ def test_one_process_samples_under_the_adapter_that_it_published(
     actor = ColocatedActor(tiny.make_config())
     actor.learner = tiny.learner()
     taken: list[str] = []
-    monkeypatch.setattr(actor, "take_over", lambda _, **label: taken.append(label["sha256"]))
+    monkeypatch.setattr(actor, "set_adapter", lambda _, **label: taken.append(label["sha256"]))
     learn(actor)
     sent = []
     for which in ("initial", "current", "probe"):

@@ -1,4 +1,4 @@
-"""The exporter's process: one base, one adapter, and what verification compiles."""
+"""The exporter's process: one base, one adapter, and the programs that verify an export."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class ExporterActor:
-    """A plain class; `actors.handles` makes a Ray actor of it.
+    """Exports one checkpoint; a plain class that `actors.handles` runs as a Ray actor.
 
     Args:
-        config: how the model is opened and scored; `lora.start` is the adapter.
+        config: of model and scoring; `lora.start` is the adapter.
         described: the run's configuration, for the model card.
-        examples: completions that are compared; none: nothing is verified.
+        examples: completions whose log-probs are compared; empty: no verification.
     """
 
     def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:
@@ -33,14 +33,14 @@ class ExporterActor:
         self.examples = examples
         self.exporter: Exporter
         self.tuned: Tuned
-        self.fresh: Path
+        self.unfinished: Path
 
     def start(self) -> str:
-        """Opens devices, model and adapter, compiles; returns what the adapter is.
+        """Opens devices, model and adapter, compiles; returns a description of the adapter.
 
         Raises:
-            ValueError: if devices, weights or adapter are not what the configuration says.
-            FileNotFoundError: if weights or adapter are not there.
+            ValueError: if devices, weights or adapter do not match the configuration.
+            FileNotFoundError: if weights or adapter are missing.
         """
         opened = open_model(self.config, which="learner")
         from pipeline.compute.learner.export import Exporter, Tuned
@@ -63,15 +63,15 @@ class ExporterActor:
         return loaded.what
 
     def begin(self, folder: str) -> None:
-        """Makes the folder beside `folder` that is written into."""
+        """Makes the temporary folder beside `folder` that the export is written to."""
         from pipeline.compute.learner.export import begin
 
-        self.fresh = begin(Path(folder))
+        self.unfinished = begin(Path(folder))
 
     def add(self, kind: Format) -> float | None:
         """See `pipeline.compute.learner.export.Exporter.add`."""
-        return self.exporter.add(self.fresh, kind, self.tuned, examples=self.examples)
+        return self.exporter.add(self.unfinished, kind, self.tuned, examples=self.examples)
 
     def finish(self, folder: str, formats: Sequence[Format]) -> None:
         """See `pipeline.compute.learner.export.Exporter.finish`."""
-        self.exporter.finish(self.fresh, Path(folder), self.tuned, formats=formats)
+        self.exporter.finish(self.unfinished, Path(folder), self.tuned, formats=formats)

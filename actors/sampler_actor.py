@@ -1,4 +1,4 @@
-"""The sampler's process: one base, one engine, the adapter it was last given."""
+"""The sampler's process: one base, one engine, and the adapter that was loaded last."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class SamplerActor:
-    """A plain class; `actors.handles` makes a Ray actor of it.
+    """Hosts the rollout engine; a plain class that `actors.handles` runs as a Ray actor.
 
-    JAX is imported in `prepare`, so that the driver can name this class without starting JAX.
+    JAX is imported in `prepare`, so that the driver can import this class without JAX.
     """
 
     def __init__(self, config: Config) -> None:
-        self.given = self.config = config
+        self.requested = self.config = config
         self.log = BuildLog()
         self.opening: OpeningModel | None = None
         self.policy: Policy
@@ -44,25 +44,27 @@ class SamplerActor:
         self._opened: dict[str | None, tuple[Params, OpenedAdapter]] = {}
 
     def prepare(self, sizes: Sizes) -> Ready:
-        """Opens devices and model, compiles; later on what other sizes need. May be tried again.
+        """Opens devices and model and compiles; a later call compiles for other sizes.
+
+        Can be called again after an error.
 
         Raises:
-            ValueError: if devices, weights or tokenizer are not what the configuration says.
-            FileNotFoundError: if weights or tokenizer are not there.
-            OutOfMemory: if these sizes are too much.
+            ValueError: if devices, weights or tokenizer do not match the configuration.
+            FileNotFoundError: if weights or tokenizer are missing.
+            OutOfMemory: if these sizes need too much memory.
         """
-        self.config, known = sized(self.given, sizes), len(self.log.read().done)
+        self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = begin_model(self.config, which="sampler")
-        load_s = self.serve(self.opening)
+        load_s = self.open_engine(self.opening)
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def serve(self, model: OpeningModel | OpenedModel) -> float:
-        """Compiles while the base is read, then waits for it; returns the seconds that this took.
+    def open_engine(self, model: OpeningModel | OpenedModel) -> float:
+        """Compiles while the base is loaded; returns the seconds that loading took.
 
         Raises:
-            OutOfMemory: if the sizes of the configuration are too much.
+            OutOfMemory: if the configured sizes need too much memory.
         """
         from pipeline.compute.decode.engine import Engine
         from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
@@ -86,39 +88,39 @@ class SamplerActor:
                 "load", lambda: RolloutWeights(opened.policy, opened.base, config)
             )
         elif slots != self._slots:
-            self._slots = None  # unless it succeeds, no size has programs
+            self._slots = None  # no programs exist unless resizing succeeds
             guarded("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
         return model.wait().load_s
 
     def building(self) -> Building:
-        """How far compiling is; answered meanwhile."""
+        """Returns the progress of compilation; can be called while `prepare` runs."""
         return self.log.read()
 
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
-        """Takes over an adapter; returns the hash of what arrived on the devices.
+        """Loads an adapter; returns the hash of the adapter on the devices.
 
         Raises:
-            OutOfMemory: if there is no room for it.
+            OutOfMemory: if the adapter does not fit into memory.
         """
         from pipeline.compute.model import lora
 
-        del sha256  # the sender's claim; the answer is what is found here
+        del sha256  # computed again from the arrays that arrived
 
-        def take() -> None:
+        def load() -> None:
             adapter = self.policy.place_adapter(payload)
-            self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
+            self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))
 
-        guarded("sync", take)
+        guarded("sync", load)
         return self.sha256
 
-    def take_over(self, adapter: Params, *, version: int, sha256: str) -> None:
-        """Draws under `adapter`, which is on the devices, from now on."""
+    def set_adapter(self, adapter: Params, *, version: int, sha256: str) -> None:
+        """Sets the adapter, already on the devices, for all later calls of `generate`."""
         self.weights.load(adapter)
         self.adapter, self.version, self.sha256 = adapter, version, sha256
 
     def open_adapter(self, path: str | None) -> OpenedAdapter:
-        """Takes over the adapter at `path`, or none: the base alone. Opens each only once.
+        """Loads the adapter at `path`, or none (the base alone); reads each path only once.
 
         Raises:
             FileNotFoundError: if there is no adapter.
@@ -127,7 +129,7 @@ class SamplerActor:
         if path not in self._opened:
             self._opened[path] = self._open(path)
         adapter, opened = self._opened[path]
-        self.take_over(adapter, version=opened.version, sha256=opened.sha256)
+        self.set_adapter(adapter, version=opened.version, sha256=opened.sha256)
         return opened
 
     def _open(self, path: str | None) -> tuple[Params, OpenedAdapter]:
@@ -151,7 +153,7 @@ class SamplerActor:
         """See `pipeline.compute.decode.engine.Engine.generate`.
 
         Raises:
-            OutOfMemory: if there is no room for so many slots.
+            OutOfMemory: if the slots do not fit into memory.
         """
         return guarded(
             "generate",
@@ -172,11 +174,11 @@ class SamplerActor:
             min_finished=min_finished,
         )
 
-    def drawing_speed(self) -> SamplerSpeed:
-        """See `Engine.speed`; a sampler without an adapter measures with a fresh one.
+    def sampler_speed(self) -> SamplerSpeed:
+        """See `Engine.speed`; without a loaded adapter it measures with a zero one.
 
         Raises:
-            OutOfMemory: if there is no room for so many slots.
+            OutOfMemory: if the slots do not fit into memory.
         """
 
         def work() -> SamplerSpeed:
@@ -194,17 +196,17 @@ class SamplerActor:
             check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
 
     def work(self) -> DecodeWork:
-        """What the last `generate` has computed."""
+        """Returns the amount of work of the last `generate`."""
         return self.engine.work
 
-    def sampler_memory(self) -> MemoryUse:
-        """What drawing holds of the devices, and what they have held."""
+    def memory(self) -> MemoryUse:
+        """Returns the memory of sampling, as needed and as measured."""
         return memory_use(self.engine.needs)
 
     def abort(self) -> None:
-        """Ends a running `generate` at its next look."""
+        """Ends a running `generate` before its next segment."""
         self.engine.abort()
 
     def resume(self) -> None:
-        """Takes an `abort` back."""
+        """Reverts `abort`."""
         self.engine.resume()

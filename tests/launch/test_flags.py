@@ -10,7 +10,7 @@ import pytest
 from configs.paths import HOME_VARIABLE
 from launch import plan
 from launch.demo import deadline_table
-from launch.output_file import output_file
+from launch.flags import output_file
 from tests.launch.cluster_fixtures import PROJECT
 
 ONE_B = str(PROJECT / "configs/gemma3_1b_gsm8k_v5e8.toml")
@@ -46,7 +46,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
     file = tmp_path / "file"
     file.touch()
-    assert refused(tmp_path) == f"{tmp_path} is a folder; a file is wanted"
+    assert refused(tmp_path) == f"{tmp_path} is a folder; name a file"
     with pytest.raises(ValueError, match=r"^command line: --json: gs:// is not supported; "):
         output_file("--json", "gs://bucket/a.json")
     assert refused(tmp_path / "no" / "a.json") == f"no folder {tmp_path / 'no'}"
@@ -63,7 +63,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     [
         (["--minimum", "5x"], "argument --minimum: '5x' is not a duration; write for example '9h'"),
         (["--json", "/nowhere/a.json"], "error: command line: --json: no folder /nowhere"),
-        (["--json", "/tmp"], "error: command line: --json: /tmp is a folder; a file is wanted"),
+        (["--json", "/tmp"], "error: command line: --json: /tmp is a folder; name a file"),
     ],
 )
 def test_the_deadline_table_refuses_before_anything_runs(

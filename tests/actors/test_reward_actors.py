@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.rewards import GIVE_UP_AFTER, RewardActor, RewardPool, WorkerDied
+from actors.reward_actors import MAX_CONSECUTIVE_FAILURES, RewardActor, RewardPool, WorkerDied
 from configs.schema import RewardFunction, Rewards
 from rewards.base import Outcome, RewardInput, Tags
 
@@ -143,12 +143,12 @@ def test_invariant_6_it_costs_only_the_function_that_failed():
 
 def test_after_so_many_failures_one_after_the_other_the_rest_is_given_up():
     bench = Bench(rewards("length"))
-    bad = ["die"] * GIVE_UP_AFTER
+    bad = ["die"] * MAX_CONSECUTIVE_FAILURES
     scored = bench.score("a", *bad, "e", "f")
-    assert values(scored) == [1, *[None] * GIVE_UP_AFTER, None, None]
+    assert values(scored) == [1, *[None] * MAX_CONSECUTIVE_FAILURES, None, None]
     assert {row["length"].error for row in scored[1:]} == {"its process died"}
     # One for the batch and one for each that failed; the last one is not replaced before a call.
-    assert len(bench.workers) == 1 + GIVE_UP_AFTER
+    assert len(bench.workers) == 1 + MAX_CONSECUTIVE_FAILURES
     assert bench.workers[-1].calls == [("length", ["die"])]
 
 
@@ -213,7 +213,7 @@ def test_invariant_6_a_replacement_that_never_starts_is_given_up(
         async def start(self) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("actors.rewards.RESTART_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("actors.reward_actors.RESTART_TIMEOUT_S", 0.01)
     bench = Bench(rewards("length"))
 
     def spawn() -> FakeWorker:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import configs
-from actors.colocated import ColocatedActor
+from actors.colocated_actor import ColocatedActor
 from actors.opening import OpenedModel
 from configs.load import load_config
 from configs.schema import Config
@@ -49,19 +49,19 @@ class InProcess:
     async def building(self) -> Building:
         return self.actor.building()
 
-    async def drawing_speed(self) -> SamplerSpeed:
-        return self.actor.drawing_speed()
+    async def sampler_speed(self) -> SamplerSpeed:
+        return self.actor.sampler_speed()
 
-    async def learning_speed(self) -> LearnerSpeed:
-        return self.actor.learning_speed()
+    async def learner_speed(self) -> LearnerSpeed:
+        return self.actor.learner_speed()
 
 
 @pytest.fixture
 def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     """Two layers; its model is there, nothing is compiled."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan: dict[str, Any] = {"fixed": False, "slots": 4, "slot_buckets": None}
     made = tiny.make_config(plan=plan | {"micro_batch_tokens": 2 * ROW})
     actor = ColocatedActor(made)
@@ -115,7 +115,7 @@ class Tight(InProcess):
 
     limit: float | None = None
 
-    async def learning_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> LearnerSpeed:
         actor = self.actor
         if self.limit is None:
             gc.collect()  # what other tests have left does not count
@@ -123,7 +123,7 @@ class Tight(InProcess):
             self.limit = (resident_bytes() + needs - 1) / GIB
         plan = actor.config.plan.model_copy(update={"hbm_gib": self.limit})
         actor.config = actor.config.model_copy(update={"plan": plan})
-        return await super().learning_speed()
+        return await super().learner_speed()
 
 
 def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor, tmp_path: Path):

@@ -1,6 +1,6 @@
-"""Reward functions in processes of their own, so that one that hangs or dies can be replaced.
+"""Reward functions in separate processes, so that one that hangs or dies can be replaced.
 
-An error is not a zero: whatever ends without a number is an outcome without a value.
+An error is not a zero: a call that fails gives an outcome without a value.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from configs.schema import Rewards
 from rewards.base import Outcome, RewardInput, describe_error, printable, score
 from rewards.resolve import resolve
 
-GIVE_UP_AFTER = 3
-"""Inputs of one batch that may fail alone, one after the other, before the rest is given up."""
+MAX_CONSECUTIVE_FAILURES = 3
+"""Single inputs of one batch that may fail in a row before the remaining ones are marked failed."""
 
 RESTART_TIMEOUT_S = 300.0
-"""How long a process that replaces another one may take to import the reward functions."""
+"""Time limit for a replacement process to import the reward functions."""
 
 
 class RewardActor:
-    """A plain class; `actors.handles` makes a Ray actor of it."""
+    """Runs the reward functions; a plain class that `actors.handles` runs as a Ray actor."""
 
     def __init__(self, config: Rewards) -> None:
         self.config = config
@@ -30,56 +30,60 @@ class RewardActor:
         """Imports the reward functions.
 
         Raises:
-            ValueError: if one of them is not there.
+            ValueError: if one of them cannot be imported.
         """
         self.functions = {part.name: resolve(part.function) for part in self.config.functions}
 
     def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
-        """One outcome for each input; whatever the function does short of hanging."""
+        """Returns one outcome per input, also if the function raises; it may hang or die."""
         return score(self.functions[name], inputs)
 
 
-class Worker(Protocol):
+class RewardWorker(Protocol):
     """A reward process as the pool sees it."""
 
     async def start(self) -> None:
-        """Returns when the process is ready."""
+        """Imports the reward functions."""
 
     async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
-        """See `RewardActor.score`. Raises `WorkerDied` if there is no answer."""
+        """See `RewardActor.score`.
+
+        Raises:
+            WorkerDied: if the process ended without an answer.
+        """
 
     def kill(self) -> None:
         """Ends the process at once."""
 
 
-class WorkerDied(Exception):  # noqa: N818  # says what happened
-    """The process ended while it was scoring, or did not answer as it should."""
+class WorkerDied(Exception):  # noqa: N818  # the pool handles it
+    """The process ended, or was interrupted, while it was scoring."""
 
 
 class RewardPool:
-    """Scores a step's completions on several workers.
+    """Scores a step's completions on several reward processes.
 
     Args:
         config: functions, number of workers, time limit of a call.
         spawn: starts a worker process.
     """
 
-    def __init__(self, config: Rewards, spawn: Callable[[], Worker]) -> None:
+    def __init__(self, config: Rewards, spawn: Callable[[], RewardWorker]) -> None:
         self._config = config
         self._spawn = spawn
-        # None: the process was ended; the next call starts another one.
-        self._workers: list[Worker | None] = [spawn() for _ in range(config.workers)]
+        # None: the process was ended; the next call starts a new one.
+        self._workers: list[RewardWorker | None] = [spawn() for _ in range(config.workers)]
 
     async def start(self) -> None:
         """Waits until all workers are ready.
 
         Raises:
-            ValueError: if a reward function is not there.
+            ValueError: if a reward function cannot be imported.
         """
         await asyncio.gather(*(worker.start() for worker in self._workers if worker is not None))
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        """For each input the outcome of each function, by its name."""
+        """Returns for each input the outcome of each function, by name."""
         share = -(-len(inputs) // len(self._workers))
         scored = await asyncio.gather(
             *(
@@ -117,23 +121,27 @@ class RewardPool:
             return outcomes
         if len(inputs) == 1:
             return [Outcome(None, outcomes)]
-        # Somebody in the batch is at fault; find out who, so that the others keep their scores.
-        alone: list[Outcome] = []
+        # Score each input alone to find the failing ones, so that the others keep their scores.
+        single: list[Outcome] = []
         failures = 0
         for one in inputs:
-            found = outcomes if failures >= GIVE_UP_AFTER else await self._call(number, name, [one])
+            found = (
+                outcomes
+                if failures >= MAX_CONSECUTIVE_FAILURES
+                else await self._call(number, name, [one])
+            )
             if isinstance(found, str):
                 failures += 1
-                alone.append(Outcome(None, found))
+                single.append(Outcome(None, found))
             else:
                 failures = 0
-                alone += found
-        return alone
+                single += found
+        return single
 
     async def _call(
         self, number: int, name: str, inputs: Sequence[RewardInput]
     ) -> list[Outcome] | str:
-        """The outcomes, or what happened to the process; the next call replaces it then."""
+        """Returns the outcomes, or why the process failed; the next call then replaces it."""
         try:
             worker = self._workers[number] or await self._restart(number)
         except Exception as error:  # noqa: BLE001 - a user's module may raise anything
@@ -148,11 +156,11 @@ class RewardPool:
         self._workers[number] = None
         return problem
 
-    async def _restart(self, number: int) -> Worker:
-        """A new process in the place of one that was ended.
+    async def _restart(self, number: int) -> RewardWorker:
+        """Starts a new process in place of one that was ended.
 
         Raises:
-            Exception: if it does not start.
+            Exception: if the new process does not start.
         """
         worker = self._spawn()
         try:
