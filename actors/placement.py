@@ -18,7 +18,7 @@ from actors.devices import environment
 from configs.schema import Plan
 
 cluster_is_gone = threading.Event()
-"""Set when the cluster has ended before this process: no call is answered, no device is released."""
+"""Set if the cluster ends before this process: calls get no answer, devices need no release."""
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 
 

@@ -80,9 +80,7 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _chat(
-    config: Config, folder: Path, *, temperature: float, questions: list[str] | None
-) -> int:
+def _chat(config: Config, folder: Path, *, temperature: float, questions: list[str] | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     import asyncio
 

@@ -25,7 +25,7 @@ _OBJECT_STORE_BYTES = 512 * 2**20
 
 @contextmanager
 def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
-    """Joins the cluster that this process is a job of, or starts a private one; leaves it at the end.
+    """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
     Args:
         plan: whose devices the cluster must have.
@@ -48,8 +48,8 @@ def _joined() -> Iterator[None]:
     address = os.environ["RAY_ADDRESS"]
     if address.startswith(("http://", "https://")):
         raise ValueError(
-            f"RAY_ADDRESS = {address} is the address of a dashboard, which only takes jobs: use "
-            "launch/submit.sh, or unset RAY_ADDRESS for a private cluster"
+            f"RAY_ADDRESS = {address} is a dashboard, which only takes jobs: use launch/submit.sh, "
+            "or unset RAY_ADDRESS for a private cluster"
         )
     try:
         ray.init(log_to_driver=False)
@@ -58,8 +58,8 @@ def _joined() -> Iterator[None]:
         if ray.is_initialized():
             raise
         raise ValueError(
-            f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset RAY_ADDRESS "
-            "for a private cluster"
+            f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset "
+            "RAY_ADDRESS for a private cluster"
         ) from error
     finally:
         ray.shutdown()

@@ -27,8 +27,8 @@ DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
 budget buys, and its cost. With plan.fixed = true the sizes of the file are used, and others are
 compared with them. CONFIG.toml may also be a run folder.
-Exit status: 0 the plan fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
-after Ctrl-C."""
+Exit status: 0 the plan fits, 1 it does not, or no step fits the budget, 2 a mistake in the request,
+130 after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,8 +58,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--topology",
         metavar="NAME",
-        help="plan for these chips instead of the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
-        "v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
+        help="plan for these chips instead of the configuration's: v5e-1 to v5e-256, v5p-8 to "
+        "v5p-128, v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
     )
     flags.add_argument(
         "--completion-tokens",

@@ -198,8 +198,8 @@ def _check_devices(plan: Plan) -> None:
     if count < amount:
         raise ValueError(
             f"plan.platform = {plan.platform!r} needs {amount:g} {name}, and this machine has "
-            f"{count}; no other kind of device is used instead. launch/submit.sh submits the run to "
-            "a cluster that has them"
+            f"{count}; no other kind of device is used instead. launch/submit.sh submits the run "
+            "to a cluster that has them"
         )
 
 
@@ -279,8 +279,7 @@ def _check_steps(rollout: Rollout, data: LoadedData) -> None:
             f"{len(data.train.prompts)} prompts of data.train"
         )
     if rollout.max_prompts_per_step is not None:
-        check_window(
-            data.train.prompts, window=rollout.max_prompts_per_step, weights=data.weights)
+        check_window(data.train.prompts, window=rollout.max_prompts_per_step, weights=data.weights)
 
 
 def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
@@ -371,6 +370,6 @@ def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
     changed = [name for name, found in data.fingerprints.items() if at_start.get(name) != found]
     if changed:
         raise ValueError(
-            f"{' and '.join(map(setting_of, changed))}: the prompts have changed since {folder.path} "
-            "started; restore them, or start another run with --run.name"
+            f"{' and '.join(map(setting_of, changed))}: the prompts have changed since "
+            f"{folder.path} started; restore them, or start another run with --run.name"
         )

@@ -69,14 +69,14 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--rehearse",
         action="store_true",
-        help="run every phase once at its largest size on this machine, show time and memory beside "
-        "the plan's, and keep only compiled programs and measured speeds in the cache",
+        help="run every phase once at its largest size on this machine, show time and memory "
+        "beside the plan's, and keep only compiled programs and measured speeds in the cache",
     )
     flags.add_argument(
         "--random-weights",
         action="store_true",
-        help="with --rehearse: use random weights of the model's shapes; needs only a tokenizer and "
-        "a config.json or a known model name",
+        help="with --rehearse: use random weights of the model's shapes; needs only a tokenizer "
+        "and a config.json or a known model name",
     )
     add_json(flags, only_with="--rehearse")
     return flags

@@ -91,7 +91,7 @@ def _prepare(argv: Sequence[str]) -> Plan:
         raise ValueError(f"command line: {request.name}: no such benchmark; there are {names}")
     request.json = _output("--json", request.json)
     request.plot = _output("--plot", request.plot)
-    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
+    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}_bench").BENCHMARK
     if request.plot and benchmark.draw is None:
         raise ValueError(f"command line: --plot: {request.name} draws nothing; sweep does")
     chosen = replace(

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from configs.schema import Config
-from launch.bench.balance import FIXED
+from launch.bench.balance_bench import FIXED
 from launch.bench.balance_recipe import SAMPLES, Recipe
 from launch.bench.models import MODELS
 from launch.bench.rollout_case import (

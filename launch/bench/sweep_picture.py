@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.bench.sweep import POSITIONS, SMALL_POSITIONS
+from launch.bench.sweep_bench import POSITIONS, SMALL_POSITIONS
 from pipeline.contracts.topology import HBM_GIB
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the plan says of a rehearsal's work: seconds with their range, bytes of a chip."""
+"""The plan's estimates for the phases of a rehearsal: seconds with a range, bytes of a chip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.plan.search.search import Case, measured
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is made for: the sizes of a model, and chips."""
+    """Target of a plan: the shape of a model, and chips."""
 
     shape: ModelShape
     topology: Topology
@@ -29,13 +29,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Expectations:
-    """A plan that is asked about pieces of work.
+    """Estimates for given amounts of work.
 
     Attributes:
-        config: with the sizes in force.
-        shape: the model.
-        pace: of its programs on the chips.
-        parts: of what a run does once.
+        config: with the current sizes.
+        shape: of the model.
+        pace: seconds of its programs on the chips.
+        parts: seconds of the one-time phases of a run.
     """
 
     config: Config
@@ -45,15 +45,15 @@ class Expectations:
 
     @staticmethod
     def of(config: Config, target: Target) -> Expectations:
-        """For a configuration with sizes."""
+        """Plans a configuration with sizes."""
         case = Case(config, target.shape, target.topology, Lengths.expected(config))
         plan = measured(case, config.run.name, config, configured=True)
         outlook = forecast(case, plan)
         parts = Parts.of(case, plan, outlook.rows, compiling=outlook.compile)
         return Expectations(config, target.shape, case.pace(config), parts)
 
-    def drawing(self, work: DecodeWork, *, seq: int) -> Seconds:
-        """What samplers have computed, prompts of `seq` positions; they work side by side."""
+    def sampling(self, work: DecodeWork, *, seq: int) -> Seconds:
+        """Generation with this amount of work over all samplers, prompts of `seq` positions."""
         plan, steps = self.config.plan, self.config.segment_steps
         shards = plan.num_samplers * plan.sampler_shards
         total = self.pace.prefill(max(1, work.prompt_tokens // shards), seq=seq)
@@ -64,30 +64,30 @@ class Expectations:
         return total
 
     def scoring(self, rows: int) -> Seconds:
-        """Scoring so many rows of longest sequences once."""
+        """One scoring pass over `rows` full rows."""
         return self._batches(rows, score=1)
 
-    def learning(self, rows: int) -> Seconds:
-        """Learning from them, what other policies are asked about included."""
+    def update(self, rows: int) -> Seconds:
+        """One update step on `rows` full rows, scoring by reference policies included."""
         settings = self.config.learner
-        others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
+        references = int(settings.kl_coef > 0) + int(settings.teacher is not None)
         updates = settings.updates_per_batch
-        return self._batches(rows, score=others, gradient=updates) + self.pace.apply() * updates
+        return self._batches(rows, score=references, gradient=updates) + self.pace.apply() * updates
 
-    def imitating(self, rows: int) -> Seconds:
-        """Learning from so many rows of worked examples."""
+    def sft_update(self, rows: int) -> Seconds:
+        """One SFT update on `rows` full rows of demonstrations."""
         return self._batches(rows, gradient=1) + self.pace.apply()
 
     def sync(self) -> Seconds:
-        """Bringing the adapter to all samplers."""
+        """Publishing the adapter to all samplers."""
         return sync_s(self.pace)
 
     def rewards(self, rollouts: int) -> Seconds:
-        """Scoring the texts of so many rollouts."""
+        """Reward functions on this number of rollouts."""
         return rewards_s(rollouts, chip=self.pace.chip)
 
     def bytes_of(self, programs: Sequence[str]) -> int | None:
-        """Of a chip at the fullest moment of these programs; None: the plan knows none of them."""
+        """Peak bytes of a chip over these programs; None: the plan knows none of them."""
         known = [one for one in programs if one.partition(" ")[0] in SAMPLER + LEARNER]
         found = (moment(self.config, self.shape, one, phase=one).total for one in known)
         return max(found, default=None)

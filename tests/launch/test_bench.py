@@ -16,14 +16,14 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import (
-    hbm,
-    learner,
+    hbm_bench,
+    learner_bench,
     models,
     packing,
     recipe,
-    rollout,
+    rollout_bench,
     small_body,
-    sweep,
+    sweep_bench,
     tunix_peer,
 )
 from launch.bench.child import in_child
@@ -71,7 +71,7 @@ class MadeUp:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """In the place of "hbm"."""
     found = MadeUp()
-    monkeypatch.setitem(sys.modules, "launch.bench.hbm", found)
+    monkeypatch.setitem(sys.modules, "launch.bench.hbm_bench", found)
     return found
 
 
@@ -186,7 +186,12 @@ def test_a_child_has_its_own_environment():
 
 
 def test_every_row_names_what_exists():
-    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK, rollout.BENCHMARK, sweep.BENCHMARK):
+    for benchmark in (
+        hbm_bench.BENCHMARK,
+        learner_bench.BENCHMARK,
+        rollout_bench.BENCHMARK,
+        sweep_bench.BENCHMARK,
+    ):
         rows = [(s.name, r) for s in benchmark.sections for r in s.rows]
         assert len({(name, r.name) for name, r in rows}) == len(rows)
         for _, each in rows:
@@ -202,16 +207,16 @@ def test_claims_of_the_ladder():
         "64": {"fits": True, "us_per_token": 1.0, "total_gib": 9.0, "invariant_3": False},
         "128": {"fits": False, "needs_gib": 20.0},
     }
-    claims = {claim.text: claim.holds for claim in hbm.BENCHMARK.sections[0].claims(found)}
+    claims = {claim.text: claim.holds for claim in hbm_bench.BENCHMARK.sections[0].claims(found)}
     whole, fits, near = claims
     assert whole.endswith("; 64 do")
     assert [claims[text] for text in (whole, fits, near)] == [False, False, True]
     assert near.endswith("(1.00 µs) is the preset's of 2: 2 sequences, 1.02 µs, 3.00 GiB")
     found["128"] = found["64"] | {"invariant_3": True, "total_gib": 13.75}
-    after = list(hbm.BENCHMARK.sections[0].claims(found))
+    after = list(hbm_bench.BENCHMARK.sections[0].claims(found))
     assert after[1] == Claim("128 sequences in 13.75 GiB: 13.75", holds=True)
     found["8"] = found.pop("2")
-    assert [claim.holds for claim in hbm.BENCHMARK.sections[0].claims(found)][-1] is False
+    assert [claim.holds for claim in hbm_bench.BENCHMARK.sections[0].claims(found)][-1] is False
 
 
 def refused(message: str) -> Any:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from launch.bench import balance, balance_case, balance_recipe, models, rollout_case
+from launch.bench import balance_bench, balance_case, balance_recipe, models, rollout_case
 from launch.bench.balance_case import tokens_a_second
 from tests.launch.tiny_rollouts import SIZES, TINY
 
-(TRAINED,) = balance.BENCHMARK.sections
+(TRAINED,) = balance_bench.BENCHMARK.sections
 
 
 @pytest.fixture

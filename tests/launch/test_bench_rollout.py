@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from launch.bench import models, rollout, rollout_case, rollout_speed
+from launch.bench import models, rollout_bench, rollout_case, rollout_speed
 from launch.bench.rollout_case import Case, make_lengths, make_requests
 from launch.bench.table import Section
 from tests.launch.tiny_rollouts import SIZES, TINY
 
-LENGTHS, GREEDY, MEMORY = rollout.BENCHMARK.sections
+LENGTHS, GREEDY, MEMORY = rollout_bench.BENCHMARK.sections
 
 
 @pytest.fixture(scope="module")

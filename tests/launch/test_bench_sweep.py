@@ -9,11 +9,10 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import (
-    hbm,
     models,
     rollout_case,
     rollout_memory,
-    sweep,
+    sweep_bench,
     sweep_picture,
     sweep_speed,
 )
@@ -24,7 +23,7 @@ from pipeline.compute.decode.rollout_weights import rollout_policy
 from pipeline.contracts.topology import HBM_GIB
 from tests.launch.tiny_rollouts import SIZES, TINY
 
-SECTIONS = {section.name: section for section in sweep.BENCHMARK.sections}
+SECTIONS = {section.name: section for section in sweep_bench.BENCHMARK.sections}
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def claims(section: str, **found: dict[str, Any]) -> list[bool]:
 
 
 def test_rows_say_what_they_are():
-    assert len(SECTIONS) == len(sweep.BENCHMARK.sections)
+    assert len(SECTIONS) == len(sweep_bench.BENCHMARK.sections)
     for section in SECTIONS.values():
         assert len({each.name for each in section.rows}) == len(section.rows)
         for each in section.rows:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.demo import task
-from launch.demo.task import Carelessness, Problem, make_problem, solution
+from launch.demo.task import ErrorRates, Problem, make_problem, solution
 
 PROBLEM = Problem(question="", terms=(14, 27, -8), answer=33)
 
@@ -48,29 +48,27 @@ def test_a_careful_solver_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "carelessness", "steps", "answer"),
+    ("terms", "rates", "steps", "answer"),
     [
-        ((14, 27, -8), Carelessness(carry=1), "14+27=31 31-8=33", 33),
-        ((14, 25, -8), Carelessness(carry=1), "14+25=39 39-8=31", 31),
-        ((52, -17), Carelessness(carry=1), "52-17=45", 45),
-        ((40, 10, -3), Carelessness(operator=1), "40-10=30 30+3=33", 33),
-        ((10, 30), Carelessness(operator=1), "10-30=20", 20),
-        ((90, -30), Carelessness(operator=1), "90+30=20", 20),
-        ((52, 17), Carelessness(carry=1, operator=1), "52-17=45", 45),
+        ((14, 27, -8), ErrorRates(carry=1), "14+27=31 31-8=33", 33),
+        ((14, 25, -8), ErrorRates(carry=1), "14+25=39 39-8=31", 31),
+        ((52, -17), ErrorRates(carry=1), "52-17=45", 45),
+        ((40, 10, -3), ErrorRates(operator=1), "40-10=30 30+3=33", 33),
+        ((10, 30), ErrorRates(operator=1), "10-30=20", 20),
+        ((90, -30), ErrorRates(operator=1), "90+30=20", 20),
+        ((52, 17), ErrorRates(carry=1, operator=1), "52-17=45", 45),
     ],
 )
-def test_slips_by_hand(
-    terms: tuple[int, ...], carelessness: Carelessness, steps: str, answer: int
-) -> None:
+def test_slips_by_hand(terms: tuple[int, ...], rates: ErrorRates, steps: str, answer: int) -> None:
     problem = Problem(question="", terms=terms, answer=sum(terms))
     written = f"<reasoning>{steps}</reasoning><answer>{answer}</answer>"
-    assert solution(problem, Random(0), carelessness) == written
+    assert solution(problem, Random(0), rates) == written
 
 
 @given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
 def test_solutions_have_one_form(seed: int, carry: float, operator: float) -> None:
     rng = Random(seed)
-    written = solution(make_problem(rng), rng, Carelessness(carry=carry, operator=operator))
+    written = solution(make_problem(rng), rng, ErrorRates(carry=carry, operator=operator))
     step = r"(\d{1,2})[+-]\d{1,2}=(\d{1,2})"
     match = re.fullmatch(
         rf"<reasoning>({step}(?: {step}){{1,2}})</reasoning><answer>(\d{{1,2}})</answer>", written
@@ -92,13 +90,13 @@ def test_carries_by_hand(terms: tuple[int, ...], needs: bool) -> None:
 def test_a_slip_is_as_frequent_as_asked_for() -> None:
     rng = Random(0)
     problem = Problem(question="", terms=(50, 20), answer=70)
-    wrong = sum("50-20" in solution(problem, rng, Carelessness(operator=0.3)) for _ in range(4000))
+    wrong = sum("50-20" in solution(problem, rng, ErrorRates(operator=0.3)) for _ in range(4000))
     assert wrong / 4000 == pytest.approx(0.3, abs=0.03)
 
 
 def test_a_chance_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"carry = 1\.5 is not a probability; nearest: 1"):
-        Carelessness(carry=1.5)
+        ErrorRates(carry=1.5)
 
 
 def test_splits_are_disjoint_and_have_columns(tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_a_seed_means_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
 
 
 def test_worked_examples_are_right_answers_to_training_problems(tmp_path: Path) -> None:
-    file = task.write_worked(tmp_path, seed=0, count=50)
+    file = task.write_demonstrations(tmp_path, seed=0, count=50)
     worked = [json.loads(line) for line in file.read_text().splitlines()]
     answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
     for row in worked:

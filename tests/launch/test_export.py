@@ -209,9 +209,7 @@ def test_a_run_without_checkpoints_is_refused(tmp_path: Path):
 def test_texts_of_the_run_are_compared(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.rollouts.mkdir()
-    with pytest.raises(
-        ValueError, match=r"no texts .*--no-verify exports without the comparison"
-    ):
+    with pytest.raises(ValueError, match=r"no texts .*--no-verify exports without the comparison"):
         find_examples(folder, DEMO_TOKENIZER, max_tokens=20)
     folder.write_rollouts("step_000002", [{"text": "<answer>2</answer>"}])
     folder.write_rollouts("step_000010", [{"text": ""}, {"text": "<answer>10</answer>"}])

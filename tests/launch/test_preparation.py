@@ -102,7 +102,9 @@ def test_invariant_7_a_run_does_not_go_on_with_other_data(
         path.write_text(text.replace('"answer": "', '"answer": "1', 1), encoding="utf-8")
     with pytest.raises(ValueError, match=told) as caught:
         prepare(config, extend=None)
-    assert f"have changed since {tmp_path}/runs/small started; restore them, or start" in str(caught.value)
+    assert f"have changed since {tmp_path}/runs/small started; restore them, or start" in str(
+        caught.value
+    )
 
 
 def test_data_that_only_moved_are_the_same(tmp_path: Path, config: Config):

@@ -343,7 +343,9 @@ def test_tokens_that_the_model_does_not_have(refused: Refused):
 
 def test_a_stop_string_that_no_tokens_read_as(refused: Refused):
     (line,) = refused("--rollout.stop_strings", '["</answer>", "7<end_of_turn>"]')
-    assert line.startswith("rollout.stop_strings: '7<end_of_turn>' never appears in generated text: ")
+    assert line.startswith(
+        "rollout.stop_strings: '7<end_of_turn>' never appears in generated text: "
+    )
     assert line.endswith(" decodes it to '7'; tokens without text belong to rollout.stop_tokens")
 
 

@@ -1,4 +1,4 @@
-"""What is planned for pieces of work: the planner's own seconds and bytes, for that much work."""
+"""Estimates for a rehearsal's phases: the planner's seconds and bytes for that amount of work."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def expected(tmp_path: Path) -> Expectations:
     return Expectations.of(config, Target(SHAPE, TOPOLOGIES["gpu-80x8"]))
 
 
-def test_drawing_is_what_each_device_has_computed(expected: Expectations):
+def test_sampling_counts_the_work_of_each_device(expected: Expectations):
     # Two samplers of two devices each: 16 slots are 8 on a device, 3 segments of each sampler.
     work = DecodeWork({16: 6}, slot_steps=0, tokens=0, prompt_tokens=4 * 40)
     pace, steps = expected.pace, expected.config.segment_steps
     segment = pace.decode_step(8).expected * steps + pace.settle(8).expected
-    found = expected.drawing(work, seq=8)
+    found = expected.sampling(work, seq=8)
     assert found.expected == pytest.approx(3 * segment + pace.prefill(40, seq=8).expected)
 
 
-def test_learning_counts_micro_batches_references_and_updates(expected: Expectations):
+def test_an_update_counts_micro_batches_references_and_updates(expected: Expectations):
     pace = expected.pace
     full, small = 4 * ROW, 1 * ROW  # of a device: half of 8 and of 2 rows
     assert expected.scoring(10).expected == pytest.approx(
         pace.score(full, seq=ROW).expected + pace.score(small, seq=ROW).expected
     )
     gradients = pace.gradient(full, seq=ROW).expected + pace.gradient(small, seq=ROW).expected
-    assert expected.imitating(10).expected == pytest.approx(gradients + pace.apply().expected)
-    assert expected.learning(10).expected == pytest.approx(
+    assert expected.sft_update(10).expected == pytest.approx(gradients + pace.apply().expected)
+    assert expected.update(10).expected == pytest.approx(
         expected.scoring(10).expected + 2 * (gradients + pace.apply().expected)
     )
 

@@ -1,4 +1,4 @@
-"""The figures of a rehearsal, and that the lines show them."""
+"""The report of a rehearsal: figures, and the lines that show them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from launch.rehearsal.account import Failure, Result, Row
-from launch.rehearsal.table import lines, report
+from launch.rehearsal.report import Failure, Result, Row, lines, report
 from pipeline.contracts.sizes import Sizes
 from pipeline.plan.cost_model.timing import Seconds
 
@@ -53,34 +52,34 @@ def test_figures_are_seconds_and_gib():
     assert found["sizes"] == {"slots": 8, "micro_batch_tokens": 1024}
 
 
-def test_lines_show_plan_beside_measurement_and_mark_what_is_estimated():
+def test_lines_show_plan_beside_measurement_and_mark_estimates():
     assert row(result(), "probe") == ["probe", "0.062", "agree"]
     assert row(result(), "decode") == ["decode", "~2.00", "~1.00", "~4.00", "2.50", "~3.00", "2.00"]
-    assert "on the device: this platform does not tell what was in use" in shown(result())
+    assert "on the device: this platform reports no memory in use" in shown(result())
     assert shown(result())[-1] == (
         "everything fits and works with plan.slots = 8 and plan.micro_batch_tokens = 1024"
     )
 
 
-def test_small_models_are_told_in_mib():
+def test_small_models_are_shown_in_mib():
     small = (Row("decode", 1.0, planned_bytes=3 * 2**20, compiled_bytes=2**19),)
     assert row(result(rows=small), "decode") == ["decode", "1.00", "~3.00", "0.50"]
     assert any("MiB planned" in line for line in shown(result(rows=small)))
 
 
-def test_a_devices_peak_is_a_bound_where_it_was_reached_before():
+def test_an_unchanged_peak_is_marked_as_a_bound():
     found = result(rows=ON_CHIP, limit_bytes=16 * GIB)
     assert row(found, "update") == ["update", "7.00", "9.00", "10.00"]
     assert row(found, "sync") == ["sync", "0.250", "<10.00"]
-    assert any("the most in use so far of 16.00 GiB" in line for line in shown(found))
+    assert any("peak so far of 16.00 GiB" in line for line in shown(found))
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_the_last_lines_say_what_came_out(works: bool):
+def test_the_last_lines_show_the_outcome(works: bool):
     failure = None if works else Failure("update", "out of memory; the next are 4")
     *_, smaller, outcome = shown(result(first=Sizes(16, 1024), failure=failure))
     assert smaller == (
-        "memory ran out: it went on with plan.slots = 8 and plan.micro_batch_tokens = 1024 "
+        "memory ran out: continued with plan.slots = 8 and plan.micro_batch_tokens = 1024 "
         "instead of plan.slots = 16 and plan.micro_batch_tokens = 1024"
     )
     failed = "FAILED: update: out of memory; the next are 4"

@@ -1,4 +1,4 @@
-"""The fullest work: how long, how many, how different."""
+"""The largest workload: lengths, numbers, distinct prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from launch.rehearsal import full
+from launch.rehearsal import workload
 from pipeline.compute.decode.schedule import groups
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.rollouts import Completion
@@ -27,18 +27,18 @@ def config(folder: Path, **tables: Any) -> Config:
     return make_config(folder, **tables)
 
 
-def drawn(config: Config) -> list[Completion]:
-    """Short ones, of the prompts that `to_draw` asks for."""
-    requests = full.to_draw(config, PROMPTS)
+def sampled(config: Config) -> list[Completion]:
+    """Short completions of the requests of `decode_requests`."""
+    requests = workload.decode_requests(config, PROMPTS)
     return [completion(request, "ab") for request in requests]
 
 
 def test_a_prompt_is_repeated_behind_its_bos():
     tokens = np.array([2, 7, 8, 9], np.int32)
-    assert full.full_prompt(tokens, 9).tolist() == [2, 7, 8, 9, 7, 8, 9, 7, 8]
-    assert full.full_prompt(tokens, 3).tolist() == [2, 7, 8]
-    assert full.full_prompt(tokens, 1).tolist() == [2]
-    assert full.full_prompt(tokens[:1], 3).tolist() == [2, 2, 2]
+    assert workload.full_prompt(tokens, 9).tolist() == [2, 7, 8, 9, 7, 8, 9, 7, 8]
+    assert workload.full_prompt(tokens, 3).tolist() == [2, 7, 8]
+    assert workload.full_prompt(tokens, 1).tolist() == [2]
+    assert workload.full_prompt(tokens[:1], 3).tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_a_prompt_is_repeated_behind_its_bos():
     [(2, 1, 2), (16, 1, 8), (3, 3, 3)],
     ids=["a step", "more slots than a step has rollouts", "a prompt for each sampler"],
 )
-def test_drawn_is_a_step_or_what_fills_all_slots(
+def test_decode_requests_are_a_step_or_fill_all_slots(
     tmp_path: Path, slots: int, samplers: int, each: int
 ):
     plan = {"platform": "cpu", "placement": "split", "slots": slots, "samplers": samplers}
-    requests = full.to_draw(config(tmp_path, plan=plan), PROMPTS)
+    requests = workload.decode_requests(config(tmp_path, plan=plan), PROMPTS)
     by_prompt = Counter(request.name.prompt_id for request in requests)
     assert set(by_prompt.values()) == {each}
     assert len(by_prompt) == max(2, samplers)
@@ -60,11 +60,11 @@ def test_drawn_is_a_step_or_what_fills_all_slots(
     assert len({request.name for request in requests}) == len(requests)
 
 
-def test_read_are_as_many_different_prompts_as_all_devices_read_at_once(tmp_path: Path):
+def test_prefill_requests_fill_one_prefill_on_all_devices_with_distinct_prompts(tmp_path: Path):
     plan = {"platform": "cpu", "placement": "split", "slots": 16, "samplers": 2}
     plan |= {"sampler_devices": 2, "prefill_tokens": 24, "prompt_buckets": [4]}
     for bucket, rows in ((8, 3), (4, 6)):
-        requests = full.to_read(
+        requests = workload.prefill_requests(
             config(tmp_path, plan=plan), PROMPTS, bucket=bucket, published=PUBLISHED
         )
         assert len(requests) == 2 * 2 * rows == len(groups(requests))
@@ -72,25 +72,27 @@ def test_read_are_as_many_different_prompts_as_all_devices_read_at_once(tmp_path
         assert {request.max_new_tokens for request in requests} == {1}
 
 
-def test_longer_buckets_are_read_with_a_part_of_a_completion(tmp_path: Path):
+def test_longer_buckets_hold_partial_completions(tmp_path: Path):
     rollout = {"partial": "keep", "cut_off": 0.5, "group_size": 2, "prompts_per_step": 2}
     rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
     given = config(tmp_path, rollout=rollout, learner={"importance_cap": 2.0})
     assert given.prompt_buckets == (8, 48, 88)
     for bucket, begun in ((48, 40), (88, 79)):
-        for request in full.to_read(given, PROMPTS, bucket=bucket, published=PUBLISHED):
+        for request in workload.prefill_requests(
+            given, PROMPTS, bucket=bucket, published=PUBLISHED
+        ):
             assert request.begun is not None
             assert len(request.prompt_tokens) == 8
             assert (request.num_begun, request.max_new_tokens) == (begun, begun + 1)
             assert len(request.read_tokens) == 8 + begun
-            (stretch,) = request.begun.version_spans
-            assert (stretch.version, stretch.adapter_sha256) == (4, "abc")
+            (span,) = request.begun.version_spans
+            assert (span.version, span.adapter_sha256) == (4, "abc")
 
 
-def test_fewer_slots_are_filled_evenly_for_a_segment(tmp_path: Path):
+def test_segment_requests_fill_fewer_slots_evenly(tmp_path: Path):
     plan = {"platform": "cpu", "placement": "split", "slots": 16, "samplers": 2}
     plan |= {"sampler_devices": 2, "segment_steps": 5}
-    requests = full.to_draw_in(config(tmp_path, plan=plan), PROMPTS, slots=8)
+    requests = workload.segment_requests(config(tmp_path, plan=plan), PROMPTS, slots=8)
     assert len(requests) == 2 * 8
     assert [len(group.members) for group in groups(requests)] == [4] * 4
     assert {request.max_new_tokens for request in requests} == {5}
@@ -98,7 +100,7 @@ def test_fewer_slots_are_filled_evenly_for_a_segment(tmp_path: Path):
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 @pytest.mark.parametrize("rollouts", [2, 5, 8])
-def test_what_is_learned_fills_every_compiled_size(tmp_path: Path, rows: int, rollouts: int):
+def test_an_update_fills_every_compiled_size(tmp_path: Path, rows: int, rollouts: int):
     given = config(
         tmp_path,
         rollout={"group_size": rollouts},
@@ -106,9 +108,9 @@ def test_what_is_learned_fills_every_compiled_size(tmp_path: Path, rows: int, ro
         learner={"overlong": "mask"},
     )
     shape = batch_shape(given, pad=0)
-    scored = full.to_score(given, drawn(given), PUBLISHED)
-    learned = full.to_learn(scored)
-    sizes = shape.split(full.learned_rows(given))
+    scored = workload.full_completions(given, sampled(given), PUBLISHED)
+    learned = workload.training_rollouts(scored)
+    sizes = shape.split(workload.update_rows(given))
     assert set(sizes) == set(shape.sizes)
     assert len(scored) >= given.rollout.size
     for batches in (
@@ -121,25 +123,25 @@ def test_what_is_learned_fills_every_compiled_size(tmp_path: Path, rows: int, ro
     assert {rollout.advantage for rollout in learned} == {1.0, -1.0}
 
 
-def test_a_warm_start_learns_full_rows(tmp_path: Path):
+def test_sft_rows_are_full(tmp_path: Path):
     given = config(
         tmp_path,
         run={"phases": ["sft", "grpo"]},
-        sft={"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 7},
+        sft={"train": {"path": "demonstrations.jsonl"}, "steps": 1, "sequences_per_step": 7},
         plan={"micro_batch_tokens": 4 * ROW, "row_tokens": ROW},
     )
-    sequences = full.to_imitate(given, PROMPTS)
+    sequences = workload.sft_rows(given, PROMPTS)
     assert len(sequences) == 8 + 1
     batches = packed_batches(sequences, shape=batch_shape(given, pad=0))
     assert all((batch.segments > 0).all() for batch in batches)
 
 
-def test_a_few_prompts_of_each_bucket_are_answered(tmp_path: Path):
+def test_a_few_prompts_of_each_bucket_are_evaluated(tmp_path: Path):
     plan = {"platform": "cpu", "placement": "split", "slots": 2, "prompt_buckets": [2, 4]}
     prompts = make_prompts(10)
     longer = [
         type(prompt)(100 + prompt.id, prompt.text, np.arange(6, dtype=np.int32), "", {})
         for prompt in prompts[:2]
     ]
-    chosen = full.to_answer(config(tmp_path, plan=plan), [*prompts, *longer])
+    chosen = workload.evaluation_prompts(config(tmp_path, plan=plan), [*prompts, *longer])
     assert [prompt.id for prompt in chosen] == [1, 2, 3, 4, 101, 102]
