@@ -6,9 +6,6 @@ import argparse
 import os
 from pathlib import Path
 
-from configs.base import scheme_problem
-from configs.paths import home
-
 
 def command_flags() -> argparse.ArgumentParser:
     """Returns an empty parser for a command's own flags, as `configs.cli.parse` takes it."""
@@ -68,6 +65,10 @@ def output_file(flag: str, file: str) -> Path:
     Raises:
         ValueError: if it cannot be written.
     """
+    # Imported late: `launch.bench` shows its help without pydantic.
+    from configs.base import scheme_problem
+    from configs.paths import home
+
     path = home() / Path(file).expanduser()
     problem = scheme_problem(file) or _write_problem(path)
     if problem is not None:

@@ -38,7 +38,7 @@ SHORT = {
     "data.validation.limit": "24",
     "eval.every_steps": "2",
     "rollout.prompts_per_step": "6",
-    "plan.slots": "24",
+    "plan.rollout_rows": "24",
     "plan.micro_batch_tokens": "1536",
 }
 WARM = {

@@ -1,7 +1,7 @@
-"""`python -m launch.bench balance`: sizes that are found beside fixed ones, on this machine's CPU.
+"""`python -m launch.bench balance`: calibrated sizes beside fixed ones, on this machine's CPU.
 
-A row's ways run in one process, step by step in turns, so that what else the machine does falls on
-all of them.
+The variants of a row run in one process and alternate step by step, so that other load of the
+machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from launch.bench.child import CPU_ONLY
 from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 
 FIXED = (2, 8, 32, 64)
-"""Slots that are not chosen."""
+"""Fixed numbers of slots."""
 _OF_BEST, _OF_RECIPE = 0.98, 3.0
 
 
@@ -34,10 +34,10 @@ BENCHMARK = Benchmark(
     (
         Section(
             "trained",
-            "Trained tokens a second of drawing and learning: 7 layers of width 128, prompts of at "
+            "Trained tokens a second of sampling and updates: 7 layers of width 128, prompts of at "
             "most 64 tokens and completions of at most 256, lengths lognormal, 8 rollouts a "
-            "prompt; fixed slots learn in the micro-batches that were found, and are measured once "
-            "where as many are found; medians of 5 runs, step by step in turns",
+            "prompt; fixed slots use the calibrated micro-batches, and are measured once if they "
+            "equal the calibrated slots; medians of 5 runs, alternating step by step",
             (
                 Column("slots", "slots found"),
                 Column("rows", "rows of a micro-batch"),

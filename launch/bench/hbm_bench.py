@@ -1,4 +1,4 @@
-"""`python -m launch.bench hbm`: what fits a v5e chip, by the TPU compiler, Tunix beside it."""
+"""`python -m launch.bench hbm`: memory on a v5e chip by the TPU compiler, ours and Tunix's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 from pipeline.contracts.topology import TPU_COMPILER
 
 MOST, MOST_GIB = "128", 13.75
-"""Sequences whose gradient is to fit, and what it may take of a chip; the rest is the sampler's."""
+"""Sequences whose gradient must fit into this part of a chip; the rest is for the sampler."""
 NEAR_BEST = 1.03
-"""A micro-batch is large enough when a token takes at most this much more than at best."""
+"""A micro-batch is large enough if its time a token is at most this multiple of the best."""
 
 _LADDER = (1, 2, 4, 8, 16, 128, 160)
 
@@ -142,7 +142,7 @@ BENCHMARK = Benchmark(
                 _ours(
                     "gemma3-4b, fsdp 4, tp 2, 8 x 1,024 a chip",
                     model="gemma3_4b",
-                    # Two chips of a tp pair share their rows.
+                    # Both chips of a tp pair compute the same rows.
                     sequences=8,
                     devices=8,
                     plan__fsdp=4,

@@ -1,6 +1,6 @@
-"""`python -m launch.bench learner`: what the vocabulary costs on this machine's CPU, peers beside.
+"""`python -m launch.bench learner`: cost of logits on this machine's CPU, beside peers.
 
-Compiled programs for a v5e chip are looked at where bytes are counted rather than seconds.
+Bytes, unlike seconds, are counted in programs compiled for a v5e chip.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from pipeline.contracts.topology import HBM_GIB
 FULL = 0.6
 """Share of a chip above which the narrow bounds hold."""
 UNDER, OVER, AWAY = -5.0, 10.0, 25.0
-"""Bounds of the error in percent: above `FULL` the first two, elsewhere the third either way."""
+"""Bounds of the error in percent: the first two above `FULL`, otherwise plus or minus the third."""
 
 FITTED, CHECKED = "fitted", "checked"
-"""Whether the constants of the estimate were chosen by looking at a row, or not."""
+"""Whether the estimate's constants were fitted to a row, or checked against it."""
 
 _COLUMNS = (
     Column("rows", "constants"),
@@ -31,7 +31,7 @@ _COLUMNS = (
 def _row(name: str, program: str, rows: str, *, length: int, **settings: Any) -> Row:
     model = settings.pop("model", "gemma3_1b")
     given = {"model": model, "program": program, "length": length, **settings}
-    # The child only asks; the compiler runs in a process and an environment of its own.
+    # The compiler runs in a process and an environment of its own, which the child starts.
     return Row(name, "launch.bench.plan_case:compared", given, CPU_ONLY, {"rows": rows})
 
 
@@ -56,7 +56,7 @@ _FSDP, _TP = _4B | _on(8, fsdp=8), _4B | _on(8, fsdp=4, tp=2)
 
 
 def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    """The bounds, for rows that the constants were fitted to and for the others."""
+    """Claims the error bounds, for fitted rows and for checked rows."""
     for rows in (FITTED, CHECKED):
         known = {name: row for name, row in found.items() if row.get("rows") == rows}
         measured = {name: row for name, row in known.items() if "error_percent" in row}

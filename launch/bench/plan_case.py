@@ -1,4 +1,4 @@
-"""One program of a run: what it holds by the planner's estimate and by the TPU compiler."""
+"""Memory of one program of a run: the planner's estimate and the TPU compiler's figure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pipeline.plan.cost_model.program_memory import held
 
 
 def compared(*, model: str, program: str, length: int, **settings: Any) -> dict[str, Any]:
-    """GiB of a chip by both, arguments and results included.
+    """Returns both figures in GiB of a chip, arguments and results included.
 
     Args:
-        model: whose v5e-8 preset is taken, on one chip unless `settings` say otherwise.
-        program: by its name; slots and rows are those of all chips.
+        model: whose v5e-8 preset is used, on one chip unless `settings` override that.
+        program: its name; slots and rows are counted over all chips.
         length: positions of a prompt and its completion, and of a packed row.
-        settings: further ones, `table__key=value`.
+        settings: further settings, `table__key=value`.
 
     Returns:
-        `estimated_gib`, `compiled_gib`, how far the estimate is above it in percent, the share of
-        a chip that the compiler counts, and seconds of compiling. Where the program does not fit,
-        `compiled_gib` is absent and `refused` says whether the estimate does not fit, either.
+        `estimated_gib`, `compiled_gib`, the relative error of the estimate in percent, the
+        compiler's share of a chip, and the seconds of compilation. If the program does not fit,
+        `compiled_gib` is absent and `refused` is whether the estimate does not fit, either.
     """
     config = _config(model, program, length=length, settings=settings)
     shape = shape_of(config)

@@ -1,4 +1,4 @@
-"""`python -m launch.bench sweep`: how fast rollouts are and what they hold, against slots."""
+"""`python -m launch.bench sweep`: speed and memory of rollouts by number of slots."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from launch.bench.table import Benchmark, Claim, Column, Figures, Row, Section
 from pipeline.contracts.topology import TPU_COMPILER
 
 POSITIONS = 1312
-"""Of a prompt and its completion on a v5e chip, but where a row says otherwise."""
+"""Positions of a prompt and its completion on a v5e chip, unless a row names others."""
 SMALL_POSITIONS = 320
-"""Likewise of the small model."""
+"""Positions of a prompt and its completion of the small model."""
 _HERE = (1, 2, 4, 8, 16, 32, 64)
 _TOP_K = "top k of 64"
 _SLOW = 0.9
-"""Least share of a slot count's tokens a second that a few slots more may leave."""
+"""Smallest allowed ratio of tokens a second when a few slots are added."""
 
 _WEIGHTS: dict[str, dict[str, Any]] = {
-    # Weights that round are refused without a cap; the sampler does nothing with it.
+    # Rounded weights require importance_cap, which the sampler does not use.
     **{
         kind: {"plan__rollout_weights": kind, "learner__importance_cap": 2.0}
         for kind in ("merged", "int8", "int8_matmul")
@@ -63,7 +63,7 @@ def _v5e(series: str, *, slots: int, length: int = POSITIONS, **settings: Any) -
 
 
 def _here(place: str, environment: Mapping[str, str]) -> tuple[Row, ...]:
-    """Measured rows; of all series for all slots."""
+    """Measured rows of all series and slots."""
     series: dict[str, dict[str, Any]] = {
         "LoRA": {},
         "merged": {"plan__rollout_weights": "merged"},
@@ -90,10 +90,10 @@ def _named(series: str, slots: int) -> str:
 
 
 def _grows(found: Mapping[str, Figures], key: str) -> Iterator[Claim]:
-    """Memory against slots, of each series with more than one row."""
+    """Claims that memory grows with slots, for each series with several rows."""
     sizes: dict[str, dict[int, float]] = {}
     for row in found.values():
-        # A program that does not fit holds what the compiler says it needs, if it says it.
+        # For a program that does not fit, the size that the compiler names, if it names one.
         size = row.get(key, row.get("needs_gib"))
         if size is not None:
             sizes.setdefault(row["series"], {})[row["slots"]] = size
@@ -117,7 +117,7 @@ def _top_k_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         if before is None or after is None:
             continue
         share = after.get("tokens_per_s", 0) / before.get("tokens_per_s", float("inf"))
-        what = f"no slow spot: {more} slots draw {share:.2f} of the tokens/s of {slots} ({_SLOW})"
+        what = f"no slow spot: {more} slots give {share:.2f} of the tokens/s of {slots} ({_SLOW})"
         yield Claim(what, share >= _SLOW)
 
 
@@ -174,12 +174,12 @@ BENCHMARK = Benchmark(
             "accelerator",
             f"Measured on the accelerator that JAX finds here: {_SMALL}",
             _MEASURED,
-            # JAX is to choose, whatever this process was told.
+            # JAX chooses, whatever this process's environment says.
             _here("accelerator", {"JAX_PLATFORMS": ""}),
             _measured_claims,
             needs="launch.bench.sweep_speed:accelerator",
         ),
     ),
-    draw="launch.bench.sweep_picture:write",
-    picture="rollout_sweep.png",
+    plot="launch.bench.sweep_plot:write",
+    plot_file="rollout_sweep.png",
 )

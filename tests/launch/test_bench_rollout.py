@@ -84,7 +84,7 @@ def test_greedy_text_is_tunix_s(case):
 
 
 def test_other_text_is_seen(case, monkeypatch):
-    draw = case.peer.draw
+    draw = case.peer.sample
 
     def wrong(*given, **how):
         tokens, logprobs = map(np.copy, draw(*given, **how))
@@ -92,7 +92,7 @@ def test_other_text_is_seen(case, monkeypatch):
         logprobs[0, 2] += 0.5
         return tokens, logprobs
 
-    monkeypatch.setattr(type(case.peer), "draw", lambda _, *given, **how: wrong(*given, **how))
+    monkeypatch.setattr(type(case.peer), "sample", lambda _, *given, **how: wrong(*given, **how))
     found = rollout_speed.greedy(prompts=4)
     assert (found["other"], found["ties"], found["tokens"]) == (1, 0, 4 * 12 - 5)
     assert found["apart"] == pytest.approx(0.5, abs=1e-4)

@@ -211,7 +211,7 @@ def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
 
 
 def test_the_line_says_what_it_does_not_know(fake: FakeRay):
-    assert line().endswith("held by: nobody that the cluster lists; devices may still be starting")
+    assert line().endswith("held by: nobody that the cluster lists; nodes may still be starting")
     fake.states = ConnectionError("no dashboard")
     assert line().endswith("8 TPU together (0 of 0 free); held by: unknown (ConnectionError)")
     fake.groups = [group("run gsm8k", "CREATED", {"TPU": 4.0})]

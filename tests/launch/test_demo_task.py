@@ -152,4 +152,4 @@ def test_a_folder_that_cannot_be_made_is_the_users_mistake(
     with pytest.raises(SystemExit) as ended:
         task.main(["--out", str(tmp_path / "file")])
     assert ended.value.code == 2
-    assert "give a folder that can be written" in capsys.readouterr().err
+    assert "give a writable folder" in capsys.readouterr().err

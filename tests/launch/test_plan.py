@@ -79,7 +79,10 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ("argv", "message"),
     [
         (["--topology", "v5e-9"], "--topology v5e-9: there is none of this name"),
-        (["--topology", "v6e-8", "--verify"], "--verify: programs are compiled for v5e-1, v5e-4"),
+        (
+            ["--topology", "v6e-8", "--verify"],
+            "--verify: programs can be compiled for v5e-1, v5e-4",
+        ),
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
         (
             ["--plan.fixed", "true", "--plan.slots", "none"],
@@ -88,7 +91,7 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--model.path", "hf://a/b"], "model.path: hf://a/b: its sizes are not known"),
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
-        (["--json", "/tmp"], "command line: --json: /tmp is a folder; a file is wanted"),
+        (["--json", "/tmp"], "command line: --json: /tmp is a folder; name a file"),
         (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} has passed"),
     ],
 )

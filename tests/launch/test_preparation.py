@@ -87,9 +87,9 @@ def test_the_same_data_are_recognized(config: Config):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (["train"], "data.train: not the prompts that"),
-        (["test"], "data.test: not the prompts that"),
-        (["train", "test"], "data.train and data.test: not the prompts that"),
+        (["train"], "data.train: the prompts have changed since"),
+        (["test"], "data.test: the prompts have changed since"),
+        (["train", "test"], "data.train and data.test: the prompts have changed since"),
     ],
 )
 def test_invariant_7_a_run_does_not_go_on_with_other_data(

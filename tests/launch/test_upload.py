@@ -174,7 +174,7 @@ def test_a_name_of_ours_is_refused_when_it_is_submitted(folder: Path, submit: Su
         ([], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
         (["--no-wait"], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
         (["a.toml", "--help"], 0, "launch/submit.sh [--no-wait] CONFIG.toml"),
-        (["a.toml", "--rehearse"], 2, "--rehearse: a job cannot do that"),
+        (["a.toml", "--rehearse"], 2, "--rehearse: not possible for a job"),
     ],
 )
 def test_a_submission_that_cannot_be_one_is_told_at_once(

@@ -1,4 +1,4 @@
-"""Draws what `launch.bench sweep` found: tokens a second and memory against slots."""
+"""Plots the results of `launch.bench sweep`: tokens a second and memory by slots."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 _MARKERS = "os^vDPX*"
 
 Lines = dict[str, list[Mapping[str, Any]]]
-"""The rows of each series that have figures, fewest slots first."""
+"""The measured rows of each series, by slots."""
 
 
 def write(*, file: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Draws into a PNG, whatever its file is called; nothing where nothing has figures yet.
+    """Writes the plot as PNG, whatever the file's extension; nothing if no row has figures yet.
 
     Args:
-        file: is replaced at once, never half written.
-        content: what `--json` writes.
+        file: replaced atomically.
+        content: the content of `--json`.
 
     Returns:
-        `written`: whether there was something to draw.
+        `written`: whether a plot was written.
     """
-    drawn = figure(content)
-    if drawn is None:
+    plot = figure(content)
+    if plot is None:
         return {"written": False}
     path = Path(file)
     partial = path.with_name(path.name + ".partial")
-    drawn.savefig(partial, format="png", dpi=150)
+    plot.savefig(partial, format="png", dpi=150)
     partial.replace(path)
     return {"written": True}
 
 
 def figure(content: Mapping[str, Any]) -> Figure | None:
-    """Two panels for each place that has figures; None: none has."""
-    # By itself a figure draws with Agg: no display is asked for.
+    """Returns two panels per place with figures; None if there are no figures."""
+    # Without pyplot a figure uses Agg, which needs no display.
     from matplotlib.figure import Figure
 
     places = _places(content["sections"])
     if not places:
         return None
-    drawn = Figure(figsize=(13, 4.6 * len(places)), layout="constrained")
-    parts = drawn.subfigures(len(places), 1, squeeze=False)[:, 0]
+    plot = Figure(figsize=(13, 4.6 * len(places)), layout="constrained")
+    parts = plot.subfigures(len(places), 1, squeeze=False)[:, 0]
     for part, (place, lines) in zip(parts, places.items(), strict=True):
         part.suptitle(_title(place, lines, content), fontsize=11)
         speed, memory = part.subplots(1, 2)
@@ -62,7 +62,7 @@ def figure(content: Mapping[str, Any]) -> Figure | None:
             handles.append(limit)
             names.append(f"the chip: {HBM_GIB} GiB")
         part.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
-    return drawn
+    return plot
 
 
 def _places(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Lines]:
@@ -93,7 +93,7 @@ def _title(place: str, lines: Lines, content: Mapping[str, Any]) -> str:
 
 
 def _panel(axes: Axes, lines: Lines, key: str, label: str) -> None:
-    """One line a series, slots in powers of two."""
+    """Plots one line per series over slots, on a logarithmic axis."""
     slots = [row["slots"] for points in lines.values() for row in points]
     for number, (series, points) in enumerate(lines.items()):
         axes.plot(
@@ -104,7 +104,7 @@ def _panel(axes: Axes, lines: Lines, key: str, label: str) -> None:
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=5,
             linewidth=1.3,
-            # Two points do not tell what lies between them.
+            # Two points say nothing about the values between them.
             linestyle="-" if len(points) > 2 else ":",
         )
     axes.set_xscale("log", base=2)
