@@ -97,7 +97,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
         actors = SamplerActors.spawn(config)
         try:
             runner.run(wait_for_devices(actors.devices, config.plan, learner=False))
-            print("devices reserved; loading weights and compiling", flush=True)
+            print("Devices acquired; loading weights and compiling.", flush=True)
             runner.run(actors.start())
             opened = runner.run(open_adapter(actors.samplers, str(folder)))
             print(f"tuned: {opened.what}", flush=True)

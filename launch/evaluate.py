@@ -111,11 +111,12 @@ def prepare(
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
+    from pipeline.contracts.sizes import sized
     from pipeline.inputs.dataset.load import load_tests
     from pipeline.inputs.dataset.rows import report_lines
     from pipeline.inputs.dataset.splits import SETS
     from pipeline.inputs.text.prompts import PromptMaker
-    from pipeline.plan.start import with_first_sizes
+    from pipeline.plan.start import first_sizes
     from pipeline.run.run_folder import RunFolder
 
     folder = RunFolder.of(config).path
@@ -125,7 +126,7 @@ def prepare(
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         result = folder / "evaluations" / f"{stamp}.json"
     tokenizer = open_model_files(config)
-    config = with_first_sizes(config)
+    config = sized(config, first_sizes(config, RunFolder.of(config).plan))
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     tests = {name.removeprefix(SETS): split for name, split in splits.items()}
     for name, split in tests.items():
@@ -225,7 +226,7 @@ async def _start(actors: SamplerActors, prepared: Prepared) -> None:
 
     try:
         await wait_for_devices(actors.devices, prepared.config.plan, learner=False)
-        print("devices reserved; loading weights and compiling", flush=True)
+        print("Devices acquired; loading weights and compiling.", flush=True)
         await actors.start()
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:

@@ -310,7 +310,7 @@ async def _start(exporter: RayExporter, config: Config) -> None:
     from launch.cluster import wait_for_devices
 
     await wait_for_devices(exporter.devices, config.plan)
-    print("devices reserved; loading weights", flush=True)
+    print("Devices acquired; loading weights.", flush=True)
     print(f"exporting {await exporter.start()}", flush=True)
 
 

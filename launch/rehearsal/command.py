@@ -22,6 +22,7 @@ from launch.rehearsal.phases import Rehearsal, Setup
 from launch.rehearsal.report import Result, lines, report
 from launch.rehearsal.scratch import rehearsal_config, temporary_run_folder
 from launch.stop import Stop, Stopped, unless
+from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.topology import GIB
@@ -30,9 +31,10 @@ from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.hub.model_source import HF
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
 from pipeline.inputs.text.tokenizer_files import JSON, SENTENCEPIECE
-from pipeline.plan.calibration import Beginning, calibrate
+from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.size_controller import SizeController
+from pipeline.rollout.workers import Workers, named_workers
 
 _ADAPTER_COPIES = 4
 """Adapters on disk: a checkpoint with both moments, and the best version."""
@@ -76,7 +78,7 @@ def rehearse(request: Request) -> int:
             prepared = _prepare_random(temporary, shape, folder / "model")
         else:
             prepared = prepare(temporary, extend=None, tracked=False)
-        beginning = Beginning.of(prepared.config, prepared.folder)
+        beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
         return asyncio.run(_run(request, prepared, target, beginning))
 
 
@@ -85,7 +87,7 @@ def _exit(number: int, _: object) -> None:
 
 
 async def _run(
-    request: Request, prepared: Prepared, target: Target | None, beginning: Beginning
+    request: Request, prepared: Prepared, target: Target | None, beginning: CalibrationStart
 ) -> int:
     stop = Stop(notice="stopping: nothing is kept")
     stop.listen()
@@ -111,38 +113,41 @@ async def _rehearse(
     actors: RunActors,
     prepared: Prepared,
     target: Target | None,
-    beginning: Beginning,
+    beginning: CalibrationStart,
     *,
     started: float,
 ) -> Result:
     config, say = prepared.config, partial(print, flush=True)
-    balanced = Balanced.of(
-        config,
-        prepared.folder,
-        samplers=actors.samplers,
-        learner=actors.learner,
-        say=say,
-        sizes=beginning.sizes,
-        one_process=actors.one_process,
+    samplers, learner = named_workers(
+        actors.samplers, actors.learner, one_process=actors.one_process
+    )
+    workers = Workers(
+        samplers=samplers,
+        learner=learner,
+        scorer=actors.scorer,
+        sizes=SizeController(config, beginning.sizes, say),
+        config=config,
+        clock=Clock(started),
+        # Never set: the command cancels the rehearsal as a whole.
+        stop=asyncio.Event(),
     )
     calibration = partial(
         calibrate,
-        balanced.balance,
+        workers.sizes,
         beginning,
-        sampler=(balanced.samplers[0].worker, actors.samplers[0]),
-        learner=(balanced.learner.worker, actors.learner),
+        sampler=(samplers[0], actors.samplers[0]),
+        learner=(learner, actors.learner),
     )
     await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     waited_s = time.monotonic() - started
-    say("devices reserved; loading weights and compiling")
+    say("Devices acquired; loading weights and compiling.")
     rehearsal = Rehearsal(
         Setup(
             config=config,
             data=prepared.data,
             tokenizer=prepared.tokenizer,
-            balanced=balanced,
-            scorer=actors.scorer,
+            workers=workers,
             processes=[actors.learner, *actors.samplers],
             calibrate=calibration,
             restore=actors.learner.restore,

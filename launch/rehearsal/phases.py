@@ -4,13 +4,12 @@
           -> fewer slots -> rewards -> score -> update -> sync -> evaluation -> checkpoint
           -> restore -> export
 
-Calls the workers as the coordinator does, without Ray or JAX. Out of memory is handled by smaller
-sizes as in a run; any other failure ends the rehearsal.
+Commands workers as the coordinator does, and knows neither Ray nor JAX. Decides nothing about the
+run: what runs out of memory is answered by the balance, what fails otherwise ends the rehearsal.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,19 +23,18 @@ from launch.rehearsal.report import Failure, PhaseOutcome, Result, Rows
 from pipeline.contracts.adapters import AdapterRef, Published, Restored
 from pipeline.contracts.builds import Built
 from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
+from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.workers import ReportsMemory, Scorer
+from pipeline.contracts.workers import ReportsMemory
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.exports import COMPARED
 from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.calibration import Calibrated
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.choice import Calibrated
 from pipeline.rollout.scoring import reward_inputs
-from pipeline.rollout.team import Team, Workers
+from pipeline.rollout.workers import Workers
 from rewards.base import Outcome, Tags
 
 _Phase = tuple[str, Callable[[], Awaitable[PhaseOutcome]]]
@@ -50,8 +48,7 @@ class Setup:
         config: with a temporary run folder.
         data: the run's.
         tokenizer: the model's.
-        balanced: samplers and learner.
-        scorer: runs the reward functions.
+        workers: samplers, learner and reward workers.
         processes: that hold devices.
         calibrate: measures sizes and applies the best ones, if they are not fixed.
         restore: makes the learner restore its newest checkpoint.
@@ -62,8 +59,7 @@ class Setup:
     config: Config
     data: LoadedData
     tokenizer: Tokenizer
-    balanced: Balanced
-    scorer: Scorer
+    workers: Workers
     processes: Sequence[ReportsMemory]
     calibrate: Callable[[], Awaitable[Calibrated | None]]
     restore: Callable[[], Awaitable[Restored]]
@@ -87,16 +83,15 @@ class Rehearsal:
     _completions: list[Completion] = field(default_factory=list)
     _scored: list[Completion] = field(default_factory=list)
     _first: Sizes = field(init=False)
-    _team: Team = field(init=False)
+    _work: DecodeWork = field(default_factory=DecodeWork)
     _rows: Rows = field(init=False)
+    _workers: Workers = field(init=False)
 
     def __post_init__(self) -> None:
-        """Builds the wrappers around the workers."""
+        """Begins with the current sizes."""
         setup = self.setup
-        workers = Workers(setup.balanced.samplers, setup.balanced.learner, setup.scorer)
-        # Nothing sets this event: the caller cancels the rehearsal as a whole.
-        self._team = Team(workers, config=setup.config, stop=asyncio.Event())
-        self._first = setup.balanced.balance.sizes
+        self._workers = setup.workers
+        self._first = setup.workers.sizes.in_force
         self._rows = Rows(setup.processes, setup.target)
 
     async def start(self, *, waited_s: float) -> None:
@@ -111,7 +106,7 @@ class Rehearsal:
             OutOfMemory: if even the smallest sizes do not fit.
         """
         setup = self.setup
-        load_s = await setup.balanced.start()
+        load_s = await setup.workers.start()
         built = await self._built()
         cached = sum(one.cached for one in built)
         await self._rows.add(
@@ -140,7 +135,7 @@ class Rehearsal:
             except Exception as error:  # noqa: BLE001  # any error is reported, exit status 1
                 failure = Failure(name, _describe(error))
                 break
-        sizes = self.setup.balanced.balance.sizes
+        sizes = self.setup.workers.sizes.in_force
         return Result(tuple(self._rows.rows), failure, self._first, sizes, self._rows.limit)
 
     def _phases(self) -> Iterator[_Phase]:
@@ -169,17 +164,17 @@ class Rehearsal:
     async def _calibrate(self) -> PhaseOutcome:
         calibrated = await self.setup.calibrate()
         # The chosen sizes are the reference: choosing smaller ones is not running out of memory.
-        self._first = self.setup.balanced.balance.sizes
+        self._first = self.setup.workers.sizes.in_force
         if calibrated is None:
             return PhaseOutcome("nothing is measured")
         return PhaseOutcome(f"about {calibrated.choice.tokens_per_s:,.0f} trained tokens a second")
 
     async def _probe(self) -> PhaseOutcome:
-        largest = await self._team.probe(self.setup.data.train.prompts)
+        largest = await self._workers.probe(self.setup.data.train.prompts)
         return PhaseOutcome(f"sampler and learner agree to {largest:.1e}")
 
     async def _sync(self) -> PhaseOutcome:
-        published = await self._team.publish()
+        published = await self._workers.publish()
         return PhaseOutcome(f"version {published.version}", lambda expected: expected.sync())
 
     async def _prefill(self, bucket: int) -> PhaseOutcome:
@@ -205,16 +200,20 @@ class Rehearsal:
         await self._generate(requests)
         return self._sampling_outcome("1 segment", self._longest, (f"segment {slots}",))
 
-    async def _generate(self, requests: Sequence[RolloutRequest]) -> list[Completion]:
-        temperature = self._config.rollout.temperature
-        return await self._team.generate(requests, temperature=temperature)
+    async def _generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float | None = None
+    ) -> list[Completion]:
+        if temperature is None:
+            temperature = self._config.rollout.temperature
+        completions, self._work = await self._workers.generate(requests, temperature=temperature)
+        return completions
 
     async def _reward(self) -> PhaseOutcome:
         config = self._config
         prompts = {prompt.id: prompt for prompt in self._train}
         maker = PromptMaker(config.prompt, self.setup.tokenizer)
         inputs = reward_inputs(self._completions, prompts, maker=maker, tags=Tags.of(config.prompt))
-        outcomes = await self._team.scorer.score(inputs)
+        outcomes = await self._workers.scorer.score(inputs)
         for part in config.rewards.functions:
             _check_rewarded(part.name, [row[part.name] for row in outcomes])
         note = f"{len(inputs)} completions, {_failed(outcomes)} calls without a value"
@@ -223,7 +222,7 @@ class Rehearsal:
     async def _score(self) -> PhaseOutcome:
         rows = workload.update_rows(self._config)
         completions = workload.full_completions(self._config, self._completions, self._published)
-        scored = await self._team.learner.score(completions, which="current")
+        scored = await self._workers.learner.score(completions, which="current")
         self._scored = [
             replace(one, logprobs=logprobs, processed_logprobs=None)
             for one, logprobs in zip(completions, scored, strict=True)
@@ -236,7 +235,7 @@ class Rehearsal:
 
     async def _sft_update(self) -> PhaseOutcome:
         sequences = workload.sft_rows(self._config, self._train)
-        await self._team.learner.sft_update(sequences)
+        await self._workers.learner.sft_update(sequences)
         rows = len(sequences)
         return PhaseOutcome(
             self._rows_note(rows),
@@ -247,7 +246,7 @@ class Rehearsal:
     async def _update(self) -> PhaseOutcome:
         config, rows = self._config, workload.update_rows(self._config)
         rate = config.learner.lr if config.plans_decay else None
-        metrics = await self._team.learner.update(
+        metrics = await self._workers.learner.update(
             workload.training_rollouts(self._scored), rate=rate
         )
         programs = self._row_programs("gradient")
@@ -260,7 +259,7 @@ class Rehearsal:
         config, protocol = self._config, self._config.eval
         prompts = workload.evaluation_prompts(config, self.setup.data.test.prompts)
         requests = evaluation.requests(prompts, phase="test", samples=protocol.samples)
-        completions = await self._team.generate(requests, temperature=protocol.temperature)
+        completions = await self._generate(requests, temperature=protocol.temperature)
         judged = evaluation.judge(
             prompts,
             completions,
@@ -274,7 +273,7 @@ class Rehearsal:
         return self._sampling_outcome(note, self._longest, ())
 
     async def _save(self) -> PhaseOutcome:
-        learner, validates = self._team.learner, self._config.eval.validates
+        learner, validates = self._workers.learner, self._config.eval.validates
         await learner.save({"rehearsal": self._published.version})
         if validates:
             await learner.keep_best()
@@ -283,7 +282,7 @@ class Rehearsal:
     async def _restore(self) -> PhaseOutcome:
         before, restored = self._published, await self.setup.restore()
         saved = (restored.meta or {}).get("rehearsal")
-        after = await self._team.publish()
+        after = await self._workers.publish()
         if restored.damaged or saved != before.version or after.sha256 != before.sha256:
             damaged = "; ".join(restored.damaged) or f"version {saved}, {after.sha256[:12]}"
             raise RuntimeError(
@@ -295,7 +294,9 @@ class Rehearsal:
     async def _export(self) -> PhaseOutcome:
         which: AdapterRef = "best" if self._config.eval.validates else "current"
         folder = self.setup.export
-        report = await self._team.learner.export(str(folder), self._scored[:COMPARED], which=which)
+        report = await self._workers.learner.export(
+            str(folder), self._scored[:COMPARED], which=which
+        )
         equal = (
             "identical values"
             if report.max_difference is None
@@ -307,7 +308,7 @@ class Rehearsal:
     @property
     def _config(self) -> Config:
         """The configuration with the current sizes."""
-        return sized(self.setup.config, self.setup.balanced.balance.sizes)
+        return sized(self.setup.config, self.setup.workers.sizes.in_force)
 
     @property
     def _train(self) -> Sequence[Prompt]:
@@ -319,11 +320,11 @@ class Rehearsal:
 
     @property
     def _published(self) -> Published:
-        assert self._team.published is not None, "an adapter is published first"
-        return self._team.published
+        assert self._workers.published is not None, "an adapter is published first"
+        return self._workers.published
 
     def _sampling_outcome(self, note: str, seq: int, programs: tuple[str, ...]) -> PhaseOutcome:
-        work = self._team.work
+        work = self._work
         return PhaseOutcome(note, lambda expected: expected.sampling(work, seq=seq), programs)
 
     def _row_programs(self, kind: str) -> tuple[str, ...]:
@@ -335,7 +336,7 @@ class Rehearsal:
         return f"{counted} rows of {self._config.row_tokens}"
 
     async def _built(self) -> list[Built]:
-        workers = self.setup.balanced.workers
+        workers = self._workers.processes
         return [built for one in workers for built in (await one.process.building()).done]
 
 

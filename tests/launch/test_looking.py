@@ -150,7 +150,7 @@ def test_ctrl_c_ends_an_evaluation_in_order(run: Path, tmp_path: Path):
     patience = threading.Timer(PATIENCE_S, process.kill)
     patience.start()
     for line in process.stdout:
-        if line.startswith("devices reserved"):
+        if line.startswith("Devices acquired"):
             break
     all_rollouts = [
         psutil.Process(process.pid),

@@ -105,7 +105,7 @@ def test_all_that_is_missing_is_told_at_once(folder: Path):
         user_modules(["gone:f", "my_rewards:near", "lost.inner:f"], folder)
     assert str(refused.value).splitlines() == [
         f"rewards.functions: no module '{name}' in {folder} and none installed; submit from the "
-        "folder that it is in, or install it where Ray runs"
+        "folder that has it, or install it where Ray runs"
         for name in ("gone", "lost.inner")
     ]
 
