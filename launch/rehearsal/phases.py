@@ -4,8 +4,8 @@
           -> fewer slots -> rewards -> score -> update -> sync -> evaluation -> checkpoint
           -> restore -> export
 
-Commands workers as the coordinator does, and knows neither Ray nor JAX. Decides nothing about the
-run: what runs out of memory is answered by the balance, what fails otherwise ends the rehearsal.
+Calls the workers as the coordinator does, without Ray or JAX. Running out of memory reduces sizes
+as in a run; any other failure ends the rehearsal.
 """
 
 from __future__ import annotations

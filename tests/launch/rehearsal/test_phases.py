@@ -17,11 +17,13 @@ from launch.rehearsal.report import Result, Row
 from launch.rehearsal.scratch import rehearsal_config, temporary_run_folder
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.builds import Building, Built
+from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.size_controller import SizeController
+from pipeline.rollout.workers import Workers, named_workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput
 from tests.fakes import (
@@ -83,19 +85,21 @@ class Rehearsing:
         self.scorer = FakeScorer(self.script, config)
         self.said: list[str] = []
         self.chosen: Sizes | None = None
-        balanced = Balanced.of(
-            config,
-            RunFolder.of(config),
-            samplers=[self.sampler],
-            learner=self.learner,
-            say=self.said.append,
+        samplers, learner = named_workers([self.sampler], self.learner, one_process=False)
+        workers = Workers(
+            samplers=samplers,
+            learner=learner,
+            scorer=self.scorer,
+            sizes=SizeController(config, Sizes.of(config), self.said.append),
+            config=config,
+            clock=Clock(0.0),
+            stop=asyncio.Event(),
         )
         self.setup = Setup(
             config=config,
             data=make_data(validation=3),
             tokenizer=CharTokenizer(),
-            balanced=balanced,
-            scorer=self.scorer,
+            workers=workers,
             processes=processes,
             calibrate=self.calibrate,
             restore=self.restore,
@@ -107,7 +111,7 @@ class Rehearsing:
         """Applies `chosen` sizes, if there are any."""
         self.script.note("calibrate")
         if self.chosen is not None:
-            self.setup.balanced.balance.sizes = self.chosen
+            self.setup.workers.sizes.in_force = self.chosen
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")
