@@ -233,7 +233,7 @@ class RunActors:
     Attributes:
         devices: the reservation of their devices.
         actors: the Ray actors that hold devices.
-        samplers: with one colocated process, the same process as the learner.
+        samplers: in a colocated run, the learner's worker.
         learner: the learner's process.
         scorer: the reward processes.
     """
@@ -270,13 +270,12 @@ class RunActors:
             config.rewards,
             lambda: _spawn_reward_worker(config, name=next(names)),
         )
-        return RunActors(
-            devices,
-            (learner, *samplers),
-            _sampler_workers(samplers or [learner]),
-            cast("LearnerWorker", RayWorker(learner)),
-            scorer,
+        learner_worker = cast("LearnerWorker", RayWorker(learner))
+        sampler_workers = (
+            [cast("SamplerWorker", learner_worker)] if colocated else _sampler_workers(samplers)
         )
+        actors = (learner, *samplers)
+        return RunActors(devices, actors, sampler_workers, learner_worker, scorer)
 
     async def started(self) -> None:
         """Returns when the processes that hold devices have been started.

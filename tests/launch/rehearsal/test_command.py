@@ -69,14 +69,10 @@ class InProcess:
 
         return call
 
-
-class LearnerInProcess(InProcess):
     async def publish(self, which: AdapterRef = "current") -> Published:
         (version, sha256), payload = self.actor.publish(which=which)
         return Published(version, sha256, payload)
 
-
-class SamplerInProcess(InProcess):
     async def load(self, published: Published) -> str:
         payload: Any = published.payload
         return self.actor.load(published.version, published.sha256, payload)
@@ -196,8 +192,8 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
 
     def spawn(config: Config) -> FakeRunActors:
         actor = ColocatedActor(config)
-        learner, sampler = LearnerInProcess(actor), SamplerInProcess(actor)
-        return FakeRunActors([sampler], learner, Scorer(Script(), config), one=True)
+        worker = InProcess(actor)
+        return FakeRunActors([worker], worker, Scorer(Script(), config), one=True)
 
     monkeypatch.setattr("actors.opening.open_mesh", one_device)
     monkeypatch.setattr(RunActors, "spawn", spawn)
