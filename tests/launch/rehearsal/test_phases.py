@@ -23,6 +23,7 @@ from pipeline.contracts.sizes import Phase, Sizes
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.size_controller import SizeController
+from pipeline.plan.start import first_sizes
 from pipeline.rollout.workers import Workers, named_workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput
@@ -90,10 +91,10 @@ class Rehearsing:
             samplers=samplers,
             learner=learner,
             scorer=self.scorer,
-            sizes=SizeController(config, Sizes.of(config), self.said.append),
+            sizes=SizeController(config, first_sizes(config, None), self.said.append),
             config=config,
             clock=Clock(0.0),
-            stop=asyncio.Event(),
+            stop=self.script.stop,
         )
         self.setup = Setup(
             config=config,
@@ -111,7 +112,7 @@ class Rehearsing:
         """Applies `chosen` sizes, if there are any."""
         self.script.note("calibrate")
         if self.chosen is not None:
-            self.setup.workers.sizes.in_force = self.chosen
+            self.setup.workers.sizes.choose(self.chosen)
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")
