@@ -1,4 +1,4 @@
-"""The exporter's process does what a training run's export does, for a checkpoint."""
+"""The exporter's process: exports a checkpoint as a training run exports its policy."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_a_checkpoint_is_written_in_all_formats(
     assert (max(differences) > 0) == verify
     card = (out / "README.md").read_text()
     assert "for 5 steps" in card
-    told = json.loads(card.split("```json\n")[1].split("```")[0])
-    assert told["lora"]["start"] is None
+    config_of_card = json.loads(card.split("```json\n")[1].split("```")[0])
+    assert config_of_card["lora"]["start"] is None
     assert {path.name for path in out.iterdir()} >= {"adapter", "flax", "model.safetensors"}

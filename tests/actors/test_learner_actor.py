@@ -1,4 +1,4 @@
-"""The learner's process: which adapter it sends, and where it finds the best one."""
+"""The learner's process: published adapters, and recovery of the best one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.run.run_folder import RunFolder
 from tests import tiny
 
 
-def test_with_rollouts_drawn_ahead_it_also_sends_the_version_before():
+def test_the_previous_version_is_published_with_rollouts_ahead():
     learner = tiny.learner(
         learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "importance_cap": 1e3},
         plan={"placement": "split"},
@@ -35,21 +35,21 @@ def test_with_rollouts_drawn_ahead_it_also_sends_the_version_before():
 
 
 def trained(folder: Path) -> LearnerActor:
-    """A learner that has learned from a step, in an empty run folder."""
+    """A learner after one update, in an empty run folder."""
     config = tiny.make_config(run={"dir": str(folder), "name": "run"})
     RunFolder.of(config).path.mkdir()
     actor = LearnerActor(config)
     actor.learner = tiny.learner()
     actor.checkpoints = Checkpoints(RunFolder.of(config).checkpoints, keep=2)
-    learn(actor)
+    update(actor)
     return actor
 
 
-def learn(actor: LearnerActor) -> None:
+def update(actor: LearnerActor) -> None:
     actor.update(tiny.make_rollouts([(3, 9), (14, 28)], advantages=[1.0, -1.0]))
 
 
-def test_the_adapter_at_the_start_of_the_run_is_still_there_after_a_step(tmp_path: Path):
+def test_the_initial_adapter_is_available_after_a_step(tmp_path: Path):
     actor = trained(tmp_path)
     (version, sha256), adapter = actor.publish(which="initial")
     assert (version, sha256) == (0, lora.sha256(tiny.learner().host_adapter()))
@@ -57,9 +57,9 @@ def test_the_adapter_at_the_start_of_the_run_is_still_there_after_a_step(tmp_pat
     assert all(not value.any() for name, value in adapter.items() if name.endswith("_lora_b"))
 
 
-@pytest.mark.parametrize("damage", ["none", "cut", "missing", "other version"])
+@pytest.mark.parametrize("damage", ["none", "truncated", "missing", "other version"])
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_the_best_adapter_is_found_in_its_file_or_in_a_checkpoint(
+def test_the_best_adapter_is_recovered_from_its_file_or_a_checkpoint(
     tmp_path: Path, damage: str, checkpoint: bool
 ):
     actor = trained(tmp_path)
@@ -67,10 +67,10 @@ def test_the_best_adapter_is_found_in_its_file_or_in_a_checkpoint(
         actor.save({})
     actor.keep_best()
     (version, sha256), _ = actor.publish(which="best")
-    learn(actor)
+    update(actor)
     folder = RunFolder.of(actor.config)
     file = folder.checkpoints / "best" / "adapter.safetensors"
-    if damage == "cut":
+    if damage == "truncated":
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "missing":
         file.unlink()
@@ -83,7 +83,7 @@ def test_the_best_adapter_is_found_in_its_file_or_in_a_checkpoint(
         assert actor.publish(which="best")[0] == (version, sha256)
     else:
         assert not file.exists()
-    if damage in {"cut", "other version"}:
+    if damage in {"truncated", "other version"}:
         assert (folder.path / "superseded/0001/checkpoints/best/adapter.safetensors").is_file()
 
 
@@ -92,13 +92,13 @@ def test_one_process_samples_under_the_adapter_that_it_published(
 ):
     actor = ColocatedActor(tiny.make_config())
     actor.learner = tiny.learner()
-    taken: list[str] = []
-    monkeypatch.setattr(actor, "set_adapter", lambda _, **label: taken.append(label["sha256"]))
-    learn(actor)
+    loaded: list[str] = []
+    monkeypatch.setattr(actor, "set_adapter", lambda _, **label: loaded.append(label["sha256"]))
+    update(actor)
     sent = []
     for which in ("initial", "current", "probe"):
         (version, sha256), payload = actor.publish(which=which)
         actor.load(version, sha256, payload)
         sent.append(sha256)
-    assert taken == sent
+    assert loaded == sent
     assert len(set(sent)) == 3

@@ -1,4 +1,4 @@
-"""Invariant 6 where processes hang and die: the others keep their scores, nobody gets a zero."""
+"""Invariant 6 for processes that hang or die: other inputs keep their scores, none scores zero."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rewards(*names: str, workers: int = 1, timeout_s: float = 30.0) -> Rewards:
 
 @dataclass
 class FakeWorker:
-    """Scores a text by its length; one that holds `hang` never ends, one that holds `die` kills."""
+    """Scores a text by its length; `hang` in a text never returns, `die` ends the process."""
 
     started: bool = False
     killed: bool = False
@@ -53,7 +53,7 @@ class FakeWorker:
 
 @dataclass
 class Bench:
-    """A pool and all workers that it ever had."""
+    """A pool and all workers that it spawned."""
 
     config: Rewards
     workers: list[FakeWorker] = field(default_factory=list)
@@ -83,7 +83,7 @@ def values(scored: list[dict[str, Outcome]], name: str = "length") -> list[float
     return [row[name].value for row in scored]
 
 
-def test_inputs_are_shared_out_in_order_and_scored_by_every_function():
+def test_inputs_are_split_in_order_and_scored_by_every_function():
     bench = Bench(rewards("length", "twice", workers=3))
     texts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff", "ggggggg"]
     scored = bench.score(*texts)
@@ -102,19 +102,19 @@ def test_fewer_inputs_than_workers(count: int):
     assert sum(len(worker.calls) for worker in bench.workers) == count
 
 
-def test_invariant_6_one_that_hangs_is_found_and_the_others_keep_their_scores():
+def test_invariant_6_a_hanging_input_is_found_and_the_others_keep_their_scores():
     bench = Bench(rewards("length", timeout_s=0.01))
     scored = bench.score("a", "bb", "hang", "dddd")
     assert values(scored) == [1, 2, None, 4]
     assert scored[2]["length"].error == "took longer than 0.01 s"
-    # The batch, then each alone; a worker that did not come back is never asked again.
+    # The batch, then each input alone; a worker that did not answer is not used again.
     assert bench.calls(0) == [["a", "bb", "hang", "dddd"]]
     assert bench.calls(1) == [["a"], ["bb"], ["hang"]]
     assert bench.calls(2) == [["dddd"]]
     assert len(bench.workers) == 3
 
 
-def test_invariant_6_one_that_kills_its_process_is_found_too():
+def test_invariant_6_an_input_that_kills_the_process_is_found():
     bench = Bench(rewards("length"))
     scored = bench.score("die", "bb")
     assert values(scored) == [None, 2]
@@ -122,7 +122,7 @@ def test_invariant_6_one_that_kills_its_process_is_found_too():
     assert len(bench.workers) == 3
 
 
-def test_invariant_6_it_costs_only_the_function_that_failed():
+def test_invariant_6_only_the_failed_function_loses_its_value():
     class Picky(FakeWorker):
         async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
             if name == "twice" and any(given.completion == "b" for given in inputs):
@@ -141,30 +141,30 @@ def test_invariant_6_it_costs_only_the_function_that_failed():
     assert values(scored, "twice") == [101, None]
 
 
-def test_after_so_many_failures_one_after_the_other_the_rest_is_given_up():
+def test_after_consecutive_failures_the_remaining_inputs_fail():
     bench = Bench(rewards("length"))
     bad = ["die"] * MAX_CONSECUTIVE_FAILURES
     scored = bench.score("a", *bad, "e", "f")
     assert values(scored) == [1, *[None] * MAX_CONSECUTIVE_FAILURES, None, None]
     assert {row["length"].error for row in scored[1:]} == {"its process died"}
-    # One for the batch and one for each that failed; the last one is not replaced before a call.
+    # One worker for the batch and one per failure; the last one is replaced only by a later call.
     assert len(bench.workers) == 1 + MAX_CONSECUTIVE_FAILURES
     assert bench.workers[-1].calls == [("length", ["die"])]
 
 
-def test_failures_with_a_success_between_them_are_not_given_up():
+def test_a_success_between_failures_resets_the_count():
     bench = Bench(rewards("length"))
     texts = ["die", "die", "a", "die", "die", "b", "c"]
     assert values(bench.score(*texts)) == [None, None, 1, None, None, 1, 1]
 
 
-def test_a_share_that_hangs_does_not_touch_the_others():
+def test_a_hanging_worker_does_not_affect_the_others():
     bench = Bench(rewards("length", workers=2, timeout_s=0.01))
     assert values(bench.score("hang", "hang", "c", "d")) == [None, None, 1, 1]
     assert bench.workers[1].calls == [("length", ["c", "d"])]
 
 
-def test_a_worker_that_was_replaced_serves_the_next_step():
+def test_a_replacement_worker_serves_the_next_step():
     async def run() -> list[list[float | None]]:
         pool = RewardPool(rewards("length"), bench.spawn)
         await pool.start()
@@ -172,18 +172,18 @@ def test_a_worker_that_was_replaced_serves_the_next_step():
 
     bench = Bench(rewards("length"))
     assert asyncio.run(run()) == [[None], [2], [3]]
-    # A batch of one is not asked a second time.
+    # A batch of one is not scored a second time.
     assert [worker.killed for worker in bench.workers] == [True, False]
 
 
 class Unstartable(FakeWorker):
-    """One that cannot import the functions."""
+    """A worker that cannot import the functions."""
 
     async def start(self) -> None:
         raise ValueError("'my_rewards:f': importing my_rewards raises SyntaxError: \udc80")
 
 
-def test_invariant_6_a_replacement_that_does_not_start_is_counted_and_tried_again():
+def test_invariant_6_a_replacement_that_fails_to_start_is_counted_and_retried():
     bench = Bench(rewards("length"))
     kinds = [FakeWorker, Unstartable, Unstartable, FakeWorker]
 
@@ -206,7 +206,7 @@ def test_invariant_6_a_replacement_that_does_not_start_is_counted_and_tried_agai
     assert [worker.killed for worker in bench.workers] == [True, True, True, False]
 
 
-def test_invariant_6_a_replacement_that_never_starts_is_given_up(
+def test_invariant_6_a_replacement_that_never_starts_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ):
     class Hangs(FakeWorker):
@@ -227,9 +227,9 @@ def test_invariant_6_a_replacement_that_never_starts_is_given_up(
 
 
 class TestRewardActor:
-    """The other side: what the process does."""
+    """The reward process itself."""
 
-    def test_functions_are_found_when_it_starts(self) -> None:
+    def test_functions_are_imported_at_the_start(self) -> None:
         actor = RewardActor(
             Rewards(
                 functions=(
@@ -243,13 +243,13 @@ class TestRewardActor:
         )
         assert actor.score("correct", [right, wrong]) == [Outcome(1.0, None), Outcome(0.0, None)]
 
-    def test_a_function_that_is_not_there_is_told_when_it_starts(self) -> None:
+    def test_a_missing_function_is_reported_at_the_start(self) -> None:
         actor = RewardActor(rewards("gone"))
         with pytest.raises(ValueError, match=r"'rewards\.x:y': no module 'rewards\.x'"):
             actor.start()
 
 
-def test_the_spawner_is_asked_for_as_many_as_configured():
+def test_the_configured_number_of_workers_is_spawned():
     bench = Bench(rewards("length", workers=4))
     pool = RewardPool(bench.config, bench.spawn)
     asyncio.run(pool.start())

@@ -1,4 +1,4 @@
-"""The sampler's process: adapters that it opens or is sent, and what it multiplies with."""
+"""The sampler's process: opened and loaded adapters, and merged or quantized weights."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def test_without_a_path_it_is_the_base(sampler: SamplerActor):
     assert (sampler.version, sampler.sha256) == (0, opened.sha256)
 
 
-def test_a_runs_adapter_is_opened_and_kept(sampler: SamplerActor, tmp_path: Path):
+def test_a_runs_adapter_is_opened_once(sampler: SamplerActor, tmp_path: Path):
     sha256 = write_best(tmp_path)
     opened = sampler.open_adapter(str(tmp_path))
     assert (opened.version, opened.sha256) == (7, sha256)
     assert opened.what == f"step 7 of {tmp_path / 'checkpoints' / 'best'}"
     base = sampler.open_adapter(None)
     assert sampler.sha256 == base.sha256 != sha256
-    # Not read again: a run may replace its best adapter while it is being looked at.
+    # Not read again: the run may replace its best adapter meanwhile.
     (tmp_path / "checkpoints" / "best" / "adapter.safetensors").unlink()
     assert sampler.open_adapter(str(tmp_path)) == opened
     assert (sampler.version, sampler.sha256) == (7, sha256)
     assert lora.sha256(sampler.adapter) == sha256
 
 
-def test_what_is_no_adapter_leaves_the_old_one_in_force(sampler: SamplerActor, tmp_path: Path):
+def test_a_path_without_an_adapter_leaves_the_old_one_loaded(sampler: SamplerActor, tmp_path: Path):
     base = sampler.open_adapter(None)
     with pytest.raises(FileNotFoundError, match="is no PEFT folder"):
         sampler.open_adapter(str(tmp_path))
@@ -86,30 +86,30 @@ def opened() -> OpenedModel:
     return OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)
 
 
-def draw(actor: SamplerActor) -> Sequence[Completion]:
+def sample(actor: SamplerActor) -> Sequence[Completion]:
     return actor.generate(tiny.make_requests([3, 14, 6]), temperature=0.8)
 
 
-def tokens(drawn: Sequence[Completion]) -> list[list[int]]:
-    return [completion.tokens.tolist() for completion in drawn]
+def tokens(completions: Sequence[Completion]) -> list[list[int]]:
+    return [completion.tokens.tolist() for completion in completions]
 
 
 @pytest.mark.parametrize("kind", ["shared", "merged", "int8"])
-def test_a_sampler_draws_under_what_it_is_sent_and_compiles_nothing(kind: str):
+def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
     actor = SamplerActor(config(kind))
     actor.open_engine(opened())
     sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
     first = actor.load(0, "", sent[0])
-    before = draw(actor)
+    before = sample(actor)
     with compilations() as seen:
         second = actor.load(1, "", sent[1])
-        other = draw(actor)
+        other = sample(actor)
         again = actor.load(2, "", sent[0])
-        after = draw(actor)
+        after = sample(actor)
     assert seen == []
-    # The hash is the adapter's, whatever it is made into.
+    # The hash is the adapter's, before merging or quantization.
     assert [first, second, again] == [lora.sha256(sent[number]) for number in (0, 1, 0)]
-    assert {(drawn.version, drawn.adapter_sha256) for drawn in after} == {(2, first)}
+    assert {(one.version, one.adapter_sha256) for one in after} == {(2, first)}
     assert tokens(before) == tokens(after) != tokens(other)
     for one, two in zip(before, after, strict=True):
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
@@ -130,7 +130,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
         (version, sha256), payload = actor.publish(which=which)
         assert payload == which  # the adapter itself does not move
         assert actor.load(version, sha256, payload) == sha256
-        drawn.append(draw(actor))
+        drawn.append(sample(actor))
         assert {(d.version, d.adapter_sha256) for d in drawn[-1]} == {(version, sha256)}
         scored = np.concatenate(actor.learner.score(drawn[-1], adapter=actor.adapter))
         sampled = np.concatenate([completion.logprobs for completion in drawn[-1]])
@@ -138,11 +138,11 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
         assert apart.max() <= bounds.probe
         assert kind == "merged" or apart.max() > 1e-4
     assert tokens(drawn[0]) != tokens(drawn[1])
-    # The learner's base is what it was, where it was.
+    # The learner's base is unchanged and was not copied.
     assert pointers == {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
 
 
-def test_a_sampler_of_its_own_keeps_no_unquantized_matrix(
+def test_a_split_sampler_keeps_no_unquantized_matrix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = write_tokenizer(tmp_path)
@@ -157,7 +157,7 @@ def test_a_sampler_of_its_own_keeps_no_unquantized_matrix(
     assert sampler.policy.adapter_shapes == learner.policy.adapter_shapes
     assert any(name.endswith((".w", ".kernel")) for name in learner.base)
     assert not any(name.endswith((".w", ".kernel")) for name in sampler.base)
-    # Nor is there another copy.
+    # There is no further copy.
     weights = RolloutWeights(sampler.policy, sampler.base, split)
     assert weights.policy is sampler.policy
     assert all(weights.base[name] is value for name, value in sampler.base.items())

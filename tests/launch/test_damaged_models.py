@@ -1,4 +1,4 @@
-"""Damaged models: each ends the command with status 2 and all that is wrong with it, by name."""
+"""Damaged models: each ends the command with status 2 and names all problems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
 
 
 def load(folder: Path) -> None:
-    """What an actor does with a model's folder, short of compiling programs for it."""
+    """Loads a model's folder as an actor does, without compiling programs."""
     shape = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
     state = nnx.state(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
     shapes = {
@@ -39,7 +39,7 @@ def load(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that nothing is wrong with: Gemma 2, with as many rows as the tokenizer needs."""
+    """A valid model: Gemma 2, with as many rows as the tokenizer needs."""
     folder = formats.copy("gemma2", tmp_path_factory.mktemp("whole"))
     write_tokenizer(folder)
     rows = np.zeros((480, 40), np.float32)
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A request for this model; instead of starting actors the driver loads it itself."""
+    """A request for this model; the driver loads it itself instead of starting actors."""
 
     async def run_session(prepared: Prepared, *, started: float) -> int:
         load(Path(prepared.config.model.path))
@@ -66,7 +66,7 @@ def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -
     return path
 
 
-def test_the_undamaged_model_is_taken(request_path: Path):
+def test_the_undamaged_model_is_accepted(request_path: Path):
     assert train.main([str(request_path)]) == 0
 
 
@@ -117,7 +117,7 @@ def sharded(then: Damage) -> Damage:
 
 
 def set_index(name: str, file: str | None) -> Damage:
-    """What the index says of a tensor; None: nothing any more."""
+    """Changes the index entry of a tensor; None removes it."""
 
     def damage(folder: Path) -> None:
         path = folder / INDEX
@@ -218,7 +218,7 @@ def test_a_damaged_model_is_refused(
 
 
 def one_line(capsys: pytest.CaptureFixture[str], command: Any, *argv: str) -> str:
-    """What a command says of a mistake: exit status 2, one line."""
+    """Checks that a command ends with status 2 and one line; returns the line."""
     capsys.readouterr()
     assert command.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -242,7 +242,7 @@ def folder_named(name: str) -> Damage:
 
 
 def also(name: str, value: Any) -> Damage:
-    """Another file; what is no text is written as JSON."""
+    """Replaces a file; content other than text is written as JSON."""
     return with_bytes(name, (value if isinstance(value, str) else json.dumps(value)).encode())
 
 
@@ -283,7 +283,7 @@ def also(name: str, value: Any) -> Damage:
         (folder_named("config.json"), "config.json is not a file"),
     ],
 )
-def test_a_config_that_is_no_models_is_one_sentence(
+def test_an_invalid_config_gives_one_sentence(
     request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
 ):
     model = request_path.parent / "model"
@@ -312,7 +312,7 @@ def test_a_config_that_is_no_models_is_one_sentence(
         (large("tokenizer.model"), "tokenizer.model has 1,073,741,824 bytes"),
     ],
 )
-def test_a_tokenizer_or_template_that_is_none_is_one_sentence(
+def test_an_invalid_tokenizer_or_template_gives_one_sentence(
     request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
 ):
     model = request_path.parent / "model"
@@ -324,7 +324,7 @@ def test_a_tokenizer_or_template_that_is_none_is_one_sentence(
 
 
 def header(entry: Any) -> Damage:
-    """A safetensors file whose header says this of its only tensor, which has 64 bytes."""
+    """Writes a safetensors file whose header gives this entry for its only tensor of 64 bytes."""
     text = json.dumps({NORM: {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]} | entry})
     return with_bytes(SINGLE, len(text).to_bytes(8, "little") + text.encode() + bytes(64))
 
@@ -341,7 +341,7 @@ def header(entry: Any) -> Damage:
         {"data_offsets": [0, 2**64]},
     ],
 )
-def test_a_header_with_absurd_shapes_is_one_sentence(
+def test_a_header_with_absurd_shapes_gives_one_sentence(
     request_path: Path, capsys: pytest.CaptureFixture[str], entry: Any
 ):
     model = request_path.parent / "model"

@@ -1,4 +1,4 @@
-"""`launch.data`: what it shows of a request, what it says of its mistakes, what it never loads."""
+"""`launch.data`: its report, messages for mistakes, light imports."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_long_prompts_are_counted_above_the_limit(
     assert "train: 6 prompts, left out: 1 too long" in out
 
 
-def test_a_mixture_and_worked_examples_are_shown(
+def test_a_mixture_and_demonstrations_are_shown(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = request_file.parent
@@ -101,7 +101,7 @@ def test_a_mixture_and_worked_examples_are_shown(
     ]
 
 
-def test_the_answers_prefix_is_what_the_model_reads_last(
+def test_a_prompt_ends_with_the_answer_prefix(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     worked = [
@@ -123,9 +123,7 @@ def test_the_answers_prefix_is_what_the_model_reads_last(
     assert err.startswith("prompt.answer_prefix = '<mask>': ")
 
 
-def test_what_a_run_would_refuse_is_shown_first(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.CaptureFixture[str]):
     write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), "broken"])
     out, err = shown(capsys, str(request_file), status=2)
     assert "train: 6 prompts, left out: 1 malformed\n  row 7: not JSON" in out
@@ -143,7 +141,7 @@ def test_what_a_run_would_refuse_is_shown_first(
         (["--prompt.template={qestion}"], "has no column 'qestion'; nearest: 'question'"),
     ],
 )
-def test_mistakes_are_told_in_a_line_for_each_file(
+def test_mistakes_give_one_line_per_file(
     request_file: Path,
     capsys: pytest.CaptureFixture[str],
     settings: list[str],

@@ -1,4 +1,4 @@
-"""The demo's task: problems that mean what they say, careless solutions, disjoint splits."""
+"""The demo's task: consistent problems, solutions with mistakes, disjoint splits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 @given(st.integers(0, 2**32))
-def test_the_words_say_what_the_terms_are(seed: int) -> None:
+def test_the_words_match_the_terms(seed: int) -> None:
     problem = make_problem(Random(seed))
     start = re.findall(r"(?:has|starts with) (\d+)", problem.question)
     gains = [verb.replace("{}", r"\d+") for verb in task.GAINS]
@@ -42,7 +42,7 @@ def test_every_partial_sum_has_at_most_two_digits(seed: int) -> None:
     assert all(0 <= sum(terms[:n]) <= 99 for n in range(1, len(terms) + 1))
 
 
-def test_a_careful_solver_is_right() -> None:
+def test_solutions_without_mistakes_are_correct() -> None:
     written = "<reasoning>14+27=41 41-8=33</reasoning><answer>33</answer>"
     assert solution(PROBLEM, Random(0)) == written
 
@@ -59,7 +59,9 @@ def test_a_careful_solver_is_right() -> None:
         ((52, 17), ErrorRates(carry=1, operator=1), "52-17=45", 45),
     ],
 )
-def test_slips_by_hand(terms: tuple[int, ...], rates: ErrorRates, steps: str, answer: int) -> None:
+def test_mistakes_by_hand(
+    terms: tuple[int, ...], rates: ErrorRates, steps: str, answer: int
+) -> None:
     problem = Problem(question="", terms=terms, answer=sum(terms))
     written = f"<reasoning>{steps}</reasoning><answer>{answer}</answer>"
     assert solution(problem, Random(0), rates) == written
@@ -87,14 +89,14 @@ def test_carries_by_hand(terms: tuple[int, ...], needs: bool) -> None:
     assert task.needs_carry(terms) is needs
 
 
-def test_a_slip_is_as_frequent_as_asked_for() -> None:
+def test_mistakes_have_the_given_rate() -> None:
     rng = Random(0)
     problem = Problem(question="", terms=(50, 20), answer=70)
     wrong = sum("50-20" in solution(problem, rng, ErrorRates(operator=0.3)) for _ in range(4000))
     assert wrong / 4000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_a_chance_that_is_none_is_refused() -> None:
+def test_an_invalid_probability_is_refused() -> None:
     with pytest.raises(ValueError, match=r"carry = 1\.5 is not a probability; nearest: 1"):
         ErrorRates(carry=1.5)
 
@@ -127,7 +129,7 @@ def test_a_seed_means_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
     assert digest == "9cfd33e160dd4893368ed0579bbd8cb4867ed5441ed1d4ef6b1c82c88c130721"
 
 
-def test_worked_examples_are_right_answers_to_training_problems(tmp_path: Path) -> None:
+def test_demonstrations_are_correct_answers_to_training_problems(tmp_path: Path) -> None:
     file = task.write_demonstrations(tmp_path, seed=0, count=50)
     worked = [json.loads(line) for line in file.read_text().splitlines()]
     answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
@@ -145,7 +147,7 @@ def test_the_command_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [len(file.read_text().splitlines()) for file in files] == [500, 500, 4000, 400]
 
 
-def test_a_folder_that_cannot_be_made_is_the_users_mistake(
+def test_an_unwritable_folder_is_a_mistake_of_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

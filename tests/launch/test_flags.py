@@ -1,4 +1,4 @@
-"""Files that flags name: where they are, and what is refused before the work."""
+"""Files that flags name: their paths, and refusals before the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_B = str(PROJECT / "configs/gemma3_1b_gsm8k_v5e8.toml")
 @pytest.mark.parametrize(
     ("file", "there"), [("a.json", "home/a.json"), ("~/a.json", "user/a.json")]
 )
-def test_a_file_is_where_paths_of_a_configuration_are_and_stays_as_it_is(
+def test_a_file_is_resolved_like_paths_of_a_configuration_and_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, there: str
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
@@ -38,7 +38,9 @@ def test_a_plan_is_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "plan.json").is_file()
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(path: Path) -> str:
         with pytest.raises(ValueError, match=r"^command line: --json: ") as caught:
             output_file("--json", str(path))

@@ -1,4 +1,4 @@
-"""`launch.plan`: what it prints and writes, its statuses, what it never loads."""
+"""`launch.plan`: output, files, exit statuses, light imports."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} has passed"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_give_one_line(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, err = shown(capsys, ONE_B, *argv, status=2)
@@ -103,7 +103,7 @@ def test_mistakes_are_told(
     assert message in err
 
 
-def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.fixed", "true", "--plan.slots", "4096"]
     many += ["--rollout.prompts_per_step", "256"]
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
@@ -112,7 +112,9 @@ def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> No
     assert "the fastest, in [plan]: " in out  # and what would
 
 
-def test_what_does_not_fit_buys_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_has_no_budget_figures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     four, path = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"), tmp_path / "plan.json"
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "8", "--json", str(path)]
     out, _ = shown(capsys, four, *small, status=1)
@@ -127,7 +129,7 @@ def test_what_does_not_fit_buys_nothing(capsys: pytest.CaptureFixture[str], tmp_
     assert figures["plan"]["set"] == {}
 
 
-def test_what_binds_is_named_and_what_would_free_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_and_their_remedies_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
     out, _ = shown(capsys, four, *small, status=1)
@@ -159,7 +161,7 @@ def test_without_a_compiler_everything_is_estimated(
     assert "not verified: the TPU compiler is not here; all figures are estimated" in out
 
 
-def test_train_refuses_what_is_planned_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_refuses_chips_for_planning_only(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
     assert "v5e-16 is 2 hosts, and a run works on one" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A run of the product, measured and asked again by other processes on clusters of their own."""
+"""Evaluate, chat and export of a finished run, on private clusters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def finish(command: Sequence[str], text: str = "") -> tuple[int, str]:
         try:
             output, _ = process.communicate(text, timeout=PATIENCE_S)
         finally:
-            process.terminate()  # of no effect where it has ended
+            process.terminate()  # no effect if it has ended
     return process.returncode, output
 
 
@@ -59,14 +59,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of two steps."""
-    folder = tmp_path_factory.mktemp("looking")
-    config = write_config(folder, name="looked-at")
+    folder = tmp_path_factory.mktemp("finished")
+    config = write_config(folder, name="finished")
     status, output = finish(train_command(config))
     assert status == 0, output
-    return folder / "runs" / "looked-at"
+    return folder / "runs" / "finished"
 
 
-def test_a_run_is_measured_as_it_measured_itself(run: Path):
+def test_an_evaluation_repeats_the_answers_of_the_run(run: Path):
     """Other samplers, twice as many, with other batches: the same answers, up to ties."""
     settings = ["--plan.samplers=2", "--plan.slots=3", "--plan.prompt_buckets=[48]"]
     status, output = finish(launch("evaluate", run, *settings))
@@ -90,12 +90,12 @@ def test_a_run_is_measured_as_it_measured_itself(run: Path):
     assert "answers: 1 a prompt, greedy, at most 40 tokens" in output
 
 
-def test_a_colocated_run_on_two_devices_draws_what_it_drew(run: Path, tmp_path: Path):
-    """Placement is not policy: equal rollouts up to ties, whichever processes drew them."""
+def test_a_colocated_run_on_two_devices_samples_the_same(run: Path, tmp_path: Path):
+    """Placement does not change the policy: equal rollouts up to ties."""
     config = write_config(tmp_path, name="colocated")
     settings = ["--budget.steps=1", "--plan.placement=colocated", "--plan.learner_devices=2"]
     settings += ["--plan.micro_batch_tokens=1664"]
-    # What does harm is not exported: neither here, where the best version comes from its file.
+    # A harmful update is not exported: the best version is read from its file.
     settings += [*VALIDATED, "--learner.lr=1.0"]
     status, output = finish(train_command(config, *settings))
     assert status == 0, output
@@ -124,7 +124,7 @@ def test_base_and_tuned_answer_side_by_side(run: Path):
     assert "rollout.max_prompt_tokens = 64" in output
 
 
-def test_an_export_outside_of_training_is_the_runs_own(run: Path, tmp_path: Path):
+def test_an_export_after_training_equals_the_runs_own(run: Path, tmp_path: Path):
     out = tmp_path / "out"
     status, output = finish(launch("export", run, "--out", out, "--checkpoint", "last"))
     assert status == 0, output
@@ -134,7 +134,7 @@ def test_an_export_outside_of_training_is_the_runs_own(run: Path, tmp_path: Path
         assert (out / file).read_bytes() == (run / "export" / file).read_bytes(), file
 
 
-def test_what_is_no_adapter_for_this_base_is_refused(run: Path):
+def test_a_folder_without_an_adapter_is_refused(run: Path):
     status, output = finish(
         launch("evaluate", run, "--checkpoint", run / "rollouts", "--lora.rank=2")
     )
@@ -147,21 +147,21 @@ def test_ctrl_c_ends_an_evaluation_in_order(run: Path, tmp_path: Path):
     file = tmp_path / "result.json"
     process = start(launch("evaluate", run, "--base-only", "--json", file))
     assert process.stdout is not None
-    patience = threading.Timer(PATIENCE_S, process.kill)
-    patience.start()
+    timer = threading.Timer(PATIENCE_S, process.kill)
+    timer.start()
     for line in process.stdout:
         if line.startswith("Devices acquired"):
             break
-    all_rollouts = [
+    processes = [
         psutil.Process(process.pid),
         *psutil.Process(process.pid).children(recursive=True),
     ]
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
-    patience.cancel()
+    timer.cancel()
     assert process.returncode == 130, output
     assert "stopping: nothing is written" in output
     assert "Traceback" not in output
     assert not file.exists()
-    _, alive = psutil.wait_procs(all_rollouts, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
