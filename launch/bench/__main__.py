@@ -2,7 +2,7 @@
 
     python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE]
 
-This process imports nothing heavy: each row is measured in a process of its own.
+This process imports nothing heavy: each row is measured in a separate process.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ BENCHMARK = Benchmark(
         ),
         Section(
             "choices",
-            "Ours, gemma3-1b, what the settings do (estimates are blind inside splash's kernels "
-            "and for copies to the host)",
+            "Ours, gemma3-1b, effect of the settings (estimates ignore splash's kernels and "
+            "copies to the host)",
             (*_MEMORY, *_HOST, *_TIME),
             _POLICIES,
             invariant_3,
@@ -153,7 +153,7 @@ BENCHMARK = Benchmark(
         ),
         Section(
             "head",
-            "The head as a program of its own, width 1152, 65,536 tokens",
+            "The head as a separate program, width 1152, 65,536 tokens",
             _HEAD,
             (
                 _head("log-probs and gradient", what="gradient", head_tokens=2048, head_vocab=8192),
@@ -171,7 +171,9 @@ BENCHMARK = Benchmark(
                     for count in (1, 4, 8, 9)
                 ),
                 *(
-                    _theirs(f"likewise, remat repaired, {count}", sequences=count, remat=True)
+                    _theirs(
+                        f"base on every chip, remat repaired, {count}", sequences=count, remat=True
+                    )
                     for count in (1, 8, 16, 17)
                 ),
                 *(

@@ -31,7 +31,7 @@ _COLUMNS = (
 def _row(name: str, program: str, rows: str, *, length: int, **settings: Any) -> Row:
     model = settings.pop("model", "gemma3_1b")
     given = {"model": model, "program": program, "length": length, **settings}
-    # The compiler runs in a process and an environment of its own, which the child starts.
+    # The child starts the compiler in a separate process and environment.
     return Row(name, "launch.bench.plan_case:compared", given, CPU_ONLY, {"rows": rows})
 
 

@@ -174,7 +174,7 @@ BENCHMARK = Benchmark(
             "accelerator",
             f"Measured on the accelerator that JAX finds here: {_SMALL}",
             _MEASURED,
-            # JAX chooses, whatever this process's environment says.
+            # JAX chooses the platform, independent of this process's environment.
             _here("accelerator", {"JAX_PLATFORMS": ""}),
             _measured_claims,
             needs="launch.bench.sweep_speed:accelerator",

@@ -172,7 +172,7 @@ def _make_question(rng: Random, *, terms: Terms) -> str:
 
 def _attempt(total: int, term: int, rng: Random, rates: ErrorRates) -> tuple[int, int]:
     """Solves one step, possibly with mistakes; returns the change as written and the result."""
-    # Both numbers are always drawn: a mistake does not change the rest of the random stream.
+    # Both random numbers are always generated: a mistake does not change the rest of the random stream.
     wrong_operator = rng.random() < rates.operator
     wrong_carry = rng.random() < rates.carry
     written = -term if wrong_operator else term

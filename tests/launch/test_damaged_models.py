@@ -82,7 +82,7 @@ def set_config(**changes: Any) -> Damage:
 
 
 def set_tensor(name: str, value: Any) -> Damage:
-    """None takes it out."""
+    """Changes a tensor; None removes it."""
 
     def damage(folder: Path) -> None:
         def edit(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
