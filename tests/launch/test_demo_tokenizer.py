@@ -78,6 +78,6 @@ def test_rare_words_are_dropped_first(tmp_path: Path):
 
 
 def test_too_small_a_vocabulary_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"vocab_size = 300 is too small .* least: 367"):
+    with pytest.raises(ValueError, match=r"vocab_size = 300 is too small .* minimum: 367"):
         train_tokenizer(["aa bb"], tmp_path / "model", vocab_size=300)
     assert not (tmp_path / "model").exists()
