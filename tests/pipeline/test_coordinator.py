@@ -199,7 +199,10 @@ def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: 
     ("cap", "corrects"),
     [
         (0.0, "nothing corrects for it (learner.importance_cap is 0)"),
-        (2.0, "importance weights up to 2 correct for it, but for tokens that are never drawn"),
+        (
+            2.0,
+            "importance weights up to 2 correct for it, except for tokens that are never sampled",
+        ),
     ],
 )
 def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(

@@ -122,7 +122,8 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
         waiting, cut = int(row["rollout/partial"]), int(row["rollout/truncated"])
         assert 0 < cut <= waiting
     found = {
-        key: sum(row[f"rollout/{key}"] for row in watched.metrics) for key in ("cut", "continued")
+        key: sum(row[f"rollout/{key}"] for row in watched.metrics)
+        for key in ("truncated", "continued")
     }
     # What waits at the end is lost.
     assert watched.summary["rollouts"] == {**found, "dropped": waiting}
