@@ -56,7 +56,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to a split: prompt by prompt, in its order, the same number of samples of each."""
+    """The answers to a split: in the order of its prompts, equally many samples of each."""
 
     answers: tuple[Answer, ...]
 

@@ -133,7 +133,7 @@ class Console:
 
 
 class Records:
-    """Writes records to run folder, W&B and console; the run's `contracts.decisions.DecisionLog`."""
+    """Writes records to run folder, W&B and console; the `DecisionLog` of the run."""
 
     def __init__(self, folder: RunFolder, tracker: Tracker, console: Console) -> None:
         self.folder = folder
@@ -197,7 +197,7 @@ class Records:
         cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
         shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
         corrects = (
-            f"importance weights up to {cap:g} correct for it, except for tokens that are never sampled"
+            f"importance weights up to {cap:g} correct for it, except for excluded tokens"
             if cap
             else "nothing corrects for it (learner.importance_cap is 0)"
         )
