@@ -248,7 +248,7 @@ class Coordinator:
         config, step, watch = self.config, self.progress.step, self._stopwatch()
         assert self.data.sft is not None
         sequences = sequences_for_step(
-            self.data.sft.examples,
+            self.data.sft.demonstrations,
             seed=config.run.seed,
             step=step,
             sequences=config.sft.sequences_per_step,

@@ -81,9 +81,9 @@ class Budget:
 
 def replaces_budget(config: Config, folder: RunFolder) -> bool:
     """Whether there is a run, and its configuration had another budget until now."""
-    if not folder.is_begun:
+    if not folder.holds_run:
         return False
-    before = Setting.model_validate(folder.settings["budget"])
+    before = Setting.model_validate(folder.saved_config["budget"])
     return Budget.given(before) != Budget.given(config.budget)
 
 
@@ -93,7 +93,7 @@ def used_s(folder: RunFolder) -> float:
     What a process did after the last thing that it wrote down is not known. To be asked before the
     folder is rewound.
     """
-    known = [folder.noted_s]
+    known = [folder.recorded_used_s]
     known += [row.get("time/elapsed_s", 0.0) for row in folder.metrics]
     for entry in folder.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]

@@ -149,7 +149,7 @@ class EvaluationSchedule:
 
     def _last(self, name: str) -> dict[str, Any] | None:
         """The last entry of an evaluation of this name."""
-        entries = [e for e in self._folder.standing("evaluated") if e["name"] == name]
+        entries = [e for e in self._folder.valid_entries("evaluated") if e["name"] == name]
         return entries[-1] if entries else None
 
     def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
@@ -455,7 +455,7 @@ class EvaluationSchedule:
 def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """Journal entries of the validations that count, by step."""
     found: dict[int, dict[str, Any]] = {}
-    for entry in folder.standing("evaluated", "best_lost"):
+    for entry in folder.valid_entries("evaluated", "best_lost"):
         if entry["event"] == "best_lost":
             found = {step: one for step, one in found.items() if step not in entry["gone"]}
         elif entry["name"] == "validation":

@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import ResizableLearner, ResizableSampler
@@ -78,7 +78,7 @@ class BalancedLearner:
             self.worker, lambda: self.inner.score(completions, which=which)
         )
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.contracts.workers.Learner`."""
         metrics = await self.balance.hold(self.worker, lambda: self.inner.sft_update(sequences))
         self.balance.learned()

@@ -19,7 +19,7 @@ from typing import Any
 from configs.schema import Config
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.rollouts import Prompt, RolloutName, RolloutRequest
-from pipeline.inputs.dataset.order import continued_prompts, prompts_for_step, spread
+from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout import dynamic_sampling
@@ -122,11 +122,11 @@ class Drawer:
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self._data.weights,
         )
-        return spread(prompts, self._size())
+        return evenly_spaced(prompts, self._size())
 
     def _next(self, drawn: int, size: int) -> tuple[Prompt, ...]:
         assert self._config.rollout.max_prompts_per_step is not None
-        return continued_prompts(
+        return consecutive_prompts(
             self._data.train.prompts,
             seed=self._config.run.seed,
             start=drawn,

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from configs.schema import Config
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import Rollout
 from pipeline.control.step_planner import Plan
 from pipeline.run.run_folder import RunFolder
@@ -72,7 +72,7 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
     return rows
 
 
-def example_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
+def example_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
     """Packed examples of the supervised phase as JSON objects."""
     return [
         {
@@ -290,7 +290,7 @@ class Records:
         rows = [(row.pop("step"), row) for row in self.folder.metrics]
         rows += [
             (entry["step"], _evaluation_metrics(entry["name"], entry))
-            for entry in self.folder.standing("evaluated")
+            for entry in self.folder.valid_entries("evaluated")
         ]
         return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 

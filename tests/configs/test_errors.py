@@ -167,8 +167,8 @@ def test_a_url_is_no_path(small: Path, key: str, url: str) -> None:
     hubs = ", hf:// and kaggle://" if key.startswith("model.") else ""
     scheme = url[: url.index(":/") + (3 if "://" in url else 2)]
     assert line == (
-        f'command line: --{key} = "{url}": {scheme} is not supported; supported are paths in the '
-        f"file system{hubs}; mount or download what is elsewhere"
+        f'command line: --{key} = "{url}": {scheme} is not supported; supported are file system '
+        f"paths{hubs}; mount or download data that is stored elsewhere"
     )
 
 

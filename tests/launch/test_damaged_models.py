@@ -188,7 +188,7 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
             set_config(num_hidden_layers=2, layer_types=None),
             ["surplus: model.layers.2.mlp.up_proj.weight", "surplus: model.layers.3.mlp.up_proj"],
         ),
-        (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; read are"]),
+        (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; supported are"]),
         (set_config(head_dim=6), [f"shape of {QUERY}: (32, 40), the configuration asks for (24, "]),
         (with_bytes("config.json", b"{"), ["config.json is not JSON"]),
         (without("config.json"), ["has no config.json"]),

@@ -163,7 +163,7 @@ def test_sets_are_read_and_rows_left_out_are_told(
     }
     assert capsys.readouterr().out.splitlines() == [
         "test: 4 prompts",
-        "more: 1 prompts, left out: 1 too long",
+        "more: 1 prompts, excluded: 1 too long",
     ]
 
 

@@ -42,7 +42,9 @@ def mode(folder: Path, wanted: str) -> tuple[str, str]:
 def test_nobody_is_logged_in(tmp_path: Path):
     chosen, why = mode(tmp_path, "auto")
     assert chosen == "offline"
-    assert "nobody is logged in; `wandb login` mends it, `wandb sync` uploads" in why
+    assert (
+        "there is no W&B login; `wandb login` logs in for later runs, `wandb sync` uploads" in why
+    )
 
 
 @pytest.mark.parametrize("wanted", ["offline", "disabled"])
@@ -53,7 +55,9 @@ def test_what_was_asked_for_is_done_and_said(tmp_path: Path, wanted: str):
 
 
 def test_online_on_demand_is_refused_where_nobody_is_logged_in(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"wandb\.mode = 'online' but nobody is logged in.*WANDB_"):
+    with pytest.raises(
+        ValueError, match=r"wandb\.mode = 'online' but this machine has no W&B login.*WANDB_"
+    ):
         mode(tmp_path, "online")
 
 
@@ -113,7 +117,7 @@ class Run:
 
     async def start(self, rows: Any = ()) -> None:
         config = make_config(self.folder, wandb={"mode": "auto", "project": "p"})
-        await self.tracker.start(config, folder=self.folder, rows=rows, tell=self.tell)
+        await self.tracker.start(config, folder=self.folder, rows=rows, log_event=self.tell)
 
     async def hear(self, key: str) -> Any:
         """What is told under `key` next."""
@@ -331,7 +335,7 @@ async def work():
     tracker = tracking.Tracker("online", run_id=None)
     begun = asyncio.Event()
     await tracker.start(
-        make_config(folder), folder=folder, rows=(), tell=lambda *_, **facts: begun.set()
+        make_config(folder), folder=folder, rows=(), log_event=lambda *_, **facts: begun.set()
     )
     await begun.wait()
     tracker.log({"loss": 0.5}, step=1)

@@ -174,7 +174,7 @@ def test_a_template_that_cannot_be_used_is_named(template: str, what: str):
     ],
 )
 def test_a_template_that_does_not_end_is_refused(template: str):
-    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of processor time"):
+    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of CPU time"):
         render(Prompt(), {"question": "q"}, template=template)
 
 
@@ -216,15 +216,15 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
     [
         ("tokenizer_config.json", b"{", "is not JSON"),
         ("tokenizer_config.json", b"[]", "is not a JSON object"),
-        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not the text"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not text"),
         ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
-        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list of things that are no temp"),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list with elements of other types"),
         (
             "chat_template.json",
             b'{"chat_template": [{"name": "default", "template": [1]}]}',
             r"chat_template is \[1\], not",
         ),
-        ("chat_template.json", b"[" * 100_000, "is not read: it is nested too deeply"),
+        ("chat_template.json", b"[" * 100_000, "cannot be read: it is nested too deeply"),
         ("chat_template.jinja", b"\xff", "is not UTF-8"),
     ],
 )
@@ -255,11 +255,11 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("no placeholder", "names no column"),
-        ("{{question}}", "names no column"),
+        ("no placeholder", "contains no column"),
+        ("{{question}}", "contains no column"),
         ("{}", "empty braces"),
-        ("{question!r}", "converted or formatted; write {question}"),
-        ("{question:>10}", "converted or formatted; write {question}"),
+        ("{question!r}", "has a format or conversion; write {question}"),
+        ("{question:>10}", "has a format or conversion; write {question}"),
         ("{question", "write {{ and }} for braces"),
         ("question}", "write {{ and }} for braces"),
         ("{a{b}}", "write {{ and }} for braces"),

@@ -67,6 +67,6 @@ def test_the_text_of_a_completion_begins_with_the_prefix(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(("prefix", "read"), [("<end_of_turn>x", "x"), ("a<start_of_turn>", "a")])
 def test_a_prefix_that_is_no_text_is_refused(tokenizer: Tokenizer, prefix: str, read: str):
-    message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* reads it back as {read!r};"
+    message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* decodes it to {read!r};"
     with pytest.raises(ValueError, match=message):
         PromptMaker(Prompt(answer_prefix=prefix), tokenizer)
