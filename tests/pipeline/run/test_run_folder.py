@@ -345,7 +345,7 @@ def test_a_damaged_line_is_refused_and_an_unfinished_last_one_ignored(
     assert [row["step"] for row in folder.metrics][:2] == [1, 2]
     lines[line - 1] = lines[line - 1].replace(b'"step": ', b'"step": 1')
     path.write_bytes(b"".join(lines))
-    told = rf"{name}, line {line}: damaged, .* restore the file from a copy, or start another run"
+    told = rf"{name}, line {line}: checksum mismatch: .* restore the file from a copy, or start"
     with pytest.raises(DamagedFileError, match=told):
         RunFolder.of(config).check(config)
 

@@ -258,8 +258,8 @@ def test_a_hub_dataset_is_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.M
             ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
             (
                 "data.train: the hub cannot be reached for 'openai/gsm8k' (Couldn't reach "
-                "'openai/gsm8k' on the Hub); connect to the network, or download it and give its .jsonl or "
-                ".parquet file"
+                "'openai/gsm8k' on the Hub); connect to the network, or download the dataset and "
+                "set path to its .jsonl or .parquet file"
             ),
         ),
         (

@@ -181,7 +181,7 @@ def test_the_order_of_steps_of_any_size_is_the_same_on_every_machine():
 
 
 def test_a_window_in_which_a_prompt_could_stand_twice_is_refused():
-    message = r"max_prompts_per_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
+    message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
     with pytest.raises(ValueError, match=message):
         _continued(9, seed=0, start=0, count=1, window=6)
     assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5

@@ -85,7 +85,7 @@ def http_error(kind: Any, status: int) -> Exception:
         (
             http_error(errors.GatedRepoError, 403),
             ValueError,
-            r"requires an accepted licence: accept it on the model's page on the hub, then log in with",
+            "requires an accepted licence: accept it on the model's page on the hub, then log in",
         ),
         (
             http_error(errors.RepositoryNotFoundError, 401),

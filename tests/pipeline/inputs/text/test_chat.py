@@ -293,5 +293,5 @@ def test_each_column_that_is_absent_has_a_nearest_one_of_its_own(
 
 
 def test_a_column_that_nothing_is_left_for() -> None:
-    with pytest.raises(ValueError, match=r"^f has no column 'b'; it has \['a'\]$"):
+    with pytest.raises(ValueError, match=r"^f has no column 'b'; its columns: \['a'\]$"):
         check_columns(("a", "b"), present=("a",), where="f")

@@ -70,7 +70,7 @@ def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[
             {"config": {"bos_token_id": 1, "eos_token_id": 2}},
             [
                 "config.json: bos_token_id is 1, which is '<eos>' in {}, not <bos>",
-                "config.json: eos_token_id is 2, which is '<bos>' in {}, not <eos> or <end_of_turn>",
+                "config.json: eos_token_id is 2, which is '<bos>' in {}, not <eos> or <end_of_turn",
             ],
         ),
         (
