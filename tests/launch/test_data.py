@@ -72,7 +72,7 @@ def test_long_prompts_are_counted_above_the_limit(
     assert "train: 6 prompts, excluded: 1 too long" in out
 
 
-def test_a_mixture_and_worked_examples_are_shown(
+def test_a_mixture_and_demonstrations_are_shown(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = request_file.parent
@@ -87,8 +87,8 @@ def test_a_mixture_and_worked_examples_are_shown(
     assert err == ""
     assert "mixture.more, prompt 1000000001: " in out
     assert "sets.extra, prompt 1: " in out
-    assert "  learns to write:\n" in out
-    assert "sft, tokens of the examples: 1 of " in out
+    assert "  completion tokens:\n" in out
+    assert "sft, tokens of the demonstrations: 1 of " in out
     assert out.splitlines()[-8:] == [
         "what a run reads:",
         "train: 6 prompts",
@@ -113,9 +113,9 @@ def test_the_answers_prefix_is_what_the_model_reads_last(
     settings += ["--prompt.answer_prefix=<answer>", "--data.malformed=skip"]
     out, err = shown(capsys, str(request_file), *settings)
     assert err == ""
-    read = out.split("  reads:\n")[1].split("\n\n")[0]
+    read = out.split("  prompt tokens:\n")[1].split("\n\n")[0]
     assert read.endswith("=<answer>")
-    learned = out.split("  learns to write:\n")[1].split("\n\n")[0]
+    learned = out.split("  completion tokens:\n")[1].split("\n\n")[0]
     assert learned.count("=") == 3
     assert re.fullmatch(r" +\d+=9 \d+=</answer> \d+=<end_of_turn>", learned)
     assert "row 2: column 'completion' does not begin with prompt.answer_prefix = '<answer>'" in out

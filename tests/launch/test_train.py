@@ -197,7 +197,7 @@ def test_mistakes_of_all_kinds_are_told_at_once(
         "command line: --plan.micro_batch_tokens = 137: must be a multiple of plan.row_tokens = 68",
         'command line: --eval.sets.0.path = "s3://bucket/more.jsonl": s3:// is not supported',
         f'run.dir = "{request_path}": {request_path} is a file; choose another',
-        "wandb.mode = 'online' but this machine has no W&B login",
+        "wandb.mode = 'online', but this machine has no W&B login",
         "plan.platform = 'tpu' needs 2 TPU, and this machine has 0",
         f"lora.start: no folder {folder}/gone",
         "rollout.stop_tokens: ",
@@ -395,7 +395,7 @@ def test_wandb_online_on_demand(refused: Refused, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
     (line,) = refused("--wandb.mode", "online")
-    assert line.startswith("wandb.mode = 'online' but this machine has no W&B login")
+    assert line.startswith("wandb.mode = 'online', but this machine has no W&B login")
 
 
 def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):

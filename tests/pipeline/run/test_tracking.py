@@ -56,7 +56,7 @@ def test_what_was_asked_for_is_done_and_said(tmp_path: Path, wanted: str):
 
 def test_online_on_demand_is_refused_where_nobody_is_logged_in(tmp_path: Path):
     with pytest.raises(
-        ValueError, match=r"wandb\.mode = 'online' but this machine has no W&B login.*WANDB_"
+        ValueError, match=r"wandb\.mode = 'online', but this machine has no W&B login.*WANDB_"
     ):
         mode(tmp_path, "online")
 
@@ -190,7 +190,7 @@ def test_a_server_that_fails_on_the_way_is_waited_for_no_longer_than_the_bound(
     (folder,) = (tmp_path / "wandb").glob("run-*")
     command = f"wandb sync --include-online {folder}"
     assert facts == {"uploaded": False, "sync": command}
-    assert text == f"W&B does not have all of this run after 8 s; to upload it: {command}"
+    assert text == f"W&B: the upload of this run is incomplete after 8 s; to upload it: {command}"
     server.fault = None
     sync(command)
     assert server.steps() == [1, 2, 3, 4, 5]
@@ -205,7 +205,7 @@ def test_data_that_the_server_refuses_are_no_success(tmp_path: Path, server: Wan
         return run
 
     text, facts = asyncio.run(work()).told[-1]
-    assert text.startswith("W&B does not have all of this run; to upload it: wandb sync --incl")
+    assert text.startswith("W&B: the upload of this run is incomplete; to upload it: wandb sync")
     server.fault = None
     sync(facts["sync"])
     assert server.steps() == [1, 2]
@@ -325,7 +325,7 @@ def test_offline_a_resumed_run_writes_what_no_earlier_process_has_written(
 PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
-from pipeline import tracking
+from pipeline.run import tracking
 from tests.fakes import make_config
 
 tracking.FINISH_S = float(sys.argv[2])
@@ -401,7 +401,7 @@ def test_a_process_that_does_not_read_delays_nothing(
         return run
 
     assert [text for text, _ in asyncio.run(work()).told] == [
-        "W&B does not have all of this run after 0.1 s; metrics.jsonl has everything"
+        "W&B: the upload of this run is incomplete after 0.1 s; metrics.jsonl is complete"
     ]
 
 
