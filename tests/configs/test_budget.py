@@ -1,4 +1,4 @@
-"""Durations and instants, as budgets take them."""
+"""Durations and deadlines of budgets."""
 
 from __future__ import annotations
 

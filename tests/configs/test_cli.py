@@ -1,4 +1,4 @@
-"""The command line that every command shares."""
+"""The common command line of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user is told about each kind of mistake."""
+"""The message for each kind of mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From files to configurations: reading, paths, presets, lightness."""
+"""Loading configurations: files, paths, presets, imports."""
 
 from __future__ import annotations
 

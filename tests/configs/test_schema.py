@@ -1,4 +1,4 @@
-"""What the schema's own checks refuse, and the numbers it derives."""
+"""The schema's validators and derived numbers."""
 
 from __future__ import annotations
 

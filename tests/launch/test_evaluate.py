@@ -79,7 +79,7 @@ def prepared(
         (["--base-only", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
         (
             ["--base-only", "--eval.samples=2"],
-            "command line: --eval.samples = 2: greedy answers are all alike",
+            "command line: --eval.samples = 2: needs eval.temperature above 0: greedy",
         ),
     ],
 )

@@ -402,11 +402,11 @@ def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refus
     folder = ended()
     assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
         (
-            f"{folder.path} holds a run with other settings; --run.name starts another run, "
-            "the old values resume this one:"
+            f"{folder.path} contains a run with other settings; start another run with "
+            "--run.name, or resume this one with the old values:"
         ),
-        "  run.seed: was 0, is 1",
-        "  learner.lr: was 1e-05, is 0.0001",
+        "  run.seed: was 0, now 1",
+        "  learner.lr: was 1e-05, now 0.0001",
     ]
 
 

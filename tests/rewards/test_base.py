@@ -1,4 +1,4 @@
-"""The reward contract: an error is not a zero, and only who is at fault is excluded."""
+"""The reward contract: an error is not a zero, and only failing inputs are excluded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that live as long as their process, and who deletes them."""
+"""Locked folders: lifetime, and deletion after their process has ended."""
 
 from __future__ import annotations
 

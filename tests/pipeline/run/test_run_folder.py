@@ -1,4 +1,4 @@
-"""The run folder: what may be done in it, by whom, and what survives a kill."""
+"""The run folder: refusals, locking, and records that survive a kill."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_invariant_12_a_resume_moves_later_records_aside_and_deletes_nothing(fol
     assert folder.rewind_to(2) == folder.path / "superseded" / "0002"
 
 
-def test_what_a_later_resume_has_gone_back_behind_does_not_stand(folder: RunFolder):
+def test_valid_entries_exclude_those_that_a_later_resume_rolled_back(folder: RunFolder):
     for step in (0, 4, 8):
         folder.journal("checkpoint", step=step)
     folder.journal("resumed", step=4)
@@ -371,9 +371,7 @@ def test_a_journal_without_the_end_that_the_summary_has_is_refused(
     folder.close()
     path = folder.path / "journal.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(
-        DamagedFileError, match=r"journal.jsonl is truncated: .* summary.json"
-    ):
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl is truncated: .* summary.json"):
         RunFolder.of(config).check(config)
 
 

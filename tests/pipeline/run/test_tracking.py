@@ -1,4 +1,4 @@
-"""W&B: what it runs as, and that whatever it does no run ends of it."""
+"""W&B: its mode, its data, and that its failures never end a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_nobody_is_logged_in(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wanted", ["offline", "disabled"])
-def test_what_was_asked_for_is_done_and_said(tmp_path: Path, wanted: str):
+def test_a_configured_mode_is_used_and_reported(tmp_path: Path, wanted: str):
     chosen, why = mode(tmp_path, wanted)
     assert chosen == wanted
     assert f"{wanted} by wandb.mode" in why
@@ -102,7 +102,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
 
 
 class Run:
-    """A run of a W&B process: what it is sent, and what it tells."""
+    """A run of a W&B process: the messages sent to it, and its events."""
 
     def __init__(self, folder: Path, mode: Mode, *, run_id: str | None = None) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterat
 
 
 def sync(command: str) -> None:
-    """Does what a user is told to do later."""
+    """Runs the command that the user is told to run later."""
     program, *arguments = shlex.split(command)
     path = Path(sys.executable).with_name(program)
     with tempfile.TemporaryDirectory() as folder:  # it writes logs where it is called

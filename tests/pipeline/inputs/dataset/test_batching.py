@@ -1,4 +1,4 @@
-"""Packing by hand, and what holds for any rollouts."""
+"""Packed batches: examples by hand, and properties for any rollouts."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_by_hand():
     assert first.weights.dtype == first.advantages.dtype == np.float32
 
 
-def test_what_a_truncating_sampler_drew_from_stands_beside_the_full_distribution():
+def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
     whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
     kept = np.array([-0.5, -0.25], np.float32)
     cut = replace(other, completion=replace(other.completion, processed_logprobs=kept))

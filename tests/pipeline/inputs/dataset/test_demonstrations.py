@@ -1,4 +1,4 @@
-"""Worked examples: what is learned of them, what is left out and said about it."""
+"""Demonstrations: tokens, excluded rows and the report on them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _load(
     return loaded
 
 
-def test_an_example_is_a_prompt_and_a_completion_with_its_stop_token(
+def test_a_demonstration_is_a_prompt_and_a_completion_with_its_stop_token(
     tokenizer: Tokenizer, tmp_path: Path
 ):
     loaded = _load(tmp_path, tokenizer, [WORKED])
@@ -76,7 +76,7 @@ def test_after_a_plain_prompt_a_completion_ends_with_eos(tokenizer: Tokenizer, t
     assert example.completion_tokens[-1] == tokenizer.eos_id
 
 
-def test_other_columns_make_other_examples(tokenizer: Tokenizer, tmp_path: Path):
+def test_other_columns_make_other_demonstrations(tokenizer: Tokenizer, tmp_path: Path):
     rows = [{"question": "a", "worked": "x"}]
     (example,) = _load(
         tmp_path, tokenizer, rows, sft={"completion_column": "worked"}
@@ -84,7 +84,7 @@ def test_other_columns_make_other_examples(tokenizer: Tokenizer, tmp_path: Path)
     assert tokenizer.decode(example.completion_tokens) == "x"
 
 
-def test_what_cannot_be_used_is_named(tokenizer: Tokenizer, tmp_path: Path):
+def test_unusable_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
     rows = [
         WORKED,
         {"question": "q"},
@@ -108,8 +108,8 @@ def test_what_cannot_be_used_is_named(tokenizer: Tokenizer, tmp_path: Path):
     )
     assert (len(loaded.too_long), loaded.overlaps, loaded.duplicates) == (1, 3, 1)
     assert (loaded.too_long[0].row, loaded.too_long[0].tokens > 200) == (6, True)
-    left_out = "excluded: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
-    assert loaded.report[0] == f"sft: 2 demonstrations, {left_out}"
+    excluded = "excluded: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
+    assert loaded.report[0] == f"sft: 2 demonstrations, {excluded}"
     with pytest.raises(DataError, match=r"sft\.train: 4 rows are malformed in .*sft\.jsonl"):
         _load(tmp_path, tokenizer, rows)
 
@@ -162,7 +162,7 @@ def test_a_completion_must_end_where_the_policy_stops(tokenizer: Tokenizer, tmp_
         _load(tmp_path, tokenizer, [WORKED], rollout={"stop_tokens": ["<eos>"]})
 
 
-def test_a_changed_example_changes_the_fingerprint(tokenizer: Tokenizer, tmp_path: Path):
+def test_a_changed_demonstration_changes_the_fingerprint(tokenizer: Tokenizer, tmp_path: Path):
     def fingerprint(rows: list[Any]) -> str:
         return load_data(_config(tmp_path, rows), tokenizer).fingerprints["sft"]
 

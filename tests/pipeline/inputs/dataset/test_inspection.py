@@ -1,4 +1,4 @@
-"""What is shown of data: counts add up, tokens are exact, what stands twice is found."""
+"""Descriptions of data: counts add up, tokens are exact, duplicates and overlaps are found."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_a_prompt_is_shown_with_its_row():
     ]
 
 
-def test_an_example_is_shown_with_what_is_learned():
-    example = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
-    assert list(demonstration_lines(example, tokenizer=Pieces(), width=60)) == [
+def test_a_demonstration_is_shown_with_its_completion():
+    one = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
+    assert list(demonstration_lines(one, tokenizer=Pieces(), width=60)) == [
         "sft, demonstration 7: 3 tokens",
         "  prompt tokens:",
         "    97=a",

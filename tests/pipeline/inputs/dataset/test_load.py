@@ -1,4 +1,4 @@
-"""From files to prompts: what is read, what is left out and said about it, what is refused."""
+"""From files to prompts: rows, excluded rows and the report on them, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data order: a pure function of seed and step, each epoch complete, no prompt twice in a step."""
+"""Data order: a pure function of seed and step, complete epochs, no duplicates in a step."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_the_order_of_steps_of_any_size_is_the_same_on_every_machine():
     assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
 
 
-def test_a_window_in_which_a_prompt_could_stand_twice_is_refused():
+def test_a_window_that_could_contain_a_prompt_twice_is_refused():
     message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
     with pytest.raises(ValueError, match=message):
         _continued(9, seed=0, start=0, count=1, window=6)
@@ -219,7 +219,7 @@ def test_a_mixture_of_steps_of_any_size_keeps_shares_and_epochs(seed: int, data)
 
 
 @given(st.floats(0.01, 1), st.integers(1, 200), st.integers(0, 10**6))
-def test_no_stretch_of_a_mixture_holds_more_of_a_source_than_is_said(
+def test_no_window_of_a_mixture_exceeds_the_bound_of_a_source(
     share: float, window: int, start: int
 ):
     most = max_in_window(share, window)

@@ -1,4 +1,4 @@
-"""Packing: every example once an epoch, never cut, never overlapping, weights that sum to one."""
+"""Packing: each demonstration once per epoch, not truncated, no overlap, weights with sum 1."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> li
 
 
 @given(SHAPES, st.integers(0, 5))
-def test_epochs_follow_each_other_and_hold_each_example_once(
+def test_epochs_follow_each_other_and_hold_each_demonstration_once(
     shapes: list[tuple[int, int]], seed: int
 ):
     examples = make_demonstrations(shapes)
@@ -67,13 +67,13 @@ def test_sequences_are_nearly_full():
     assert np.mean(used) > 0.9 * LENGTH
 
 
-def test_an_example_that_does_not_fit_is_refused():
+def test_a_demonstration_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
         step(make_demonstrations([(9, 8)]), 0)
 
 
 @given(SHAPES)
-def test_the_arrays_hold_the_examples(shapes: list[tuple[int, int]]):
+def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     sequences = step(make_demonstrations(shapes), 0)
     shape = BatchShape(rows=2, tail_rows=1, length=LENGTH, pad=-1)
     batches = packed_batches(sequences, shape=shape)

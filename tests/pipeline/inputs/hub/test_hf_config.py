@@ -1,4 +1,4 @@
-"""Configurations as published: defaults filled in, one spelling, and everything wrong at once."""
+"""Published configurations: defaults, normalized RoPE settings, all problems at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders and handles; the hubs are played by functions that know a few models."""
+"""Folders and hub handles, with fake hubs."""
 
 from __future__ import annotations
 

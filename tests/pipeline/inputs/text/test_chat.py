@@ -1,4 +1,4 @@
-"""Prompts: Gemma's turns, the template's columns, braces that stand for themselves."""
+"""Prompt texts: Gemma's turns, template columns, literal braces."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_plain_is_the_text_alone():
 
 
 @given(text=st.text())
-def test_braces_in_data_and_system_stand_for_themselves(text: str):
+def test_braces_in_data_and_system_are_literal(text: str):
     prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
     assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
 
@@ -115,7 +115,7 @@ def test_gemmas_own_templates_say_what_gemmas_turns_do(
     assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
 
 
-def test_worked_examples_are_turns_of_both():
+def test_few_shot_examples_are_turns_of_user_and_model():
     prompt = Prompt(system="Think.", shots=SHOTS[:1])
     assert render(prompt, {"question": "q"}) == (
         "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
@@ -124,7 +124,7 @@ def test_worked_examples_are_turns_of_both():
     )
 
 
-def test_worked_examples_in_plain_text_are_joined_as_they_are():
+def test_few_shot_examples_in_plain_text_are_concatenated():
     shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
     prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
     assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"

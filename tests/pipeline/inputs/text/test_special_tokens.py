@@ -1,4 +1,4 @@
-"""A tokenizer and a model that belong together, and some that do not."""
+"""Matching and mismatching tokenizers and models."""
 
 from __future__ import annotations
 

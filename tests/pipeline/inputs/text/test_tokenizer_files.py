@@ -1,4 +1,4 @@
-"""Text and ids: exact both ways, special tokens apart, clear errors, two formats alike."""
+"""Tokenizers of both formats: exact round trips, special tokens, errors."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_models_folder_is_where_the_tokenizer_is(folders: dict[str, Path], t
         opened(tmp_path, tokenizer=str(tmp_path / "gone"))
 
 
-def test_a_tokenizer_that_stands_elsewhere_may_bring_the_template(tmp_path: Path):
+def test_a_tokenizer_in_another_folder_may_bring_the_template(tmp_path: Path):
     model, other = tmp_path / "model", tmp_path / "other"
     model.mkdir()
     other.mkdir()
