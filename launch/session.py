@@ -57,7 +57,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         clock = _clock(prepared, started=started)
-        if clock.used_before_s and not prepared.folder.is_begun:
+        if clock.used_before_s and not prepared.folder.holds_run:
             print(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
                 f"run began; to begin anew delete {prepared.folder.path}",
@@ -68,7 +68,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
                 try:
                     status = await _run(prepared, beginning, stop, clock, tracker)
                 except Failure as failure:
-                    if prepared.folder.is_begun:
+                    if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
                     raise
             # The devices are free, and the budget's clock has stopped.
@@ -93,7 +93,7 @@ def _noted(folder: RunFolder, clock: Clock) -> Iterator[None]:
     def note() -> None:
         while True:
             with suppress(OSError):
-                folder.note_used(clock.elapsed_s)
+                folder.record_used_s(clock.elapsed_s)
             if ended.wait(_NOTE_EVERY_S):
                 return
 
@@ -282,7 +282,7 @@ def _check_restored(restored: Restored, folder: RunFolder) -> None:
 
 def _last_checkpoint(folder: RunFolder) -> int | None:
     """The step of the newest checkpoint that the journal lists."""
-    return max((entry["step"] for entry in folder.standing("checkpoint")), default=None)
+    return max((entry["step"] for entry in folder.valid_entries("checkpoint")), default=None)
 
 
 def _resume(
@@ -311,7 +311,7 @@ def _resume(
             f"{missing[0]}; how long steps take is measured again",
             flush=True,
         )
-    superseded = folder.resume_at(progress.step)
+    superseded = folder.rewind_to(progress.step)
     if superseded is not None:
         print(f"records of later steps are in {superseded}", flush=True)
     return progress, resumed_from
@@ -334,4 +334,4 @@ async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: in
         elapsed_s=clock.elapsed_s,
     )
     rows = records.logged(until=step)
-    await tracker.start(prepared.config, folder=folder.path, rows=rows, tell=records.event)
+    await tracker.start(prepared.config, folder=folder.path, rows=rows, log_event=records.event)

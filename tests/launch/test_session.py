@@ -298,8 +298,8 @@ def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
     with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* it has 0: it has lost"):
         other.run()
-    assert not other.folder.is_begun
-    assert first.folder.is_begun
+    assert not other.folder.holds_run
+    assert first.folder.holds_run
 
 
 def test_invariant_12_where_the_newest_checkpoint_is_lost_an_older_one_is_used(
@@ -623,9 +623,9 @@ def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
         for seconds in (5.0, 60.0):
             now.seconds = seconds
             until = time.monotonic() + 30
-            while folder.noted_s != 100.0 + seconds and time.monotonic() < until:
+            while folder.recorded_used_s != 100.0 + seconds and time.monotonic() < until:
                 time.sleep(0.01)  # this thread is busy: nothing of it is needed
-            assert folder.noted_s == 100.0 + seconds
+            assert folder.recorded_used_s == 100.0 + seconds
         (folder.path / ".lock").rename(folder.path / "away")
         time.sleep(0.1)  # what cannot be written is no obstacle
         (folder.path / "away").rename(folder.path / ".lock")
