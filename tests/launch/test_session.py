@@ -21,7 +21,7 @@ from launch.preparation import Prepared
 from launch.session import (
     _clock,
     _coordinate,
-    _noted,
+    _recording_time,
     _start,
     _tracker,
     _workers,
@@ -619,7 +619,7 @@ def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
 ):
     monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
     folder, now = RunFolder.of(make_config(tmp_path)), FakeClock()
-    with folder.held(), _noted(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
+    with folder.held(), _recording_time(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
         for seconds in (5.0, 60.0):
             now.seconds = seconds
             until = time.monotonic() + 30

@@ -133,7 +133,7 @@ def test_validation_by_the_clock_is_journaled_and_replayed():
     first = duties(found, status)
     assert kinds(first)[2] == "validate"
     assert first[2].journal == (JournalEntry("validation_due", {"step": 0, "elapsed_s": 0.0}),)
-    due = {}
+    due: dict[int, bool] = {}
     for step in range(1, 5):
         validated = frozenset({0, *(at for at, some in due.items() if some)})
         found.next(RunStatus(step - 1, validated), 25.0 * (step - 1))
