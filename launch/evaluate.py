@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.cli import parse
-from configs.load import AS_LEARNED, config_to_json, load_config
+from configs.load import AS_TRAINED, config_to_json, load_config
 from configs.paths import home
 from configs.resume import diff_configs
 from configs.schema import Config
@@ -74,7 +74,7 @@ def _parse_and_prepare(argv: Sequence[str]) -> Prepared:
         flags=_flags(),
     )
     return prepare(
-        load_config(command.path, (*AS_LEARNED, *command.overrides)),
+        load_config(command.path, (*AS_TRAINED, *command.overrides)),
         checkpoint=command.flags.checkpoint,
         base_only=command.flags.base_only,
         result=json_file(command.flags),
@@ -114,7 +114,7 @@ def prepare(
     from pipeline.contracts.sizes import sized
     from pipeline.inputs.dataset.load import load_tests
     from pipeline.inputs.dataset.rows import report_lines
-    from pipeline.inputs.dataset.splits import SETS
+    from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
     from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.plan.start import first_sizes
     from pipeline.run.run_folder import RunFolder
@@ -128,7 +128,7 @@ def prepare(
     tokenizer = open_model_files(config)
     config = sized(config, first_sizes(config, RunFolder.of(config).plan))
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
-    tests = {name.removeprefix(SETS): split for name, split in splits.items()}
+    tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
         for line in report_lines(
             f"{name}: {len(split.prompts)} prompts",

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.errors import Refusals
+from configs.errors import MistakeCollector
 from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
-from pipeline.inputs.dataset.load import check_rows, load_data, setting_of
+from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.hub import hf_folder
@@ -107,7 +107,7 @@ def prepare(
     waited_s: float = 0.0,
     tracked: bool = True,
     weights_bytes: int | None = None,
-    found: Refusals | None = None,
+    found: MistakeCollector | None = None,
 ) -> Prepared:
     """Checks everything and prints what was found.
 
@@ -124,7 +124,7 @@ def prepare(
         ValueError: with all mistakes, one line each. A check that depends on a refused setting is
             skipped.
     """
-    found = found or Refusals()
+    found = found or MistakeCollector()
     folder, more = RunFolder.of(config), None
     chosen: tuple[tracking.Mode, str] | None = "disabled", ""
     if tracked and found.intact("wandb.mode"):
@@ -141,7 +141,7 @@ def prepare(
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
-    found.refuse()
+    found.raise_if_any()
     assert tokenizer is not None
     assert data is not None
     assert chosen is not None
@@ -153,7 +153,7 @@ def prepare(
     return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
 
-def _check_request(config: Config, found: Refusals, folder: RunFolder) -> None:
+def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
     """Checks that need neither the model nor the data."""
     if found.intact(*_DEVICE_SETTINGS):
         found.attempt(refuse_plan_only, config)
@@ -210,14 +210,14 @@ def open_model_files(config: Config) -> Tokenizer:
         FileNotFoundError: if model or tokenizer are missing.
         ValueError: with the mistakes in them, in words for the user.
     """
-    found = Refusals()
+    found = MistakeCollector()
     tokenizer = _check_model(config, found, weights=True)
-    found.refuse()
+    found.raise_if_any()
     assert tokenizer is not None
     return tokenizer
 
 
-def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer | None:
+def _check_model(config: Config, found: MistakeCollector, *, weights: bool) -> Tokenizer | None:
     """Checks the model's files; returns the tokenizer if it could be opened.
 
     Args:
@@ -246,7 +246,7 @@ def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer
     return tokenizer
 
 
-def _can_find_model(config: Config, found: Refusals) -> bool:
+def _can_find_model(config: Config, found: MistakeCollector) -> bool:
     """Whether to look for the model: nothing is downloaded for a request that has mistakes."""
     return found.intact("model.path") and (found.is_empty or not is_handle(config.model.path))
 
@@ -257,7 +257,7 @@ def _weights_bytes(config: Config) -> int:
 
 
 def _check_data(
-    config: Config, found: Refusals, tokenizer: Tokenizer | None, folder: RunFolder
+    config: Config, found: MistakeCollector, tokenizer: Tokenizer | None, folder: RunFolder
 ) -> LoadedData | None:
     """Returns the data, if valid; checks only the rows if settings or tokenizer have mistakes."""
     if tokenizer is None or not found.intact(*_DATA_SETTINGS):
@@ -370,6 +370,6 @@ def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
     changed = [name for name, found in data.fingerprints.items() if at_start.get(name) != found]
     if changed:
         raise ValueError(
-            f"{' and '.join(map(setting_of, changed))}: the prompts have changed since "
+            f"{' and '.join(map(setting_name, changed))}: the prompts have changed since "
             f"{folder.path} started; restore them, or start another run with --run.name"
         )

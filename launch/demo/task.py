@@ -128,13 +128,13 @@ def write_splits(
 
 
 def write_demonstrations(folder: Path, *, seed: int, count: int = 400) -> Path:
-    """Writes `worked.jsonl`: the first training problems with correct solutions, for the SFT phase.
+    """Writes `demonstrations.jsonl` for the SFT phase: training problems with correct solutions.
 
     Each line has a `question` and a `completion`, both strings. Returns the file.
     """
     problems, rng = make_splits(seed)["train"][:count], Random(seed)
     rows = ({"question": p.question, "completion": solution(p, rng)} for p in problems)
-    file = folder / "worked.jsonl"
+    file = folder / "demonstrations.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 
@@ -172,7 +172,7 @@ def _make_question(rng: Random, *, terms: Terms) -> str:
 
 def _attempt(total: int, term: int, rng: Random, rates: ErrorRates) -> tuple[int, int]:
     """Solves one step, possibly with mistakes; returns the change as written and the result."""
-    # Both random numbers are always generated: a mistake does not change the rest of the random stream.
+    # Both random numbers are always generated: mistakes do not change the random stream.
     wrong_operator = rng.random() < rates.operator
     wrong_carry = rng.random() < rates.carry
     written = -term if wrong_operator else term

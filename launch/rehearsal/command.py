@@ -34,7 +34,7 @@ from pipeline.inputs.text.tokenizer_files import JSON, SENTENCEPIECE
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.size_controller import SizeController
-from pipeline.rollout.workers import Workers, named_workers
+from pipeline.rollout.workers import Workers
 
 _ADAPTER_COPIES = 4
 """Adapters on disk: a checkpoint with both moments, and the best version."""
@@ -118,25 +118,23 @@ async def _rehearse(
     started: float,
 ) -> Result:
     config, say = prepared.config, partial(print, flush=True)
-    samplers, learner = named_workers(
-        actors.samplers, actors.learner, one_process=actors.one_process
-    )
     workers = Workers(
-        samplers=samplers,
-        learner=learner,
+        samplers=actors.samplers,
+        learner=actors.learner,
         scorer=actors.scorer,
         sizes=SizeController(config, beginning.sizes, say),
         config=config,
         clock=Clock(started),
         # Never set: the command cancels the rehearsal as a whole.
         stop=asyncio.Event(),
+        one_process=actors.one_process,
     )
     calibration = partial(
         calibrate,
         workers.sizes,
         beginning,
-        sampler=(samplers[0], actors.samplers[0]),
-        learner=(learner, actors.learner),
+        sampler=(workers.sampler_processes[0], actors.samplers[0]),
+        learner=(workers.learner_process, actors.learner),
     )
     await wait_for_devices(actors.devices, config.plan)
     await actors.started()

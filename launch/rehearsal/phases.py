@@ -144,7 +144,7 @@ class Rehearsal:
         if not config.plan.fixed:
             yield "calibration", self._calibrate
         yield "probe", self._probe
-        if config.run.warm_start:
+        if config.run.has_sft_phase:
             yield "SFT update", self._sft_update
         yield "first sync", self._sync
         for bucket in reversed(config.prompt_buckets):

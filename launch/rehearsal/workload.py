@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.adapters import Published
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import (
     Completion,
     Demonstration,
@@ -151,7 +151,7 @@ def training_rollouts(scored: Sequence[Completion]) -> list[Rollout]:
     return [Rollout(one, "", {}, sign, sign) for one, sign in zip(scored, signs, strict=True)]
 
 
-def sft_rows(config: Config, prompts: Sequence[Prompt]) -> list[Packed]:
+def sft_rows(config: Config, prompts: Sequence[Prompt]) -> list[PackedRow]:
     """Returns rows of full-length demonstrations for one SFT step; see `_full_batches`."""
     rows = _full_batches(config, config.sft.sequences_per_step)
     each = _sequences_per_row(config)

@@ -15,7 +15,7 @@ from pipeline.contracts.adapters import (
     Published,
     Restored,
 )
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
@@ -79,7 +79,7 @@ class Learner(Protocol):
     ) -> list[np.ndarray]:
         """Returns the log-probs of the completions' tokens under an adapter."""
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """Updates on one step's packed demonstrations; returns metrics.
 
         The version increases by one.

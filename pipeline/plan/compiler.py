@@ -23,7 +23,7 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
+from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
 from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chips
@@ -198,7 +198,7 @@ def _in_words(figures: Figures) -> str:
 def _kept(about: Mapping[str, Any]) -> Figures | None:
     """The figures that are kept under a key, if there are any."""
     try:
-        content = kept_json(_file(about))
+        content = read_cached_json(_file(about))
         return None if content is None else replace(Figures(**content["figures"]), cached=True)
     except (KeyError, TypeError):  # written by another version
         return None
@@ -206,7 +206,7 @@ def _kept(about: Mapping[str, Any]) -> Figures | None:
 
 def _keep(about: Mapping[str, Any], figures: Figures) -> None:
     """Keeps figures under a key; a folder that cannot be written to keeps nothing."""
-    keep_json(_file(about), {"figures": asdict(figures), "key": about})
+    write_cached_json(_file(about), {"figures": asdict(figures), "key": about})
 
 
 def _file(about: Mapping[str, Any]) -> Path:

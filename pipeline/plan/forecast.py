@@ -169,7 +169,7 @@ class Parts:
 
         nothing = fixed(0.0, chip=chip)
         tests = sum((answers(name) for name in rows if name != "validation"), nothing)
-        warm = imitation_s(pace) if config.run.warm_start else nothing
+        warm = imitation_s(pace) if config.run.has_sft_phase else nothing
         load_s = base / _READ_BYTES_PER_S
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
         return Parts(

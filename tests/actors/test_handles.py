@@ -80,15 +80,20 @@ def test_a_dead_process_is_a_runtime_error():
 
 def test_an_adapter_is_published_and_loaded_as_a_reference():
     loaded: list[tuple[Any, ...]] = []
+
+    def load(version: int, sha256: str, payload: Any) -> str:
+        loaded.append((version, sha256, payload))
+        return sha256
+
     learner = RayWorker(FakeActor(publish=lambda *, which: ((3, f"hash of {which}"), "arrays")))
-    sampler = RayWorker(FakeActor(load=lambda *label: loaded.append(label) or label[1]))
+    sampler = RayWorker(FakeActor(load=load))
     published = asyncio.run(learner.publish("best"))
     assert published == Published(3, "hash of best", "reference 1")
     assert asyncio.run(sampler.load(published)) == "hash of best"
     assert loaded == [(3, "hash of best", "reference 1")]
 
 
-@pytest.mark.parametrize("error", [RayActorError(), task_error(KeyboardInterrupt())])
+@pytest.mark.parametrize("error", [RayActorError(), task_error(ValueError("interrupted"))])
 def test_a_reward_process_without_an_answer_has_died(error: Exception):
     worker = RayRewardWorker(FakeActor(score=raises(error), start=lambda: None))
     asyncio.run(worker.start())

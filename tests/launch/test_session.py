@@ -21,7 +21,7 @@ from launch.preparation import Prepared
 from launch.session import (
     _clock,
     _coordinate,
-    _noted,
+    _recording_time,
     _start,
     _tracker,
     _workers,
@@ -52,6 +52,8 @@ from tests.fakes import (
 
 class Session:
     """A process that has its actors; `change` may alter them before the run begins."""
+
+    one_process = False
 
     def __init__(self, config: Config, disk: Disk, *, extend: Budget | None = None) -> None:
         self.stop = Stop("stopping")
@@ -175,7 +177,7 @@ def test_a_run_that_fails_says_why_and_ends_with_1(
     assert entry["error"].startswith("ParityError: under a random adapter sampler and learner")
     shown = capsys.readouterr()
     assert "ParityError" in shown.err
-    assert "the same command goes on from its last checkpoint" in shown.out
+    assert "the same command continues from its last checkpoint" in shown.out
     assert session.folder.summary is None
     session.folder.create(session.prepared.config)
     session.folder.close()
@@ -194,7 +196,7 @@ def test_rewards_that_fail_end_a_run_with_1_and_one_sentence(
     )
     shown = capsys.readouterr()
     assert shown.err == told + "\n"
-    assert "the same command goes on from its last checkpoint" in shown.out
+    assert "the same command continues from its last checkpoint" in shown.out
     (entry,) = session.events("failed")
     assert entry["error"] == f"TrainingStopped: {told}"
     assert (list(disk), session.folder.summary) == ([0], None)
@@ -296,8 +298,8 @@ def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
     with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* it has 0: it has lost"):
         other.run()
-    assert not other.folder.is_begun
-    assert first.folder.is_begun
+    assert not other.folder.holds_run
+    assert first.folder.holds_run
 
 
 def test_invariant_12_where_the_newest_checkpoint_is_lost_an_older_one_is_used(
@@ -450,10 +452,10 @@ def test_the_devices_are_free_before_wandb_is_told_how_the_run_ended(
         yield
         order.append("Ray is left")
 
-    async def start(*_: object) -> tuple[float, None]:
+    async def start(*_: object) -> float:
         if ending == "interrupted":
             session.script.on["learner.update 0"] = partial(signal.raise_signal, signal.SIGINT)
-        return 0.0, None
+        return 0.0
 
     async def finish(_: FakeTracker, *, exit_status: int) -> None:
         order.append(f"W&B ends with {exit_status}")
@@ -617,13 +619,13 @@ def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
 ):
     monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
     folder, now = RunFolder.of(make_config(tmp_path)), FakeClock()
-    with folder.held(), _noted(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
+    with folder.held(), _recording_time(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
         for seconds in (5.0, 60.0):
             now.seconds = seconds
             until = time.monotonic() + 30
-            while folder.noted_s != 100.0 + seconds and time.monotonic() < until:
+            while folder.recorded_used_s != 100.0 + seconds and time.monotonic() < until:
                 time.sleep(0.01)  # this thread is busy: nothing of it is needed
-            assert folder.noted_s == 100.0 + seconds
+            assert folder.recorded_used_s == 100.0 + seconds
         (folder.path / ".lock").rename(folder.path / "away")
         time.sleep(0.1)  # what cannot be written is no obstacle
         (folder.path / "away").rename(folder.path / ".lock")

@@ -113,7 +113,7 @@ def beside(config: Config, shape: ModelShape, program: str) -> Parts:
 
 def _further_adapters(config: Config) -> int:
     """The KL's reference, where it is not the base, and the teacher."""
-    moved = config.run.warm_start or config.lora.start is not None
+    moved = config.run.has_sft_phase or config.lora.start is not None
     reference = config.learner.kl_coef > 0 and moved
     return int(reference) + int(config.learner.teacher is not None)
 

@@ -67,7 +67,7 @@ def test_two_rehearsals_at_once_are_refused(tmp_path: Path):
     with temporary_run_folder(config) as folder:
         fill(folder)
         with (
-            pytest.raises(ValueError, match="another process is at work in"),
+            pytest.raises(ValueError, match="another process is using"),
             temporary_run_folder(config),
         ):
             pass
