@@ -71,7 +71,7 @@ def test_a_step_with_more_prompts_than_distinct_ones_is_refused(tmp_path: Path, 
     del config
     given = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "5")]
     with pytest.raises(
-        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 and there are 6"
+        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 prompts, and there are 6"
     ):
         prepare(load_config(tmp_path / "small.toml", given), extend=None)
     given[1] = ("rollout.max_prompts_per_step", "4")

@@ -286,7 +286,7 @@ def test_a_missing_model_folder(request_path: Path, refused: Refused):
     [
         ("config.json", "model.path: {} has no config.json"),
         ("model.safetensors", "model.path: {} lacks model.safetensors"),
-        ("tokenizer.model", "no tokenizer at {}: neither tokenizer.model nor"),
+        ("tokenizer.model", "no tokenizer at {}: it has neither tokenizer.model nor"),
     ],
 )
 def test_an_incomplete_model_folder(request_path: Path, refused: Refused, name: str, told: str):
