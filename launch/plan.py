@@ -21,7 +21,7 @@ from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
 from launch.output_file import output_file
 
 if TYPE_CHECKING:
-    from pipeline.report.plan_report import Plan
+    from pipeline.report.plan_report import PlanReport
 
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
@@ -80,11 +80,11 @@ def _flags() -> argparse.ArgumentParser:
 def _run(config: Config, flags: argparse.Namespace) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from pipeline.report.plan_lines import lines
-    from pipeline.report.plan_report import report
+    from pipeline.report.plan_report import plan_figures
 
     json_file = None if flags.json is None else output_file("--json", flags.json)
     found = _plan(config, flags)
-    figures = report(found)
+    figures = plan_figures(found)
     for line in lines(figures):
         print(line)
     if json_file is not None:
@@ -93,7 +93,7 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
-def _plan(config: Config, flags: argparse.Namespace) -> Plan:
+def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
     """Everything that is shown.
 
     Raises:
@@ -104,10 +104,9 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     from pipeline.inputs.hub.model_shape import shape_of
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
-    from pipeline.plan.search.gains import gains
-    from pipeline.plan.search.remedies import remedies
-    from pipeline.plan.search.search import Case, choose
-    from pipeline.report.plan_report import Plan
+    from pipeline.plan.search.fitting import PlanCase, choose_placement
+    from pipeline.plan.search.suggestions import gains, remedies
+    from pipeline.report.plan_report import PlanReport
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
         raise ValueError(f"budget.until = {config.budget.until} is over; give a later one")
@@ -118,8 +117,8 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
             f"{topology.name}; leave it out"
         )
     lengths = Lengths.expected(config, flags.completion_tokens)
-    case = Case(config, shape_of(config), topology, lengths)
-    choice = choose(case)
+    case = PlanCase(config, shape_of(config), topology, lengths)
+    choice = choose_placement(case)
     verified, why = None, None
     if flags.verify:
         from pipeline.plan.compiler import NoCompiler
@@ -134,8 +133,8 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
     estimated = next(one for one in choice.compared if one.name == plan.name)
     compiled_s = {}
     if verified is not None:
-        compiled_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
-    return Plan(
+        compiled_s = {name: one.report.compile_s for name, one in verified.programs.items()}
+    return PlanReport(
         case,
         choice,
         forecast(case, plan, compiled_s=compiled_s),

@@ -246,7 +246,7 @@ def _config(folder: Path, prompts_per_step: int) -> Config:
         # The peer's backward pass computes nothing twice either.
         plan__remat="none",
         plan__fixed="false",
-        plan__rollout_rows="none",
+        plan__slots="none",
         plan__micro_batch_tokens="none",
     )
 

@@ -118,14 +118,14 @@ class Rehearsal:
             self._config,
             "start and load",
             waited_s + load_s,
-            Did(f"load {load_s:.1f} s", lambda expected: expected.parts.start),
+            Did(f"load {load_s:.1f} s", lambda expected: expected.times.start),
         )
         note = f"{len(built)} programs, {cached} from the cache; one after the other"
         await self._account.write(
             self._config,
             "compile",
             sum(one.seconds for one in built),
-            Did(note, lambda expected: expected.parts.compile),
+            Did(note, lambda expected: expected.times.compile),
         )
 
     async def run(self) -> Result:
@@ -270,7 +270,7 @@ class Rehearsal:
         await learner.save({"rehearsal": self._published.version})
         if validates:
             await learner.keep_best()
-        return Did("", lambda expected: expected.parts.checkpoint)
+        return Did("", lambda expected: expected.times.checkpoint)
 
     async def _restore(self) -> Did:
         before, found = self._published, await self.stage.restore()
@@ -293,7 +293,7 @@ class Rehearsal:
             else f"log-probs within {report.max_difference:.1e}"
         )
         gib = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
-        return Did(f"{gib:.3g} GiB, {equal}", lambda expected: expected.parts.export)
+        return Did(f"{gib:.3g} GiB, {equal}", lambda expected: expected.times.export)
 
     @property
     def _config(self) -> Config:

@@ -25,7 +25,7 @@ HBM_GIB = 15.75
 """What a program may hold of a v5e chip, by the compiler's own account."""
 
 
-def chips(topology: str) -> int:
+def chip_count(topology: str) -> int:
     """How many chips a topology has.
 
     Raises:

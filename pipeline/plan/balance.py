@@ -26,7 +26,7 @@ from pipeline.contracts.sizes import Phase, Sizes, smaller
 from pipeline.contracts.workers import (
     Resizable,
 )
-from pipeline.plan.start import first_sizes
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 
@@ -109,7 +109,8 @@ class Balance:
         sizes: Sizes | None = None,
     ) -> Balance:
         """Begins with `sizes`, else with those of the run's newest checkpoint, given or planned."""
-        return Balance(config, first_sizes(config, folder) if sizes is None else sizes, say)
+        recorded = None if config.plan.fixed else folder.plan
+        return Balance(config, first_sizes(config, recorded) if sizes is None else sizes, say)
 
     def resume(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Takes what a checkpoint says of sizes, and returns the rest of what it says.

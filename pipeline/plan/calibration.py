@@ -1,7 +1,7 @@
 """Measures sizes at the start of a run and puts the best in force.
 
     Beginning -> the largest sizes are compiled -> [sampler, learner] measured, size by size
-                 -> Choice -> plan.json, journal "calibrated"; speeds are kept for the next run
+                 -> SizeChoice -> plan.json, journal "calibrated"; speeds are kept for the next run
 
 Measured are a sampler's segments, prefills and fills, and a learner's micro-batches: what a step
 consists of, not a step. Only the first of several samplers measures; they are alike. What applies
@@ -23,20 +23,19 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.contracts.workers import Draws, Learns
 from pipeline.plan.balance import Balance, Worker
-from pipeline.plan.calibrating import share_s
-from pipeline.plan.choice import (
-    Choice,
-    best,
+from pipeline.plan.forecast import share_s
+from pipeline.plan.search.fitting import PlanCase, first_sizes
+from pipeline.plan.size_choice import (
+    SizeChoice,
+    SizeLadder,
     choose_sizes,
-    drawing_seconds,
-    estimated,
+    estimated_seconds,
+    fastest_size,
     learning_seconds,
+    sampling_seconds,
     still_improves,
 )
-from pipeline.plan.kept import keep_speeds, kept_speeds, speeds_key
-from pipeline.plan.ladder import Ladder
-from pipeline.plan.search.search import Case
-from pipeline.plan.start import case_of, first_sizes
+from pipeline.plan.speed_cache import load_speeds, save_speeds, speeds_key
 from pipeline.run.run_folder import RunFolder
 
 STEADY = 1.5
@@ -60,8 +59,8 @@ class Beginning:
     """
 
     sizes: Sizes
-    case: Case | None = None
-    ladder: Ladder | None = None
+    case: PlanCase | None = None
+    ladder: SizeLadder | None = None
     key: Mapping[str, Any] = field(default_factory=dict)
     kept: Speeds | None = None
     more: bool = False
@@ -74,15 +73,16 @@ class Beginning:
             FileNotFoundError: if the model's folder is not there.
             ValueError: if no sizes fit.
         """
-        sizes = first_sizes(config, folder)
-        if config.plan.fixed or folder.plan is not None or not share_s(config):
+        recorded = None if config.plan.fixed else folder.plan
+        sizes = first_sizes(config, recorded)
+        if config.plan.fixed or recorded is not None or not share_s(config):
             return Beginning(sizes)
         if config.plan.platform == "gpu":
             # Nothing is known of it before it is opened: what is given is tried.
             return Beginning(sizes)
-        case = case_of(config)
-        ladder, key = Ladder.of(case, sizes), speeds_key(config, case.shape)
-        kept = kept_speeds(key)
+        case = PlanCase.of(config)
+        ladder, key = SizeLadder.of(case, sizes), speeds_key(config, case.shape)
+        kept = load_speeds(key)
         choice = None if kept is None else choose_sizes(config, ladder, kept, case.lengths)
         if kept is None or choice is None:
             return Beginning(ladder.top(config), case, ladder, key, more=True)
@@ -100,10 +100,10 @@ class Calibrated:
         choice: what was taken.
     """
 
-    case: Case
-    ladder: Ladder
+    case: PlanCase
+    ladder: SizeLadder
     speeds: Speeds
-    choice: Choice
+    choice: SizeChoice
 
 
 async def calibrate(
@@ -148,7 +148,7 @@ async def calibrate(
         speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
     kept = known and speeds == before
-    keep_speeds(beginning.key, speeds)
+    save_speeds(beginning.key, speeds)
     choice = choose_sizes(case.config, ladder, speeds, case.lengths)
     if choice is None:
         return None
@@ -158,7 +158,7 @@ async def calibrate(
         "share_s": round(most_s, 3),
         "kept": kept,
         **choice.to_json(),
-        "estimated": estimated(case, ladder, choice),
+        "estimated": estimated_seconds(case, ladder, choice),
         "lengths": vars(case.lengths),
         "speeds": speeds.to_json(),
     }
@@ -167,7 +167,9 @@ async def calibrate(
     return Calibrated(case, ladder, speeds, choice)
 
 
-def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, row: int) -> Speeds:
+def without_room(
+    speeds: Speeds, ladder: SizeLadder, *, asked: Sizes, got: Sizes, row: int
+) -> Speeds:
     """With all sizes above those that a lack of memory has left.
 
     Args:
@@ -186,9 +188,9 @@ def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, ro
     return speeds
 
 
-def _more(case: Case, ladder: Ladder, speeds: Speeds) -> bool:
+def _more(case: PlanCase, ladder: SizeLadder, speeds: Speeds) -> bool:
     """Whether a run that had measured this would, with time, measure more."""
-    slots = drawing_seconds(case.config, ladder, speeds, case.lengths)
+    slots = sampling_seconds(case.config, ladder, speeds, case.lengths)
     rows = learning_seconds(case.config, ladder, speeds, case.lengths)
     return _improves(slots, ladder.slots, speeds.full_slots) or _improves(
         rows, ladder.rows, speeds.full_rows
@@ -201,7 +203,7 @@ def _improves(known: Mapping[int, float], sizes: Sequence[int], full: Sequence[i
     return any(size not in known for size in has_room) and still_improves(known, has_room)
 
 
-def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
+def _sentence(choice: SizeChoice, seconds: float, *, kept: bool) -> str:
     sizes = choice.sizes
     how = "measured in an earlier run" if kept else f"measured in {seconds:.0f} s"
     return (
@@ -215,8 +217,8 @@ class _Bench:
     """Sizes that are tried one after the other."""
 
     balance: Balance
-    case: Case
-    ladder: Ladder
+    case: PlanCase
+    ladder: SizeLadder
     sampler: tuple[Worker, Draws]
     learner: tuple[Worker, Learns]
     now: Callable[[], float]
@@ -249,12 +251,12 @@ class _Bench:
 
         def known(speeds: Speeds) -> Mapping[int, float]:
             config, lengths = self.case.config, self.case.lengths
-            return drawing_seconds(config, self.ladder, speeds, lengths)
+            return sampling_seconds(config, self.ladder, speeds, lengths)
 
         rungs = _Rungs("slots", self.ladder.slots, one, known)
         speeds = await self._down(rungs, speeds, until=until)
         if known(speeds):
-            slots = best(known(speeds))
+            slots = fastest_size(known(speeds))
             self.balance.sizes = replace(self.balance.sizes, slots=slots)
         return speeds
 

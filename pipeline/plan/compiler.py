@@ -26,26 +26,26 @@ from configs.schema import Config
 from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
-from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chips
+from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chip_count
 from pipeline.plan.cost_model.programs import depends_on
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
-_READ_BY = tuple(
+_REPORT_SOURCES = tuple(
     f"pipeline/compute/aot/{name}.py" for name in ("compile", "figures", "hlo", "memory_report")
 )
-_OF_BOTH = (
+_SHARED_SOURCES = (
     "configs/*.py",
     "pipeline/compute/model/*.py",
     "pipeline/inputs/hub/hf_config.py",
-    *_READ_BY,
+    *_REPORT_SOURCES,
 )
 _SOURCES = {
-    "sampler": ("pipeline/compute/decode/*.py", *_OF_BOTH),
+    "sampler": ("pipeline/compute/decode/*.py", *_SHARED_SOURCES),
     "learner": (
         "pipeline/compute/learner/*.py",
         "pipeline/inputs/dataset/batching.py",
         "pipeline/inputs/dataset/packing.py",
-        *_OF_BOTH,
+        *_SHARED_SOURCES,
     ),
 }
 """What the programs are made of and read by, below the folder of the project."""
@@ -59,7 +59,7 @@ class NoCompiler(Exception):  # noqa: N818  # not an error: the plan is estimate
 
 
 @dataclass(frozen=True)
-class Figures:
+class CompilerReport:
     """What the compiler says of a program, of each chip.
 
     Attributes:
@@ -84,15 +84,15 @@ class Figures:
     cached: bool = False
 
 
-def compiled(
+def compile_programs(
     config: Config,
     shape: ModelShape,
     programs: Sequence[str],
     *,
     topology: str = HOST,
     say: Say | None = None,
-) -> dict[str, Figures]:
-    """Figures of programs, from what is kept or from the compiler, each kept as soon as known.
+) -> dict[str, CompilerReport]:
+    """Reports on programs, from the cache or from the compiler; each is cached as it arrives.
 
     Args:
         config: the run; all its sizes are set.
@@ -109,27 +109,27 @@ def compiled(
     """
     for program in programs:
         needed = devices_of(config, program).count
-        if needed > chips(topology):
+        if needed > chip_count(topology):
             raise ValueError(
-                f"{program} runs on {needed} devices; {topology} has {chips(topology)}"
+                f"{program} runs on {needed} devices; {topology} has {chip_count(topology)}"
             )
-    kept = {program: _kept(key(config, shape, program)) for program in programs}
-    missing = [program for program, figures in kept.items() if figures is None]
-    found = {program: figures for program, figures in kept.items() if figures is not None}
+    cached = {program: _load(cache_key(config, shape, program)) for program in programs}
+    missing = [program for program, report in cached.items() if report is None]
+    found = {program: report for program, report in cached.items() if report is not None}
     if missing:
-        for program, figures in _ask(config, shape, missing, say=say or _to_nobody):
-            _keep(key(config, shape, program), figures)
-            found[program] = figures
+        for program, report in _compile(config, shape, missing, say=say or _ignore):
+            _save(cache_key(config, shape, program), report)
+            found[program] = report
     return {program: found[program] for program in programs}
 
 
-def missing(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
+def uncached(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
     """Those programs that the compiler would have to be asked about."""
-    return [name for name in programs if _kept(key(config, shape, name)) is None]
+    return [name for name in programs if _load(cache_key(config, shape, name)) is None]
 
 
-def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
-    """Everything that the figures of a program depend on, as JSON values."""
+def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
+    """Everything that the report of a program depend on, as JSON values."""
     return {
         **depends_on(config, shape, program),
         "versions": versions(),
@@ -137,13 +137,13 @@ def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
     }
 
 
-def _to_nobody(line: str) -> None:
+def _ignore(line: str) -> None:
     del line
 
 
-def _ask(
+def _compile(
     config: Config, shape: ModelShape, programs: Sequence[str], *, say: Say
-) -> Iterator[tuple[str, Figures]]:
+) -> Iterator[tuple[str, CompilerReport]]:
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompiler(
             "the TPU compiler is not here: it is the package libtpu, which is built for Linux on "
@@ -154,7 +154,7 @@ def _ask(
         "shape": asdict(shape),
         "programs": list(programs),
     }
-    names = {field.name for field in fields(Figures)}
+    names = {field.name for field in fields(CompilerReport)}
     with TemporaryFile("w+") as errors, _child(errors) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -164,9 +164,9 @@ def _ask(
             child.stdin.close()
             for number, line in enumerate(child.stdout, start=1):
                 answer = json.loads(line)
-                figures = Figures(**{name: answer[name] for name in names & answer.keys()})
-                say(f"[{number}/{len(programs)}] {answer['program']}: {_in_words(figures)}")
-                yield answer["program"], figures
+                report = CompilerReport(**{name: answer[name] for name in names & answer.keys()})
+                say(f"[{number}/{len(programs)}] {answer['program']}: {_in_words(report)}")
+                yield answer["program"], report
             status = child.wait()
         finally:
             child.kill()
@@ -190,23 +190,25 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     )
 
 
-def _in_words(figures: Figures) -> str:
-    size = "" if figures.hbm_bytes is None else f"={figures.hbm_bytes / GIB:.2f} GiB, "
-    return f"{'' if figures.fits else 'does not fit: '}{size}{figures.compile_s:.0f} s"
+def _in_words(report: CompilerReport) -> str:
+    size = "" if report.hbm_bytes is None else f"={report.hbm_bytes / GIB:.2f} GiB, "
+    return f"{'' if report.fits else 'does not fit: '}{size}{report.compile_s:.0f} s"
 
 
-def _kept(about: Mapping[str, Any]) -> Figures | None:
-    """The figures that are kept under a key, if there are any."""
+def _load(about: Mapping[str, Any]) -> CompilerReport | None:
+    """The report that are kept under a key, if there are any."""
     try:
         content = kept_json(_file(about))
-        return None if content is None else replace(Figures(**content["figures"]), cached=True)
+        return (
+            None if content is None else replace(CompilerReport(**content["figures"]), cached=True)
+        )
     except (KeyError, TypeError):  # written by another version
         return None
 
 
-def _keep(about: Mapping[str, Any], figures: Figures) -> None:
-    """Keeps figures under a key; a folder that cannot be written to keeps nothing."""
-    keep_json(_file(about), {"figures": asdict(figures), "key": about})
+def _save(about: Mapping[str, Any], report: CompilerReport) -> None:
+    """Keeps report under a key; a folder that cannot be written to keeps nothing."""
+    keep_json(_file(about), {"figures": asdict(report), "key": about})
 
 
 def _file(about: Mapping[str, Any]) -> Path:

@@ -1,6 +1,6 @@
 """What a plan makes of the budget: steps, tokens, seconds by what they are spent on, dollars, disk.
 
-Everything a run does beside its steps is counted: starting, compiling, measuring sizes, the warm
+Everything a run does beside its steps is counted: starting, compiling, measuring sizes, the SFT
 start, all evaluations, checkpoints, the export. Each figure is an estimate; times have a range.
 """
 
@@ -9,24 +9,27 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES
+from pipeline.contracts.sizes import Sizes, sized
 from pipeline.control.reserve import SAFETY
-from pipeline.plan.calibrating import calibration_s, share_s
+from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.compile_time import compile_s
 from pipeline.plan.cost_model.programs import built_programs
-from pipeline.plan.cost_model.step import drawing, imitation_s
-from pipeline.plan.cost_model.timing import Seconds, fixed
-from pipeline.plan.search.search import Case, Planned
+from pipeline.plan.cost_model.roofline import Seconds, fixed_time
+from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, with_plan
+from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
+from pipeline.plan.size_choice import SizeLadder
 
-Pace = Literal["low", "expected", "high"]
+Scenario = Literal["low", "expected", "high"]
 """Which end of every time's range."""
-PACES: tuple[Pace, ...] = ("low", "expected", "high")
+SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
 
 ROWS = 1000
 """Taken for the rows of a dataset whose number nothing tells."""
@@ -47,7 +50,7 @@ class Outcome:
     """How a run goes at one pace.
 
     Attributes:
-        steps: that it learns from, those of the warm start included.
+        steps: that it learns from, those of the SFT phase included.
         wall_s: from start to end.
         spent_s: seconds by what they are spent on.
         enough: whether there is time for a step of GRPO, where time is what is given.
@@ -55,7 +58,7 @@ class Outcome:
 
     steps: int
     wall_s: float
-    min_finished: bool
+    enough: bool
     spent_s: Mapping[str, float]
 
 
@@ -66,7 +69,7 @@ class Forecast:
     Attributes:
         outcomes: by pace.
         time_s: that is given; None: a number of steps is.
-        grpo_steps: of the expected outcome, without the warm start's.
+        grpo_steps: of the expected outcome, without those of the SFT phase.
         samples: rollouts of these.
         tokens: that are trained.
         cost_usd: of the expected outcome; None: no price is known.
@@ -79,7 +82,7 @@ class Forecast:
         guessed: evaluations whose rows nothing tells.
     """
 
-    outcomes: Mapping[Pace, Outcome]
+    outcomes: Mapping[Scenario, Outcome]
     time_s: float | None
     grpo_steps: int
     samples: int
@@ -95,7 +98,7 @@ class Forecast:
 
 
 def forecast(
-    case: Case, plan: Planned, *, compiled_s: Mapping[str, float] | None = None
+    case: PlanCase, plan: SizedPlan, *, compiled_s: Mapping[str, float] | None = None
 ) -> Forecast:
     """What a plan makes of the configuration's budget.
 
@@ -109,9 +112,11 @@ def forecast(
     compiling = compile_s(names, case.shape, chip=chip, known=compiled_s)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
-    parts = Parts.of(case, plan, counts, compiling=compiling)
+    times = RunTimes.of(case, plan, counts, compiling=compiling)
     given_s = _given_s(config)
-    outcomes = {pace: _outcome(config, parts, pace, time_s=given_s) for pace in PACES}
+    outcomes = {
+        scenario: _outcome(config, times, scenario, time_s=given_s) for scenario in SCENARIOS
+    }
     expected = outcomes["expected"]
     grpo = max(0, expected.steps - config.sft_steps)
     hours, price = expected.wall_s / 3600, chip.chip_hour_usd
@@ -126,21 +131,21 @@ def forecast(
         disk_bytes=_disk(case, plan, grpo, sum(counts.values())),
         programs=len(names),
         compile=compiling,
-        calibration=parts.calibration,
-        share_s=share_s(config) if parts.calibration.high else 0.0,
+        calibration=times.calibration,
+        share_s=share_s(config) if times.calibration.high else 0.0,
         rows=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunTimes:
     """Times of what a run does, each once."""
 
     start: Seconds
     compile: Seconds
     calibration: Seconds
-    warm_step: Seconds
+    sft_step: Seconds
     step: Seconds
     checkpoint: Seconds
     tests: Seconds
@@ -148,7 +153,9 @@ class Parts:
     export: Seconds
 
     @staticmethod
-    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compiling: Seconds) -> Parts:
+    def of(
+        case: PlanCase, plan: SizedPlan, rows: Mapping[str, int], *, compiling: Seconds
+    ) -> RunTimes:
         """Of a plan.
 
         Args:
@@ -158,35 +165,37 @@ class Parts:
             compiling: all programs.
         """
         config, chip = plan.config, case.topology.chip
-        pace = case.pace(config)
+        model = case.roofline(config)
         base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
         written = case.shape.parameters * _export_size(config)
         state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
 
         def answers(name: str) -> Seconds:
-            drawn = drawing(pace, case.lengths, prompts=rows[name], samples=config.eval.samples)
-            return drawn.prefill + drawn.decode
+            sampling = estimate_sampling(
+                model, case.lengths, prompts=rows[name], samples=config.eval.samples
+            )
+            return sampling.prefill + sampling.decode
 
-        nothing = fixed(0.0, chip=chip)
+        nothing = fixed_time(0.0, chip=chip)
         tests = sum((answers(name) for name in rows if name != "validation"), nothing)
-        warm = imitation_s(pace) if config.run.warm_start else nothing
+        sft = sft_step_s(model) if config.run.warm_start else nothing
         load_s = base / _READ_BYTES_PER_S
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
-        return Parts(
-            start=fixed(_START_S[chip.platform] + load_s, chip=chip),
+        return RunTimes(
+            start=fixed_time(_START_S[chip.platform] + load_s, chip=chip),
             compile=compiling,
             calibration=calibration_s(case, plan),
-            warm_step=warm,
+            sft_step=sft,
             step=plan.step.total,
-            checkpoint=fixed(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
+            checkpoint=fixed_time(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
             tests=tests,
             validation=answers("validation") if "validation" in rows else nothing,
-            export=fixed(_EXPORT_FLOOR_S + export_s, chip=chip),
+            export=fixed_time(_EXPORT_FLOOR_S + export_s, chip=chip),
         )
 
-    def at(self, pace: Pace) -> dict[str, float]:
+    def at(self, scenario: Scenario) -> dict[str, float]:
         """Seconds by name."""
-        return {name: getattr(part, pace) for name, part in vars(self).items()}
+        return {name: getattr(part, scenario) for name, part in vars(self).items()}
 
 
 def _given_s(config: Config) -> float | None:
@@ -197,10 +206,12 @@ def _given_s(config: Config) -> float | None:
     return max(0.0, budget.until_s - time.time())
 
 
-def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) -> Outcome:
-    s = parts.at(pace)
-    warm = min(config.sft_steps, config.budget.steps or config.sft_steps)
-    before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + warm * s["warm_step"]
+def _outcome(
+    config: Config, times: RunTimes, scenario: Scenario, *, time_s: float | None
+) -> Outcome:
+    s = times.at(scenario)
+    sft = min(config.sft_steps, config.budget.steps or config.sft_steps)
+    before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + sft * s["sft_step"]
     if config.eval.validates:
         before += s["validation"]
     # With a deadline the untrained policy is exported, too, before the first step.
@@ -215,7 +226,7 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         # A share of the time, whatever the steps take.
         each /= max(1e-3, 1 - s["validation"] / (60 * minutes + s["validation"]))
     if config.budget.steps is not None:
-        steps = config.budget.steps - warm
+        steps = config.budget.steps - sft
     else:
         left = (time_s or 0.0) - before - SAFETY * (s["step"] + end)
         steps = max(0, math.floor(left / each))
@@ -224,7 +235,7 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         "start": s["start"],
         "compile": s["compile"],
         "calibration": s["calibration"],
-        "warm start": warm * s["warm_step"],
+        "SFT phase": sft * s["sft_step"],
         "steps": steps * s["step"],
         "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
         "tests": 2 * s["tests"],
@@ -232,8 +243,8 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         "export": exports * s["export"],
     }
     spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
-    min_finished = config.budget.steps is not None or steps > 0
-    return Outcome(warm + steps, sum(spent.values()), min_finished, spent)
+    enough = config.budget.steps is not None or steps > 0
+    return Outcome(sft + steps, sum(spent.values()), enough, spent)
 
 
 def _tests(config: Config) -> dict[str, Source]:
@@ -266,7 +277,7 @@ def _export_size(config: Config) -> int:
     return 2 if kind == "float16" else DTYPE_BYTES[kind]
 
 
-def _disk(case: Case, plan: Planned, steps: int, evaluated: int) -> dict[str, float]:
+def _disk(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:
     config, mean = plan.config, case.lengths.completion
     adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
     row = _ROW_BYTES + _TEXT_BYTES * mean
@@ -279,3 +290,117 @@ def _disk(case: Case, plan: Planned, steps: int, evaluated: int) -> dict[str, fl
         "records": steps * _METRICS_BYTES,
         "export": case.shape.parameters * _export_size(config) + adapter,
     }
+
+
+SHARE = 0.02
+"""Default of `plan.calibration_share`."""
+_OF_STEPS_S = 3600.0
+"""A budget of steps has no seconds: the share is of an hour."""
+SEGMENTS, PREFILLS, FILLS, MICRO_BATCHES = 6, 7, 6, 4
+"""How often a program runs when it is measured, the first time of each among them."""
+
+
+def share_s(config: Config, *, now_s: float | None = None) -> float:
+    """Seconds in which sizes may be measured.
+
+    Args:
+        config: gives the budget and the share.
+        now_s: seconds since 1970, from which on a budget with a date is left; None: now.
+    """
+    share, budget = config.plan.calibration_share, config.budget
+    whole_s = _OF_STEPS_S if budget.time_s is None else budget.time_s
+    if budget.until_s is not None:
+        whole_s = max(0.0, budget.until_s - (time.time() if now_s is None else now_s))
+    return (SHARE if share is None else share) * whole_s
+
+
+def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
+    """Seconds in which a run with this plan measures sizes; none where it does not.
+
+    Expected is the share of the budget, or less where there are no more sizes, or more where the
+    largest take longer, which are measured in any case. At least, where speeds were kept by an
+    earlier run, the micro-batches in force are measured. At most a size that is begun within the
+    share ends after it.
+    """
+    config, chip = plan.config, case.topology.chip
+    share = share_s(config)
+    if config.plan.fixed or not share or config.plan.platform == "gpu":
+        return fixed_time(0.0, chip=chip)
+    given = with_placement(
+        case.config, {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
+    ).plan
+    bounds = {key: getattr(given, key) for key in ("slots", "micro_batch_tokens")}
+    ladder = SizeLadder.of(replace(case, config=with_plan(config, bounds)), Sizes.of(config))
+    slots, rows = (
+        list(_configs_of(config, ladder, "slots")),
+        list(_configs_of(config, ladder, "rows")),
+    )
+    drawn = [_sampler_s(case, one) for one in slots]
+    learned = [_learner_s(case, one) for one in rows]
+    compiled = list(_compiled_s(case, [config, *slots, *rows]))[1:]
+    each = [run + built for run, built in zip([*drawn, *learned], compiled, strict=True)]
+    largest, whole = drawn[0] + learned[0], sum(each, fixed_time(0.0, chip=chip))
+    late = share + max(one.high for one in each)
+    expected = max(largest.expected, min(share, whole.expected))
+    return Seconds(
+        low=min(_learner_s(case, config).low, expected),
+        expected=expected,
+        high=max(largest.high, min(late, whole.high)),
+        regime=whole.regime,
+    )
+
+
+def _configs_of(config: Config, ladder: SizeLadder, what: str) -> Iterator[Config]:
+    """Configurations with the sizes of one of the ladders, the other size being the plan's."""
+    own = Sizes.of(config)
+    for size in getattr(ladder, what):
+        changed = (
+            replace(own, slots=size)
+            if what == "slots"
+            else replace(own, micro_batch_tokens=size * config.row_tokens)
+        )
+        yield sized(config, changed)
+
+
+def _sampler_s(case: PlanCase, config: Config) -> Seconds:
+    """Measuring a sampler's programs, as `pipeline.compute.decode.timing` does."""
+    model, plan = case.roofline(config), config.plan
+    total = fixed_time(0.0, chip=case.topology.chip)
+    for bucket in config.prompt_buckets:
+        total += model.prefill(config.prefill_rows(bucket) * bucket, seq=bucket) * PREFILLS
+        total += model.flush(config.slots // plan.sampler_shards) * FILLS
+    for size in plan.slot_ladder:
+        slots = size // plan.sampler_shards
+        once = model.decode_step(slots) * config.segment_steps + model.flush(slots)
+        total += once * SEGMENTS
+    return total
+
+
+def _learner_s(case: PlanCase, config: Config) -> Seconds:
+    """Measuring a learner's micro-batches, as `pipeline.compute.learner.timing` does."""
+    model, settings, seq = case.roofline(config), config.learner, case.lengths.sequence
+    others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
+    total = fixed_time(0.0, chip=case.topology.chip)
+    for rows in batch_shape(config, pad=0).sizes:
+        positions = rows * config.row_tokens // config.plan.learner_shards
+        once = model.gradient(positions, seq=seq) + model.score(positions, seq=seq) * others
+        total += once * MICRO_BATCHES
+    return total
+
+
+def _compiled_s(case: PlanCase, configs: Sequence[Config]) -> Iterator[Seconds]:
+    """Compiling for one configuration after the other what was not compiled before."""
+    known: set[tuple[str, int]] = set()
+    for config in configs:
+        named = {_key(config, name): name for name in built_programs(config, case.shape)}
+        new = [name for key, name in named.items() if key not in known]
+        known |= named.keys()
+        yield compile_s(new, case.shape, chip=case.topology.chip)
+
+
+def _key(config: Config, name: str) -> tuple[str, int]:
+    """The program's name, and what beside that it depends on of the sizes."""
+    kind, _, size = name.partition(" ")
+    if kind in {"empty", "fill"}:
+        return name, config.slots
+    return name, config.prefill_rows(int(size)) if kind == "prefill" else 0

@@ -16,7 +16,7 @@ from pipeline.contracts.speeds import Lengths
 from pipeline.control.deadline import Deadline
 from pipeline.plan.balance import REPLAN, Balance
 from pipeline.plan.calibration import Calibrated, without_room
-from pipeline.plan.choice import choose_sizes
+from pipeline.plan.size_choice import choose_sizes
 
 STEPS = 3
 """Steps whose rollouts are looked at."""

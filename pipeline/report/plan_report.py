@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.contracts.topology import GIB
-from pipeline.plan.cost_model.memory import PARTS, Memory
+from pipeline.plan.cost_model.memory import PARTS, PhaseMemory
+from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import PHASES
-from pipeline.plan.cost_model.timing import Seconds
-from pipeline.plan.forecast import PACES, Forecast
-from pipeline.plan.search.candidates import PLACE, placed
-from pipeline.plan.search.gains import Gain
-from pipeline.plan.search.remedies import Remedy
-from pipeline.plan.search.search import Case, Choice, Planned, shortage
-from pipeline.plan.verify import Compiled, Verified
+from pipeline.plan.forecast import SCENARIOS, Forecast
+from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
+from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
+from pipeline.plan.search.suggestions import Gain, Remedy
+from pipeline.plan.verify import CompilerCheck, Verified
 
 Figures = dict[str, Any]
 """JSON."""
@@ -43,7 +42,7 @@ _SIZES = ("slots", "segment_steps", "prefill_tokens", "micro_batch_tokens", "rem
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanReport:
     """Everything that was found.
 
     Attributes:
@@ -56,8 +55,8 @@ class Plan:
         why_estimated: why it was not, where somebody wanted it.
     """
 
-    case: Case
-    choice: Choice
+    case: PlanCase
+    choice: PlacementChoice
     forecast: Forecast
     gains: Sequence[Gain]
     remedies: Sequence[Remedy] = ()
@@ -65,12 +64,12 @@ class Plan:
     why_estimated: str | None = None
 
     @property
-    def plan(self) -> Planned:
+    def plan(self) -> SizedPlan:
         """The plan, verified if it was."""
         return self.choice.chosen if self.verified is None else self.verified.plan
 
 
-def report(found: Plan) -> Figures:
+def plan_figures(found: PlanReport) -> Figures:
     """All figures of a plan: GiB, seconds, tokens a second, dollars, bytes."""
     case = found.case
     return {
@@ -99,7 +98,7 @@ def _suggested(one: Gain | Remedy) -> Figures:
     return {"source": ESTIMATED, **asdict(one), "is_setting": bool(one.settings)}
 
 
-def _topology(case: Case) -> Figures:
+def _topology(case: PlanCase) -> Figures:
     topology = case.topology
     return {
         "name": topology.name,
@@ -111,7 +110,7 @@ def _topology(case: Case) -> Figures:
     }
 
 
-def _verified(found: Plan) -> Figures:
+def _verified(found: PlanReport) -> Figures:
     verified = found.verified
     if verified is None:
         return {"by_compiler": False, "why_not": found.why_estimated}
@@ -125,10 +124,10 @@ def _verified(found: Plan) -> Figures:
                 "phase": one.phase,
                 "fits": one.fits,
                 "gib": _gib(one.hbm_bytes),
-                "seconds": one.figures.seconds,
+                "seconds": one.report.seconds,
                 "estimated": {"source": ESTIMATED, "seconds": one.estimated_s},
-                "compile_s": one.figures.compile_s,
-                "cached": one.figures.cached,
+                "compile_s": one.report.compile_s,
+                "cached": one.report.cached,
             }
             for name, one in verified.programs.items()
         },
@@ -145,12 +144,12 @@ def _verified(found: Plan) -> Figures:
     }
 
 
-def _plan(found: Plan) -> Figures:
+def _plan(found: PlanReport) -> Figures:
     case, plan = found.case, found.plan
     config, given = plan.config, case.config.plan
     rollout, shape = config.rollout, case.shape
     slots = config.slots // config.plan.sampler_shards
-    values = {key: getattr(config.plan, key) for key in (*PLACE, *_SIZES)}
+    values = {key: getattr(config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
     return {
         "name": plan.name,
         "configured": plan.configured,
@@ -172,10 +171,10 @@ def _plan(found: Plan) -> Figures:
     }
 
 
-def _short(found: Plan) -> str:
+def _short(found: PlanReport) -> str:
     if found.verified is None:
         return shortage(found.case, found.plan)
-    most, there = found.case.most_bytes / GIB, found.case.topology.chip.hbm_gib
+    most, there = found.case.compiled_limit_bytes / GIB, found.case.topology.chip.hbm_gib
     return "; ".join(
         f"{name} takes {compiled_size(_gib(one.hbm_bytes), there)} GiB of the {most:.2f} that a "
         "program may hold"
@@ -193,20 +192,20 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else size / GIB
 
 
-def _to_set(case: Case, plan: Planned) -> Figures:
+def _to_set(case: PlanCase, plan: SizedPlan) -> Figures:
     """Settings of [plan] by which the configuration becomes this plan.
 
     What a run plans by itself is left out; what bounds that is as it would be there.
     """
     given = case.config.plan
-    values = {key: getattr(plan.config.plan, key) for key in (*PLACE, *_SIZES)}
+    values = {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
     if not given.fixed:
-        bounds = placed(case.config, {key: values[key] for key in PLACE}).plan
+        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
         values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
     return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 
-def _memory(found: Plan) -> Figures:
+def _memory(found: PlanReport) -> Figures:
     programs = [] if found.verified is None else list(found.verified.programs.values())
     return {
         phase: _phase(memory, [one for one in programs if phase in {one.phase, "colocated"}])
@@ -214,7 +213,7 @@ def _memory(found: Plan) -> Figures:
     }
 
 
-def _phase(memory: Memory, programs: Sequence[Compiled]) -> Figures:
+def _phase(memory: PhaseMemory, programs: Sequence[CompilerCheck]) -> Figures:
     sizes = [one.hbm_bytes for one in programs]
     return {
         "source": ESTIMATED,
@@ -235,20 +234,20 @@ def _ranged(seconds: Seconds, *, source: str = ESTIMATED) -> Figures:
     return _around((seconds.low, seconds.expected, seconds.high), source=source)
 
 
-def _around(by_pace: Sequence[float], *, source: str = ESTIMATED) -> Figures:
-    """What is expected, and how far it may be from that: the figures of `PACES` in their order.
+def _around(by_scenario: Sequence[float], *, source: str = ESTIMATED) -> Figures:
+    """What is expected, and how far it may be from that: the figures of `SCENARIOS` in their order.
 
     With a budget of time a slower pace may come to an earlier end: what is left is too little for
     another step.
     """
-    ends = {"source": ESTIMATED, "low": min(by_pace), "high": max(by_pace)}
-    return {"source": source, "expected": by_pace[PACES.index("expected")], "range": ends}
+    ends = {"source": ESTIMATED, "low": min(by_scenario), "high": max(by_scenario)}
+    return {"source": source, "expected": by_scenario[SCENARIOS.index("expected")], "range": ends}
 
 
-def _step(found: Plan) -> Figures:
+def _step(found: PlanReport) -> Figures:
     step, rollout = found.plan.step, found.case.config.rollout
     programs = [] if found.verified is None else found.verified.programs.values()
-    compiled = {one.phase for one in programs if one.figures.seconds > 0}
+    compiled = {one.phase for one in programs if one.report.seconds > 0}
     return {
         "source": ESTIMATED,
         "seconds": {
@@ -271,7 +270,7 @@ def _step(found: Plan) -> Figures:
     }
 
 
-def _compared(case: Case, one: Planned, found: Plan) -> Figures:
+def _compared(case: PlanCase, one: SizedPlan, found: PlanReport) -> Figures:
     config = one.config
     chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
     full = one.fullest
@@ -294,7 +293,7 @@ def _compared(case: Case, one: Planned, found: Plan) -> Figures:
     }
 
 
-def _why(case: Case, one: Planned, chosen: Planned) -> str:
+def _why(case: PlanCase, one: SizedPlan, chosen: SizedPlan) -> str:
     """What speaks for or against it, beside what was chosen."""
     if not one.fits:
         return shortage(case, one).partition(": ")[2]
@@ -315,17 +314,17 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
     return f"{phase} ~{abs(spent[phase]):.2f} s {word}, bound by {REGIMES[regime]}"
 
 
-def _budget(case: Case, forecast: Forecast) -> Figures:
+def _budget(case: PlanCase, forecast: Forecast) -> Figures:
     outcomes = forecast.outcomes
     return {
         "source": ESTIMATED,
         "steps_given": case.config.budget.steps,
         "time_given_s": forecast.time_s,
-        "enough": outcomes["expected"].min_finished,
-        "enough_when_slow": outcomes["high"].min_finished,
-        "steps": _around([outcomes[pace].steps for pace in PACES]),
-        "wall_s": _around([outcomes[pace].wall_s for pace in PACES]),
-        "outcomes": {pace: asdict(outcomes[pace]) for pace in PACES},
+        "enough": outcomes["expected"].enough,
+        "enough_when_slow": outcomes["high"].enough,
+        "steps": _around([outcomes[scenario].steps for scenario in SCENARIOS]),
+        "wall_s": _around([outcomes[scenario].wall_s for scenario in SCENARIOS]),
+        "outcomes": {scenario: asdict(outcomes[scenario]) for scenario in SCENARIOS},
         "grpo_steps": forecast.grpo_steps,
         "samples": forecast.samples,
         "tokens": forecast.tokens,

@@ -131,7 +131,7 @@ def cpu(devices: int, *, at_once: int) -> Topology:
     return Topology("cpu", chip, devices, 1)
 
 
-def devices_of(config: Config) -> int:
+def device_count(config: Config) -> int:
     """Devices of all the run's processes."""
     plan = config.plan
     if plan.placement == "colocated":
@@ -150,7 +150,7 @@ def topology_of(config: Config, name: str | None) -> Topology:
             configuration, or if the configuration alone does not tell one.
     """
     found = _named(name) if name is not None and name != "cpu" else None
-    platform, count = config.plan.platform, devices_of(config)
+    platform, count = config.plan.platform, device_count(config)
     if found is None and platform == "cpu":
         found = cpu(count, at_once=config.plan.learner_devices)
     kind = "cpu" if name == "cpu" else None if found is None else found.chip.platform
@@ -186,7 +186,7 @@ def refuse_plan_only(config: Config) -> None:
         return
     why = topology_of(config, None).why_not_trained
     if why is not None:
-        what = f"{devices_of(config)} chips: {why}; nearest valid: 8"
+        what = f"{device_count(config)} chips: {why}; nearest valid: 8"
         raise ValueError(f"plan.learner_devices = {config.plan.learner_devices}: {what}")
 
 
@@ -216,5 +216,5 @@ def _nearest(platform: str, count: int) -> str:
         return "cpu"
     kinds = {"tpu": r"v5e-\d+", "gpu": r"gpu-80(x\d+)?"}[platform]
     found = [topology for name, topology in TOPOLOGIES.items() if re.fullmatch(kinds, name)]
-    min_finished = [topology for topology in found if topology.chips >= count]
-    return (min_finished or found[-1:])[0].name
+    large_enough = [topology for topology in found if topology.chips >= count]
+    return (large_enough or found[-1:])[0].name

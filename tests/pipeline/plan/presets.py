@@ -9,7 +9,7 @@ from configs.schema import Config
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.plan.search.search import Case
+from pipeline.plan.search.fitting import PlanCase
 
 PROJECT = Path(__file__).parents[3]
 FREE = (
@@ -29,6 +29,8 @@ def preset(model: str, *overrides: tuple[str, str]) -> Config:
     return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", tuple(settings.items()))
 
 
-def case(config: Config, topology: str | None = None) -> Case:
+def case(config: Config, topology: str | None = None) -> PlanCase:
     """What is planned for a configuration."""
-    return Case(config, shape_of(config), topology_of(config, topology), Lengths.expected(config))
+    return PlanCase(
+        config, shape_of(config), topology_of(config, topology), Lengths.expected(config)
+    )

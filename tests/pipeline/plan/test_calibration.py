@@ -12,9 +12,9 @@ from configs.load import load_config
 from configs.schema import Config
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
-from pipeline.plan.calibrating import SHARE, share_s
 from pipeline.plan.calibration import Beginning
-from pipeline.plan.ladder import Ladder
+from pipeline.plan.forecast import SHARE, share_s
+from pipeline.plan.size_choice import SizeLadder
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.plan.calibrating import ROOT, ROW, Device, Small, cache, chosen, config, start
 
@@ -31,9 +31,9 @@ def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
 
 
 def test_what_is_given_is_the_most(tmp_path: Path):
-    made = config(tmp_path, plan__rollout_rows=12, plan__micro_batch_tokens=3 * ROW)
+    made = config(tmp_path, plan__slots=12, plan__micro_batch_tokens=3 * ROW)
     beginning = Beginning.of(made, RunFolder(tmp_path / "demo"))
-    assert beginning.ladder == Ladder((12, 8, 4, 2, 1), (3, 2, 1))
+    assert beginning.ladder == SizeLadder((12, 8, 4, 2, 1), (3, 2, 1))
     assert beginning.sizes == Sizes(12, 3 * ROW)
 
 

@@ -14,7 +14,7 @@ from configs.load import load_config
 from pipeline.contracts.topology import HBM_GIB
 from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
 from pipeline.plan import compiler
-from pipeline.plan.compiler import Figures, NoCompiler, compiled, key, missing
+from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs, uncached
 from pipeline.plan.cost_model.programs import depends_on, programs_of
 from tests import tiny
 
@@ -35,11 +35,11 @@ def preset(**settings):
 
 
 def key_of(program, **settings):
-    return key(preset(**settings), SHAPE, program)
+    return cache_key(preset(**settings), SHAPE, program)
 
 
 OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
-    "empty": {"rollout__max_new_tokens": 600, "plan__rollout_rows": 256},
+    "empty": {"rollout__max_new_tokens": 600, "plan__slots": 256},
     "prefill 320": {
         "plan__prefill_tokens": 2048,
         "plan__kv_cache": "int8",
@@ -49,7 +49,7 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
         "model__quantization": "int8",
         "plan__fsdp": 8,
     },
-    "fill 320": {"plan__rollout_rows": 256, "plan__prefill_tokens": 2048},
+    "fill 320": {"plan__slots": 256, "plan__prefill_tokens": 2048},
     "segment 64": {
         "plan__segment_steps": 16,
         "plan__kv_cache": "int8",
@@ -85,13 +85,13 @@ def test_another_program_has_another_key(program, setting, value):
         *((program, {"run__name": "other"}) for program in OTHERWISE_COMPILED),
         *((program, {"run__seed": 7, "budget__time": "1h"}) for program in OTHERWISE_COMPILED),
         *((program, {"rollout__prompts_per_step": 8}) for program in OTHERWISE_COMPILED),
-        ("segment 64", {"plan__rollout_rows": 256, "plan__micro_batch_tokens": 32_768}),
+        ("segment 64", {"plan__slots": 256, "plan__micro_batch_tokens": 32_768}),
         ("segment 64", {"learner__lr": 1e-4, "rollout__temperature": 0.5}),
-        ("prefill 320", {"plan__rollout_rows": 256, "plan__remat": "dots"}),
-        ("gradient 8", {"plan__rollout_rows": 256, "plan__kv_cache": "int8"}),
+        ("prefill 320", {"plan__slots": 256, "plan__remat": "dots"}),
+        ("gradient 8", {"plan__slots": 256, "plan__kv_cache": "int8"}),
         ("gradient 8", {"plan__micro_batch_tokens": 32_768, "learner__lr": 1e-4}),
         ("gradient 8", {"rollout__max_prompt_tokens": 200, "plan__segment_steps": 8}),
-        ("apply", {"plan__rollout_rows": 256}),
+        ("apply", {"plan__slots": 256}),
     ],
 )
 def test_what_does_not_matter_changes_no_key(program, settings):
@@ -100,7 +100,7 @@ def test_what_does_not_matter_changes_no_key(program, settings):
 
 def test_model_sources_and_versions_count(monkeypatch):
     config, before = preset(), key_of("segment 64")
-    assert key(config, shape_of(config), "segment 64") != before
+    assert cache_key(config, shape_of(config), "segment 64") != before
     assert before["versions"]["jax"]
     assert before["sources"] != key_of("apply")["sources"]
     monkeypatch.setattr(compiler, "versions", lambda: {"jax": "99"})
@@ -169,20 +169,20 @@ def test_programs_of_a_run():
 @pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
 def test_no_such_program(name):
     with pytest.raises(ValueError, match="is no program of a run; there are empty, prefill N"):
-        compiled(preset(), SHAPE, [name])
+        compile_programs(preset(), SHAPE, [name])
 
 
 def test_more_chips_than_there_are():
     with pytest.raises(ValueError, match="runs on 8 devices; v5e:2x2 has 4"):
-        compiled(preset(), SHAPE, ["apply"], topology="v5e:2x2")
+        compile_programs(preset(), SHAPE, ["apply"], topology="v5e:2x2")
     with pytest.raises(ValueError, match="compiled for are v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
-        compiled(preset(), SHAPE, ["apply"], topology="v5e:3x3")
+        compile_programs(preset(), SHAPE, ["apply"], topology="v5e:3x3")
 
 
 def test_without_the_compiler(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NoCompiler, match="the TPU compiler is not here: it is the package libtpu"):
-        compiled(preset(), SHAPE, ["apply"])
+        compile_programs(preset(), SHAPE, ["apply"])
 
 
 @pytest.fixture
@@ -193,16 +193,16 @@ def asked(monkeypatch):
     def answers(_config, _shape, programs, **_settings):
         for program in programs:
             programs_asked.append(program)
-            yield program, Figures(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
+            yield program, CompilerReport(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
 
     monkeypatch.setattr(compiler, "_ask", answers)
     return programs_asked
 
 
 def test_what_was_answered_is_not_asked_again(asked):
-    first = compiled(preset(), SHAPE, ["apply", "segment 64"])
-    assert missing(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
-    again = compiled(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
+    first = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
+    assert uncached(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
+    again = compile_programs(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
     assert asked == ["apply", "segment 64", "score 8"]
     assert list(again) == ["segment 64", "score 8", "apply"]
     assert not first["apply"].cached
@@ -213,20 +213,20 @@ def test_what_was_answered_is_not_asked_again(asked):
 
 @pytest.mark.parametrize("damage", [lambda _: "{", lambda text: text.replace("3221", "3222", 1)])
 def test_a_damaged_answer_is_asked_for_again(asked, tmp_path, damage):
-    compiled(preset(), SHAPE, ["apply"])
+    compile_programs(preset(), SHAPE, ["apply"])
     (kept,) = (tmp_path / "cache/plans").iterdir()
     assert damage(kept.read_text()) != kept.read_text()
     kept.write_text(damage(kept.read_text()))
-    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
+    assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
     assert asked == ["apply", "apply"]
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(asked, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "file"))
-    found = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    found = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
     assert asked == list(found) == ["apply", "segment 64"]
-    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
+    assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_the_compiler_itself():
     config = load_config(PRESETS / "demo.toml", [("plan.segment_steps", "4")])
     shape = shape_of(config)
     lines: list[str] = []
-    found = compiled(config, shape, ["segment 192", "apply"], say=lines.append)
+    found = compile_programs(config, shape, ["segment 192", "apply"], say=lines.append)
     assert lines[0] == "compiling segment 192, apply ..."
     assert lines[1].startswith("[1/2] apply: 0.0")
     assert lines[2].startswith("[2/2] segment 192: 0.")
@@ -254,5 +254,5 @@ def test_the_compiler_itself():
             ("plan.micro_batch_tokens", "800104"),
         ],
     )
-    figures = compiled(large, shape, ["segment 192"])["segment 192"]
+    figures = compile_programs(large, shape, ["segment 192"])["segment 192"]
     assert not figures.fits

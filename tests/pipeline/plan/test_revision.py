@@ -20,8 +20,8 @@ from pipeline.control.deadline import Deadline
 from pipeline.control.reserve import EXPORT, Reserve
 from pipeline.plan.balance import Balance, Worker
 from pipeline.plan.calibration import Beginning, Calibrated
-from pipeline.plan.choice import choose_sizes
 from pipeline.plan.revision import STEPS, Revision
+from pipeline.plan.size_choice import choose_sizes
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FakeTracker

@@ -10,29 +10,30 @@ from typing import Any
 import pytest
 
 from configs.load import load_config
-from pipeline.plan.compiler import Figures
+from pipeline.plan.compiler import CompilerReport
 from pipeline.plan.forecast import forecast
-from pipeline.plan.search.gains import gains
-from pipeline.plan.search.remedies import Remedy
-from pipeline.plan.search.search import choose
-from pipeline.plan.verify import Compiled, Next, Verified
+from pipeline.plan.search.fitting import choose_placement
+from pipeline.plan.search.suggestions import Remedy, gains
+from pipeline.plan.verify import CompilerCheck, LargerPlan, Verified
 from pipeline.report.plan_lines import lines
-from pipeline.report.plan_report import Plan, report
+from pipeline.report.plan_report import PlanReport, plan_figures
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 GIB = 2**30
 
 
-def planned(*overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75) -> Plan:
+def planned(
+    *overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75
+) -> PlanReport:
     given = case(preset(model, *overrides))
     chip = replace(given.topology.chip, hbm_gib=gib)
     given = replace(given, topology=replace(given.topology, chip=chip))
-    choice = choose(given)
-    return Plan(given, choice, forecast(given, choice.chosen), gains(given, choice.chosen))
+    choice = choose_placement(given)
+    return PlanReport(given, choice, forecast(given, choice.chosen), gains(given, choice.chosen))
 
 
 @pytest.fixture(scope="module")
-def found() -> Plan:
+def found() -> PlanReport:
     return planned(*FREE)
 
 
@@ -45,8 +46,8 @@ def line(text: list[str], start: str) -> str:
     return one
 
 
-def test_what_is_printed_is_what_is_written(found: Plan) -> None:
-    figures = report(found)
+def test_what_is_printed_is_what_is_written(found: PlanReport) -> None:
+    figures = plan_figures(found)
     text = told(figures)
     for phase, memory in figures["memory"].items():
         *parts, total = [float(cell) for cell in re.findall(r"~([\d.]+)", _row(text, phase, 0))]
@@ -76,8 +77,8 @@ def _row(text: list[str], name: str, which: int) -> str:
     return [one for one in text if re.match(rf"{name} +~", one)][which]
 
 
-def test_everything_estimated_is_marked(found: Plan) -> None:
-    text = told(report(found))
+def test_everything_estimated_is_marked(found: PlanReport) -> None:
+    text = told(plan_figures(found))
     assert text[1].startswith("~ estimated; = by the TPU compiler")
     given = {"15.75", "14.96", "0.79", "1.20", "9.00", "10.8"}  # memory, price, budget, share
     for one in text:
@@ -100,22 +101,22 @@ def sources(figures: Any, path: str = "", own: str | None = None) -> dict[str, s
     return found
 
 
-def made_up(found: Plan) -> Plan:
+def made_up(found: PlanReport) -> PlanReport:
     """Verified by a compiler that says something of updates alone."""
-    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
-    programs = {"gradient 8": Compiled("update", figures, 6 * GIB, True, 0.2)}
-    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+    figures = CompilerReport(True, 5 * GIB, 61.0, seconds=0.25)
+    programs = {"gradient 8": CompilerCheck("update", figures, 6 * GIB, True, 0.2)}
+    larger = LargerPlan("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
     verified = Verified(found.choice.chosen, programs, (), (larger,), 1, 61.0)
     return replace(found, verified=verified)
 
 
-def test_every_figure_in_the_json_says_whose_it_is(found: Plan) -> None:
-    estimated, mixed = (sources(report(one)) for one in (found, made_up(found)))
+def test_every_figure_in_the_json_says_whose_it_is(found: PlanReport) -> None:
+    estimated, mixed = (sources(plan_figures(one)) for one in (found, made_up(found)))
     # What the machine has, and what is chosen or set.
     given = (".topology.", ".plan.", ".verified.by_compiler")
     for path, source in (estimated | mixed).items():
         assert source in {"estimated", "compiler"} or path.startswith(given), path
-    assert set(report(found)["sources"]) == {"estimated", "compiler"}
+    assert set(plan_figures(found)["sources"]) == {"estimated", "compiler"}
     for path, source in estimated.items():
         assert source == "estimated" or path.startswith(given), path
     compilers = {path for path, source in mixed.items() if source == "compiler"}
@@ -130,8 +131,8 @@ def test_every_figure_in_the_json_says_whose_it_is(found: Plan) -> None:
     assert mixed[".verified.larger.0.estimated.gain"] == "estimated"
 
 
-def test_the_ends_of_a_range_are_estimated_whoever_says_what_is_between(found: Plan) -> None:
-    figures = report(made_up(found))
+def test_the_ends_of_a_range_are_estimated_whoever_says_what_is_between(found: PlanReport) -> None:
+    figures = plan_figures(made_up(found))
     rows = [one for one in told(figures) if one.startswith("update ")]
     seconds = figures["step"]["seconds"]["update"]
     ends = [f"~{seconds['range'][end]:.2f}" for end in ("low", "high")]
@@ -158,7 +159,7 @@ BUDGETS = [
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("model", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
 def test_a_range_holds_its_value(model: str, budget: tuple[tuple[str, str], ...]) -> None:
-    figures = report(planned(*budget, model=model))
+    figures = plan_figures(planned(*budget, model=model))
     for what in ("steps", "wall_s", "compile_s"):
         found = figures["budget"][what]
         assert found["range"]["low"] <= found["expected"] <= found["range"]["high"], what
@@ -181,8 +182,8 @@ def test_a_slow_end_beyond_the_budget_is_said_in_words(monkeypatch: pytest.Monke
     monkeypatch.chdir(PROJECT)
     short = (("budget.steps", "none"), ("budget.time", "91s"))
     given = case(load_config(PROJECT / "configs/demo.toml", short))
-    choice = choose(given)
-    figures = report(Plan(given, choice, forecast(given, choice.chosen), ()))
+    choice = choose_placement(given)
+    figures = plan_figures(PlanReport(given, choice, forecast(given, choice.chosen), ()))
     assert figures["budget"]["enough"]
     assert not figures["budget"]["enough_when_slow"]
     assert figures["budget"]["wall_s"]["range"]["high"] > 91
@@ -190,39 +191,39 @@ def test_a_slow_end_beyond_the_budget_is_said_in_words(monkeypatch: pytest.Monke
     assert re.search(r"takes ~[\d.]+ min, more than the budget$", said)
 
 
-def test_measuring_sizes_is_told_where_it_is_done(found: Plan) -> None:
-    figures = report(found)
+def test_measuring_sizes_is_told_where_it_is_done(found: PlanReport) -> None:
+    figures = plan_figures(found)
     seconds = figures["budget"]["calibration_s"]
     assert seconds["range"]["low"] < seconds["expected"] < seconds["range"]["high"]
     text = told(figures)
     assert ", calibration ~" in "".join(text)
     said = line(text, "  sizes are measured in ~")
     assert said.endswith("as far as the share of 10.8 min goes (plan.calibration_share)")
-    assert "calibration" not in "".join(told(report(planned())))
+    assert "calibration" not in "".join(told(plan_figures(planned())))
 
 
 @pytest.mark.parametrize("mode", ["capped", "adaptive"])
 def test_what_is_assumed_of_dynamic_sampling_is_said(mode: str) -> None:
     more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96")]
-    figures = report(planned(*FREE, *more, model="gemma3_1b"))
+    figures = plan_figures(planned(*FREE, *more, model="gemma3_1b"))
     assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (32, 96)
     said = line(told(figures), f'dynamic sampling ("{mode}"): ')
     assert "expected is that a step draws 32 prompts, and the slow end is 96, the most" in said
-    assert not [one for one in told(report(planned())) if one.startswith("dynamic sampling")]
+    assert not [one for one in told(plan_figures(planned())) if one.startswith("dynamic sampling")]
 
 
-def test_it_is_two_screens(found: Plan) -> None:
-    assert len(told(report(found))) <= 70
+def test_it_is_two_screens(found: PlanReport) -> None:
+    assert len(told(plan_figures(found))) <= 70
 
 
-def test_what_has_to_be_set_makes_the_plan(found: Plan) -> None:
-    figures = report(found)
+def test_what_has_to_be_set_makes_the_plan(found: PlanReport) -> None:
+    figures = plan_figures(found)
     settings = [
         (f"plan.{key}", "none" if value is None else str(value))
         for key, value in figures["plan"]["set"].items()
     ]
     assert settings, "the 4b preset is not the best for itself"
-    again = choose(case(preset("gemma3_4b", *FREE, *settings))).chosen
+    again = choose_placement(case(preset("gemma3_4b", *FREE, *settings))).chosen
     assert again.configured
     assert again.config.plan == replace_unsized(found.plan.config.plan, again.config.plan)
 
@@ -233,7 +234,7 @@ def replace_unsized(plan: Any, like: Any) -> Any:
 
 
 def test_fixed_sizes_are_compared_with_better_ones() -> None:
-    figures = report(planned())
+    figures = plan_figures(planned())
     assert figures["plan"]["configured"]
     assert figures["plan"]["set"] == {}
     text = told(figures)
@@ -250,7 +251,7 @@ def test_a_plan_that_does_not_fit_says_what_is_short() -> None:
         (8.0, "base, adapter and optimizer alone take ~8.07 GiB of the 7.60 that may be used, in"),
         (9.0, "prefill takes ~11.44 GiB of the 8.55"),
     ):
-        figures = report(planned(gib=gib))
+        figures = plan_figures(planned(gib=gib))
         text = told(figures)
         assert not figures["plan"]["fits"]
         assert figures["plan"]["short"] in line(text, "  DOES NOT FIT")
@@ -263,26 +264,30 @@ def test_a_plan_that_does_not_fit_says_what_is_short() -> None:
 
 def test_remedies_are_told_with_what_they_take() -> None:
     remedy = Remedy('plan.kv_cache = "int8"', {"plan.kv_cache": "int8"}, 5.5, 5.7)
-    figures = report(replace(planned(gib=8.0), remedies=[remedy]))
+    figures = plan_figures(replace(planned(gib=8.0), remedies=[remedy]))
     assert '  plan.kv_cache = "int8": ~5.50 of ~5.70' in told(figures)
     assert figures["remedies"][0]["settings"] == {"plan.kv_cache": "int8"}
-    assert not any("would make it fit" in one for one in told(report(planned())))
+    assert not any("would make it fit" in one for one in told(plan_figures(planned())))
 
 
-def test_the_compilers_figures_are_marked(found: Plan) -> None:
-    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
-    program = Compiled("update", figures, 6 * GIB, True, 0.2)
-    cached = replace(program, phase="decode", figures=replace(figures, cached=True))
-    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+def test_the_compilers_figures_are_marked(found: PlanReport) -> None:
+    figures = CompilerReport(True, 5 * GIB, 61.0, seconds=0.25)
+    program = CompilerCheck("update", figures, 6 * GIB, True, 0.2)
+    cached = replace(program, phase="decode", report=replace(figures, cached=True))
+    larger = LargerPlan("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
     verified = Verified(
         found.choice.chosen,
         {"gradient 8": program, "segment 240": cached},
         ("gradient 16 does not fit: =17.00 GiB with what is beside it",),
-        (larger, Next("micro-batches of 32768 tokens", 0.01), Next("more: nothing to do", 0.0)),
+        (
+            larger,
+            LargerPlan("micro-batches of 32768 tokens", 0.01),
+            LargerPlan("more: nothing to do", 0.0),
+        ),
         1,
         61.0,
     )
-    text = told(report(replace(found, verified=verified)))
+    text = told(plan_figures(replace(found, verified=verified)))
     assert line(text, "verified: ").startswith("verified: 1 programs compiled in 61 s")
     assert re.match(r"gradient 8 +=6\.00 +=250\.0 +~200\.0 +fits", line(text, "gradient 8"))
     assert _row(text, "update", 0).endswith("=6.00")
@@ -293,14 +298,16 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
     assert line(text, "searched: ").endswith("=17.00 GiB with what is beside it")
 
 
-def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
-    unknown = Compiled("decode", Figures(False, None, 9.0), None, False, 0.2)
-    known = Compiled("update", Figures(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2)
-    larger = Next("280 slots", 0.031, None, "segment 280", None, False)
+def test_what_the_compiler_does_not_say_is_no_number(found: PlanReport) -> None:
+    unknown = CompilerCheck("decode", CompilerReport(False, None, 9.0), None, False, 0.2)
+    known = CompilerCheck(
+        "update", CompilerReport(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2
+    )
+    larger = LargerPlan("280 slots", 0.031, None, "segment 280", None, False)
     plan = replace(found.choice.chosen, fits=False)
     programs = {"segment 240": unknown, "gradient 8": known}
     verified = Verified(plan, programs, (), (larger,), 1, 9.0)
-    figures = report(replace(found, verified=verified))
+    figures = plan_figures(replace(found, verified=verified))
     text = told(figures)
     assert figures["verified"]["programs"]["segment 240"]["gib"] is None
     assert re.match(r"segment 240 +>15\.75 +~200\.0 +DOES NOT FIT", line(text, "segment 240"))
@@ -316,10 +323,10 @@ def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
 
 def test_small_things_are_told_in_mib() -> None:
     given = case(load_config(PROJECT / "configs/demo.toml"))
-    choice = choose(given)
-    plan = Plan(given, choice, forecast(given, choice.chosen), ())
-    text = told(report(plan))
-    memory = report(plan)["memory"]["update"]["gib"]
+    choice = choose_placement(given)
+    plan = PlanReport(given, choice, forecast(given, choice.chosen), ())
+    text = told(plan_figures(plan))
+    memory = plan_figures(plan)["memory"]["update"]["gib"]
     assert f"~{1024 * memory:.2f}" in _row(text, "update", 0)
     assert line(text, "MiB of a chip")
     assert "dollars" not in "\n".join(text)

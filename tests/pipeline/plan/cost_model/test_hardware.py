@@ -10,7 +10,7 @@ from configs.load import load_config
 from pipeline.plan.cost_model.hardware import (
     TOPOLOGIES,
     cpu,
-    devices_of,
+    device_count,
     refuse_plan_only,
     topology_of,
 )
@@ -56,7 +56,7 @@ def test_a_configuration_tells_its_own_topology() -> None:
         ("plan.learner_devices", "1"),
         ("plan.micro_batch_tokens", "2048"),
     )
-    assert devices_of(split) == 5
+    assert device_count(split) == 5
     assert topology_of(split, None).name == "v5e-8"
     assert topology_of(split, "v6e-8").chip.hbm_gib == 31.25
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.speeds import Lengths
 from pipeline.plan.cost_model.workload import (
-    Turns,
+    DecodeSchedule,
     completion_lengths,
-    decode_turns,
-    expected_turns,
+    decode_schedule,
+    expected_schedule,
     packed_positions,
 )
-from pipeline.plan.search.search import with_plan
+from pipeline.plan.search.fitting import with_plan
 from tests.pipeline.plan.presets import preset
 
 
@@ -59,7 +59,7 @@ def test_neighbours_are_not_sorted() -> None:
     ],
 )
 def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments: object) -> None:
-    assert decode_turns(lengths, sizes=sizes, segment_steps=10).segments == segments
+    assert decode_schedule(lengths, sizes=sizes, segment_steps=10).segments == segments
 
 
 @given(
@@ -68,7 +68,7 @@ def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments:
     steps=st.integers(1, 16),
 )
 def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> None:
-    found = decode_turns(lengths, sizes=(slots,), segment_steps=steps).segments
+    found = decode_schedule(lengths, sizes=(slots,), segment_steps=steps).segments
     needed = sum(-(-length // steps) for length in lengths)
     longest = max(-(-length // steps) for length in lengths)
     assert found[slots] * slots >= needed
@@ -78,7 +78,7 @@ def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> N
 def test_more_slots_take_fewer_segments_and_waste_more() -> None:
     lengths = completion_lengths(256, mean=250, cap=700)
     spent = [
-        decode_turns(lengths, sizes=(n,), segment_steps=32).segments[n] for n in (8, 16, 32, 64)
+        decode_schedule(lengths, sizes=(n,), segment_steps=32).segments[n] for n in (8, 16, 32, 64)
     ]
     assert spent == sorted(spent, reverse=True)
     wasted = [n * segments for n, segments in zip((8, 16, 32, 64), spent, strict=True)]
@@ -99,20 +99,20 @@ def test_more_slots_take_fewer_segments_and_waste_more() -> None:
 def test_the_device_with_the_most_left_decides(
     lengths: list[int], sizes: tuple[int, ...], segments: object
 ) -> None:
-    assert decode_turns(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
+    assert decode_schedule(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
 
 
 @pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 1), (16, 2), (24, 8), (200, 4)])
 @pytest.mark.parametrize("slots", [1, 2, 8])
 def test_what_is_expected_is_the_mean_over_many_steps(count: int, shards: int, slots: int) -> None:
     sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))
-    found = expected_turns(count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
+    found = expected_schedule(count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
     rng = np.random.default_rng(count)
     every = completion_lengths(4096, mean=90, cap=256)
     drawn = [rng.choice(every, count).tolist() for _ in range(10_000 // count)]
-    steps = [decode_turns(one, sizes=sizes, segment_steps=8, shards=shards) for one in drawn]
+    steps = [decode_schedule(one, sizes=sizes, segment_steps=8, shards=shards) for one in drawn]
 
-    def cost(turns: Turns) -> float:
+    def cost(turns: DecodeSchedule) -> float:
         """As if a segment took a second, and another for each eight slots."""
         return sum(number * (1 + size / 8) for size, number in turns.segments.items())
 

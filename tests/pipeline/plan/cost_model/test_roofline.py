@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
-from pipeline.plan.cost_model.timing import Pace, Seconds, fixed
+from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from tests.pipeline.plan.presets import preset
 
 V5E = TOPOLOGIES["v5e-8"].chip
@@ -19,9 +19,9 @@ LONG = (("rollout.max_prompt_tokens", "256"), ("rollout.max_new_tokens", "1056")
 """README's rows: 1,312 positions."""
 
 
-def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> Pace:
+def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> RooflineModel:
     config = preset(model, *LONG, *overrides)
-    return Pace(config, shape_of(config), V5E)
+    return RooflineModel(config, shape_of(config), V5E)
 
 
 def test_the_least_of_a_decode_step_is_its_bytes() -> None:
@@ -123,7 +123,7 @@ def test_parts_of_the_weights_are_paid_for_in_links() -> None:
 @given(small=st.integers(1, 500), more=st.integers(1, 500))
 def test_more_takes_longer(small: int, more: int) -> None:
     one = pace()
-    for run in (one.decode_step, one.settle):
+    for run in (one.decode_step, one.flush):
         assert run(small).expected < run(small + more).expected
     assert one.prefill(64 * small, seq=64).low <= one.prefill(64 * (small + more), seq=64).low
     assert one.gradient(8 * small, seq=8).low <= one.gradient(8 * (small + more), seq=8).low
@@ -132,5 +132,5 @@ def test_more_takes_longer(small: int, more: int) -> None:
 def test_ranges_add_up() -> None:
     total = Seconds(1, 2, 4, "compute") + Seconds(0.5, 3, 5, "bandwidth") * 2
     assert total == Seconds(2.0, 8, 14, "bandwidth")
-    some = fixed(1.6, chip=V5E)
+    some = fixed_time(1.6, chip=V5E)
     assert (some.low, some.expected, some.high) == pytest.approx((1.0, 1.6, 2.56))

@@ -15,24 +15,24 @@ from typing import Literal
 from configs.schema import Config
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.plan.cost_model.hardware import Chip
-from pipeline.plan.cost_model.program_memory import Sizes
+from pipeline.plan.cost_model.program_memory import ProcessArrays
 
 Regime = Literal["compute", "bandwidth", "links", "latency"]
 """What a phase is bound by: arithmetic, memory, other chips, or how many small things there are."""
 
 # Shares of the chip's limits that are expected.
 _DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS, _ATTENTION_FLOPS = 0.5, 0.5, 0.44, 0.15
-_WEIGHT_BYTES, _CACHE_BYTES, _FURTHER_CACHE_BYTES = 0.9, 0.8, 0.45
-_FULL_ROWS = 128
+_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.8, 0.45
+_FAST_ROWS = 128
 """Rows whose caches are read at the first of these shares of the bandwidth; the others' at the
 second: there the compiler's estimates turn."""
 _SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
 """What is expected may take so many times longer."""
 _DEQUANTIZE = 5.3
 """Bytes moved for each of a matrix that is computed back from 8 or 4 bits before each product."""
-_CUT_BYTES = 300.0
+_TRUNCATION_BYTES = 300.0
 """Bytes moved for each entry of the vocabulary where top-k, top-p or min-p look at it again."""
-_MOST_SLOTS, _WORTH = 4096, 1.25
+_MOST_SLOTS, _KNEE_GAIN = 4096, 1.25
 """Slots up to which a knee is looked for, and what twice as many have to bring below it."""
 _REDUCE_S = 25e-6
 """Least seconds of an exchange between chips."""
@@ -76,7 +76,7 @@ class Seconds:
         return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
 
 
-def fixed(seconds: float, *, chip: Chip) -> Seconds:
+def fixed_time(seconds: float, *, chip: Chip) -> Seconds:
     """A time that does not depend on the model, as uncertain as the others."""
     spread = _SPREAD[chip.platform]
     return Seconds(seconds / spread, seconds, seconds * spread, "latency")
@@ -105,7 +105,7 @@ class _Load:
         slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
         weights = self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
         caches = self._caches_s(chip)
-        return _expected(
+        return _seconds_of(
             low,
             {
                 "compute": slow_compute,
@@ -113,22 +113,22 @@ class _Load:
                 "links": link_s,
                 "latency": self.latency_s,
             },
-            together=bool(self.cache_bytes),
+            additive=bool(self.cache_bytes),
             chip=chip,
         )
 
     def _caches_s(self, chip: Chip) -> float:
         """Seconds in which the caches are read."""
-        full = min(1.0, _FULL_ROWS / max(1, self.rows)) * self.cache_bytes
+        full = min(1.0, _FAST_ROWS / max(1, self.rows)) * self.cache_bytes
         further = self.cache_bytes - full
-        return (full / _CACHE_BYTES + further / _FURTHER_CACHE_BYTES) / chip.bytes_per_s
+        return (full / _CACHE_BYTES + further / _SLOW_CACHE_BYTES) / chip.bytes_per_s
 
 
-def _expected(low: float, parts: dict[Regime, float], *, together: bool, chip: Chip) -> Seconds:
+def _seconds_of(low: float, parts: dict[Regime, float], *, additive: bool, chip: Chip) -> Seconds:
     """Arithmetic and memory overlap where matrices are large; in a decode step they add up."""
     regime: Regime = max(parts, key=lambda name: parts[name])
     busy = parts["compute"], parts["bandwidth"]
-    total = (sum(busy) if together else max(busy)) + parts["links"] + parts["latency"]
+    total = (sum(busy) if additive else max(busy)) + parts["links"] + parts["latency"]
     expected = max(low, total)
     return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
 
@@ -149,11 +149,11 @@ def _parameters(shape: ModelShape) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RooflineModel:
     """How fast a configuration's programs are on a chip.
 
     Attributes:
-        config: placement, types and lengths; its sizes are not read.
+        config: placement, types and lengths; its arrays are not read.
         shape: the model.
         chip: what runs it.
     """
@@ -167,12 +167,14 @@ class Pace:
         plan, shape, tp = self.config.plan, self.shape, self.config.plan.tp_of_sampler
         base = self._base_bytes(of_sampler=True)
         cache = slots * self.kv_bytes_per_row(recent=self.config.segment_steps)
-        cut = _CUT_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
+        truncation = (
+            _TRUNCATION_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
+        )
         merged = plan.rollout_weights == "merged"
         load = _Load(
             flops=2 * slots * (_parameters(shape)[0] + (0 if merged else self._adapter)) / tp,
             attention_flops=0.0,
-            weight_bytes=base + cut / tp,
+            weight_bytes=base + truncation / tp,
             cache_bytes=cache,
             rows=slots,
             link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
@@ -183,7 +185,7 @@ class Pace:
         int8 = self.config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
 
-    def settle(self, slots: int) -> Seconds:
+    def flush(self, slots: int) -> Seconds:
         """What ends a segment: new positions are brought home, the host looks at what has ended."""
         size = 2 * slots * self.kv_bytes_per_row()
         load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
@@ -229,14 +231,14 @@ class Pace:
         few, many = 1, _MOST_SLOTS
         while few < many:
             slots = (few + many) // 2
-            gained = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
-            few, many = (few, slots) if gained < _WORTH else (slots + 1, many)
+            gain = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
+            few, many = (few, slots) if gain < _KNEE_GAIN else (slots + 1, many)
         return few
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Of the caches of one rollout on a chip, with what a segment adds to them."""
-        sizes = Sizes.of(self.config, self.shape, "empty")
-        rings = sizes.rings(1, self.config.rollout.max_tokens), sizes.rings(1, recent)
+        arrays = ProcessArrays.of(self.config, self.shape, "empty")
+        rings = arrays.caches(1, self.config.rollout.max_tokens), arrays.caches(1, recent)
         return sum(sum(ring.values()) for ring in rings)
 
     def attention_flops(self, seq: float) -> float:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from pipeline.contracts.cores import cores
-from pipeline.plan import kept
+from pipeline.contracts.builds import cores
+from pipeline.plan import speed_cache
 
 
 def test_cores_are_those_that_the_process_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,4 +19,4 @@ def test_a_system_that_binds_no_process_counts_all(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert cores() == 7
-    assert kept.machine.__wrapped__()["cores"] == 7
+    assert speed_cache.machine.__wrapped__()["cores"] == 7

@@ -12,12 +12,17 @@ from configs.schema import Config
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import Lengths, Speeds
 from pipeline.inputs.hub.model_shape import shape_of
-from pipeline.plan.choice import best, choose_sizes, still_improves
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.plan.cost_model.speeds import learning_s, sampling_s, seconds_at
-from pipeline.plan.cost_model.workload import Turns, decode_turns
-from pipeline.plan.ladder import ABOVE, Ladder
-from pipeline.plan.search.search import Case
+from pipeline.plan.cost_model.measured_time import learning_s, sampling_s, seconds_at
+from pipeline.plan.cost_model.workload import DecodeSchedule, decode_schedule
+from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.size_choice import (
+    MAX_MULTIPLE,
+    SizeLadder,
+    choose_sizes,
+    fastest_size,
+    still_improves,
+)
 
 PRESETS = Path(configs.__file__).parent
 
@@ -30,9 +35,11 @@ def config(preset: str, **changes: object) -> Config:
 def test_turns_of_slots_that_are_given_on_and_moved():
     # 2 slots: 8 and 16 tokens begin (2 and 4 segments); after 2 the third, of 1 segment, takes the
     # first slot; after it nobody waits, and the last one goes on alone.
-    turns = decode_turns([8, 16, 4], sizes=(2, 1), segment_steps=4)
-    assert turns == Turns({2: 3, 1: 1}, fills=2)
-    assert decode_turns([4] * 6, sizes=(2, 1), segment_steps=4) == Turns({2: 3}, fills=3)
+    turns = decode_schedule([8, 16, 4], sizes=(2, 1), segment_steps=4)
+    assert turns == DecodeSchedule({2: 3, 1: 1}, fills=2)
+    assert decode_schedule([4] * 6, sizes=(2, 1), segment_steps=4) == DecodeSchedule(
+        {2: 3}, fills=3
+    )
 
 
 def test_seconds_between_sizes_lie_on_a_line_and_beyond_them_nothing_is_faster():
@@ -76,8 +83,8 @@ def test_learning_is_its_micro_batches():
 
 
 def test_of_sizes_as_fast_the_smallest_is_taken():
-    assert best({64: 1.0, 32: 1.004, 16: 1.006}) == 32
-    assert best({64: 1.0}) == 64
+    assert fastest_size({64: 1.0, 32: 1.004, 16: 1.006}) == 32
+    assert fastest_size({64: 1.0}) == 64
 
 
 def test_smaller_sizes_are_tried_until_two_have_not_helped():
@@ -92,8 +99,8 @@ def test_smaller_sizes_are_tried_until_two_have_not_helped():
 
 
 def test_a_choice_needs_both_halves():
-    made = config("demo", plan__rollout_rows="none", plan__micro_batch_tokens="none")
-    ladder, lengths = Ladder((192, 128), (32, 16)), Lengths(20, 12)
+    made = config("demo", plan__slots="none", plan__micro_batch_tokens="none")
+    ladder, lengths = SizeLadder((192, 128), (32, 16)), Lengths(20, 12)
     half = Speeds("d", {192: 1.0}, {1248: 0.1}, {192: 0.1})
     assert choose_sizes(made, ladder, half, lengths) is None
     whole = Speeds("d", {192: 1.0}, {1248: 0.1}, {192: 0.1}, {32: 1.0, 16: 9.0})
@@ -113,11 +120,11 @@ def test_a_choice_needs_both_halves():
 )
 def test_the_ladder_of_a_step_of_512_on_8_chips(slots: int, expected: tuple[int, ...]):
     made = config(
-        "gemma3_1b_gsm8k_v5e8", rollout__prompts_per_step=64, plan__rollout_rows=slots // 8 * 8
+        "gemma3_1b_gsm8k_v5e8", rollout__prompts_per_step=64, plan__slots=slots // 8 * 8
     )
     lengths = Lengths.expected(made)
-    case = Case(made, shape_of(made), topology_of(made, None), lengths)
-    ladder = Ladder.of(case, Sizes.of(made))
+    case = PlanCase(made, shape_of(made), topology_of(made, None), lengths)
+    ladder = SizeLadder.of(case, Sizes.of(made))
     assert ladder.slots == expected
     assert ladder.rows[0] * made.row_tokens <= (made.plan.micro_batch_tokens or 0)
     assert all(rows % 8 == 0 for rows in ladder.rows)
@@ -127,18 +134,18 @@ def test_more_than_what_is_estimated_to_fit_is_not_tried():
     made = config(
         "gemma3_1b_gsm8k_v5e8",
         plan__micro_batch_tokens="none",
-        plan__rollout_rows="none",
+        plan__slots="none",
         plan__remat="full",
     )
-    case = Case(made, shape_of(made), topology_of(made, None), Lengths.expected(made))
+    case = PlanCase(made, shape_of(made), topology_of(made, None), Lengths.expected(made))
     planned = Sizes(512, 2 * 8 * made.row_tokens)
-    ladder = Ladder.of(case, planned)
-    assert ladder.top(made).micro_batch_tokens <= ABOVE * planned.micro_batch_tokens
-    less = Case(
+    ladder = SizeLadder.of(case, planned)
+    assert ladder.top(made).micro_batch_tokens <= MAX_MULTIPLE * planned.micro_batch_tokens
+    less = PlanCase(
         made.model_copy(update={"plan": made.plan.model_copy(update={"hbm_gib": None})}),
         case.shape,
         topology_of(made, None),
         case.lengths,
         {"update": 8.0, "score": 8.0},
     )
-    assert Ladder.of(less, planned).rows[0] < ladder.rows[0]
+    assert SizeLadder.of(less, planned).rows[0] < ladder.rows[0]

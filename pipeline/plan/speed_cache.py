@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
+from pipeline.contracts.builds import cores
 from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
-from pipeline.contracts.cores import cores
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import devices_of
 from pipeline.contracts.sizes import Sizes, sized
@@ -28,7 +28,7 @@ from pipeline.plan.cost_model.programs import depends_on
 _OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_tokens", "hbm_gib")
 
 
-def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
+def load_speeds(about: Mapping[str, Any]) -> Speeds | None:
     """What was measured under this key; None: nothing."""
     try:
         content = kept_json(_file(about))
@@ -37,7 +37,7 @@ def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
         return None
 
 
-def keep_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
+def save_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
     """Replaces what is kept under a key; a folder that cannot be written to keeps nothing."""
     keep_json(_file(about), {"speeds": speeds.to_json(), "key": about})
 
