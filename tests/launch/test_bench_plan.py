@@ -28,7 +28,7 @@ def answers(monkeypatch, tmp_path):
 
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiler, "_ask", ask)
+    monkeypatch.setattr(compiler, "_compile", ask)
     return figures, asked
 
 

@@ -151,7 +151,7 @@ def test_without_a_compiler_everything_is_estimated(
     def absent(*_: object, **__: object) -> None:
         raise NoCompiler("the TPU compiler is not here")
 
-    monkeypatch.setattr(verify, "compiled", absent)
+    monkeypatch.setattr(verify, "compile_programs", absent)
     out, _ = shown(capsys, ONE_B, "--verify")
     assert "not verified: the TPU compiler is not here; all figures are estimated" in out
 

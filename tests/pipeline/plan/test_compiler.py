@@ -120,7 +120,7 @@ DECIDE_NOTHING = {
 @pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
 def test_all_that_decides_a_program_counts(which, folder):
     top = PRESETS.parent
-    found, left = set(), [f"pipeline/{folder}/programs.py"]
+    found, left = set(), [f"pipeline/compute/{folder}/programs.py"]
     while left:
         path = left.pop()
         if path not in found:
@@ -195,7 +195,7 @@ def asked(monkeypatch):
             programs_asked.append(program)
             yield program, CompilerReport(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
 
-    monkeypatch.setattr(compiler, "_ask", answers)
+    monkeypatch.setattr(compiler, "_compile", answers)
     return programs_asked
 
 

@@ -52,8 +52,8 @@ class Compiler:
     known: list[dict[str, Any]] = field(default_factory=list)
 
     def put(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(verify, "compiled", self)
-        monkeypatch.setattr(verify, "missing", self.missing)
+        monkeypatch.setattr(verify, "compile_programs", self)
+        monkeypatch.setattr(verify, "uncached", self.missing)
 
     def missing(self, config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
         return [name for name in programs if depends_on(config, shape, name) not in self.known]
@@ -185,8 +185,8 @@ def test_another_placement_takes_the_place_of_one_that_does_not_fit(
         compiler.ratio = dict.fromkeys(verify.PHASE, 9.0 if config.plan.tp > 1 else 1.0)
         return compiler(config, *args, **settings)
 
-    monkeypatch.setattr(verify, "compiled", only_on_every_device)
-    monkeypatch.setattr(verify, "missing", compiler.missing)
+    monkeypatch.setattr(verify, "compile_programs", only_on_every_device)
+    monkeypatch.setattr(verify, "uncached", compiler.missing)
     assert choice.chosen.config.plan.tp > 1
     whole = [one for one in choice.others if one.config.plan.tp == 1]
     found = Verifier(given, say=lambda _: None).verify(choice.chosen, others=whole)
@@ -320,7 +320,7 @@ def test_without_a_compiler_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object, **__: object) -> dict[str, CompilerReport]:
         raise NoCompiler("none here")
 
-    monkeypatch.setattr(verify, "compiled", absent)
+    monkeypatch.setattr(verify, "compile_programs", absent)
     given = case(preset("gemma3_1b", *FREE))
     with pytest.raises(NoCompiler, match="none here"):
         Verifier(given, say=print).verify(choose_placement(given).chosen)
