@@ -23,7 +23,7 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.contracts.workers import Draws, Learns
 from pipeline.plan.balance import Balance, Worker
-from pipeline.plan.forecast import share_s
+from pipeline.plan.forecast import calibration_share_s
 from pipeline.plan.search.fitting import PlanCase, first_sizes
 from pipeline.plan.size_choice import (
     SizeChoice,
@@ -75,7 +75,7 @@ class Beginning:
         """
         recorded = None if config.plan.fixed else folder.plan
         sizes = first_sizes(config, recorded)
-        if config.plan.fixed or recorded is not None or not share_s(config):
+        if config.plan.fixed or recorded is not None or not calibration_share_s(config):
             return Beginning(sizes)
         if config.plan.platform == "gpu":
             # Nothing is known of it before it is opened: what is given is tried.
@@ -135,7 +135,7 @@ async def calibrate(
             balance.say_line("measuring anew: this device is not as fast as what was kept says")
         else:
             speeds = beginning.kept.scaled(factor) if beginning.more else beginning.kept
-    most_s = share_s(case.config)
+    most_s = calibration_share_s(case.config)
     known, until = bool(speeds.device), began + most_s
     speeds = before = without_room(
         speeds,
@@ -181,10 +181,10 @@ def without_room(
     """
     if got.slots < asked.slots:
         for slots in (slots for slots in ladder.slots if slots > got.slots):
-            speeds = speeds.without(slots=slots)
+            speeds = speeds.with_full(slots=slots)
     if got.micro_batch_tokens < asked.micro_batch_tokens:
         for rows in (rows for rows in ladder.rows if rows * row > got.micro_batch_tokens):
-            speeds = speeds.without(rows=rows)
+            speeds = speeds.with_full(rows=rows)
     return speeds
 
 
@@ -292,7 +292,7 @@ class _Bench:
                 speeds = await rungs.one(size, speeds)
             except OutOfMemory as error:
                 self.balance.say_line(f"measuring {size} {rungs.what}: no room: {error.what}")
-                speeds = speeds.without(**{rungs.what: size})
+                speeds = speeds.with_full(**{rungs.what: size})
             last_s = self.now() - began
             speeds = replace(speeds, last_s=last_s)
         return speeds

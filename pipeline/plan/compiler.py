@@ -1,7 +1,7 @@
-"""Asks the TPU compiler what programs of a run take, and keeps its answers. No JAX, no TPU.
+"""Runs the TPU compiler on programs of a run and caches its reports. No JAX, no TPU.
 
-The compiler runs in a child process (`pipeline.compute.aot.compile`). The cache key of an answer
-holds everything that it depends on: the program's own settings, the model's sizes, the versions of
+The compiler runs in a child process (`pipeline.compute.aot.compile`). The cache key of a report
+contains everything that it depends on: the program's settings, the model's shape, the versions of
 compiler and libraries, and the sources of the programs.
 """
 
@@ -43,35 +43,36 @@ _SOURCES = {
     "sampler": ("pipeline/compute/decode/*.py", *_SHARED_SOURCES),
     "learner": (
         "pipeline/compute/learner/*.py",
+        "pipeline/contracts/batches.py",
         "pipeline/inputs/dataset/batching.py",
         "pipeline/inputs/dataset/packing.py",
         *_SHARED_SOURCES,
     ),
 }
-"""What the programs are made of and read by, below the folder of the project."""
+"""Sources of the programs and of the reports, relative to the project's root."""
 
 Say = Callable[[str], None]
-"""Takes a line about what is going on."""
+"""Receives a line of progress."""
 
 
 class NoCompiler(Exception):  # noqa: N818  # not an error: the plan is estimated then
-    """There is no TPU compiler on this machine."""
+    """This machine has no TPU compiler."""
 
 
 @dataclass(frozen=True)
 class CompilerReport:
-    """What the compiler says of a program, of each chip.
+    """The compiler's report on a program, per chip.
 
     Attributes:
-        fits: whether it can be laid out in a chip's memory by itself.
-        hbm_bytes: what it holds, arguments and results included; if it does not fit what it would
-            need; None: the compiler does not say.
-        compile_s: seconds that compiling took, when it was compiled.
-        argument_bytes: of these the arguments.
-        output_bytes: its results, those in the memory of arguments included.
-        host_bytes: what it holds of the host's memory.
-        seconds: of one run, the compiler's estimate: a cost model, blind inside custom calls.
-        cached: whether the answer was kept from before.
+        fits: whether the program alone fits a chip's memory.
+        hbm_bytes: memory of the program with arguments and results; if it does not fit, the memory
+            needed; None: not reported.
+        compile_s: seconds of the compilation.
+        argument_bytes: memory of the arguments.
+        output_bytes: memory of the results, donated arguments included.
+        host_bytes: host memory.
+        seconds: estimated seconds of one run, by a cost model that ignores custom calls.
+        cached: whether the report is from the cache.
     """
 
     fits: bool
@@ -95,17 +96,17 @@ def compile_programs(
     """Reports on programs, from the cache or from the compiler; each is cached as it arrives.
 
     Args:
-        config: the run; all its sizes are set.
-        shape: its model. An adapter of `lora.start` that gives keys and values a lora_a each counts
-            as one that does not.
-        programs: by their names, see `pipeline.plan.cost_model.programs`.
-        topology: chips that the run has; a process with fewer of them takes the first ones.
-        say: is told what is compiled, and what came of it; None: nobody is.
+        config: the run, with all sizes.
+        shape: the model. An adapter of `lora.start` with separate lora_a matrices for keys and
+            values counts as one with a shared matrix.
+        programs: names of programs, see `pipeline.contracts.programs`.
+        topology: the run's chips; a process with fewer chips uses the first ones.
+        say: receives lines of progress; None: no progress.
 
     Raises:
-        NoCompiler: if something has to be compiled and there is no compiler.
-        RuntimeError: if the compiler failed, with the end of what it wrote.
-        ValueError: if a program needs more chips than there are, or is none.
+        NoCompiler: if a program has to be compiled and there is no compiler.
+        RuntimeError: if the compiler fails; with the last lines of its output.
+        ValueError: if a program needs more chips than the topology has or does not exist.
     """
     for program in programs:
         needed = devices_of(config, program).count
@@ -124,12 +125,12 @@ def compile_programs(
 
 
 def uncached(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
-    """Those programs that the compiler would have to be asked about."""
+    """The programs whose reports are not cached."""
     return [name for name in programs if _load(cache_key(config, shape, name)) is None]
 
 
 def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
-    """Everything that the report of a program depend on, as JSON values."""
+    """Everything that the report on a program depends on, as JSON values."""
     return {
         **depends_on(config, shape, program),
         "versions": versions(),
@@ -146,7 +147,7 @@ def _compile(
 ) -> Iterator[tuple[str, CompilerReport]]:
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompiler(
-            "the TPU compiler is not here: it is the package libtpu, which is built for Linux on "
+            "the TPU compiler is missing: install the package libtpu, which exists for Linux on "
             "x86-64 only (make install-tpu)"
         )
     request = {
@@ -165,7 +166,7 @@ def _compile(
             for number, line in enumerate(child.stdout, start=1):
                 answer = json.loads(line)
                 report = CompilerReport(**{name: answer[name] for name in names & answer.keys()})
-                say(f"[{number}/{len(programs)}] {answer['program']}: {_in_words(report)}")
+                say(f"[{number}/{len(programs)}] {answer['program']}: {_text(report)}")
                 yield answer["program"], report
             status = child.wait()
         finally:
@@ -173,11 +174,12 @@ def _compile(
         if status:
             errors.seek(0)
             tail = errors.read().strip().splitlines()[-20:]
-            raise RuntimeError("\n".join([f"the TPU compiler ended with {status}:", *tail]))
+            message = f"the TPU compiler failed with exit status {status}:"
+            raise RuntimeError("\n".join([message, *tail]))
 
 
 def _child(errors: Any) -> subprocess.Popen[str]:
-    # The sources are found whatever the current directory is.
+    # The child finds the sources from any working directory.
     top = str(Path(pipeline.__file__).parents[1])
     paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -190,13 +192,13 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     )
 
 
-def _in_words(report: CompilerReport) -> str:
+def _text(report: CompilerReport) -> str:
     size = "" if report.hbm_bytes is None else f"={report.hbm_bytes / GIB:.2f} GiB, "
     return f"{'' if report.fits else 'does not fit: '}{size}{report.compile_s:.0f} s"
 
 
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:
-    """The report that are kept under a key, if there are any."""
+    """The cached report of a key, if there is one."""
     try:
         content = kept_json(_file(about))
         return (
@@ -207,7 +209,7 @@ def _load(about: Mapping[str, Any]) -> CompilerReport | None:
 
 
 def _save(about: Mapping[str, Any], report: CompilerReport) -> None:
-    """Keeps report under a key; a folder that cannot be written to keeps nothing."""
+    """Caches a report; does nothing if the cache folder is not writable."""
     keep_json(_file(about), {"figures": asdict(report), "key": about})
 
 
@@ -218,7 +220,7 @@ def _file(about: Mapping[str, Any]) -> Path:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what decides how a program is compiled; of what is absent none."""
+    """Versions of the installed packages that affect compilation."""
     found = {}
     for package in _PACKAGES:
         try:
@@ -230,7 +232,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def sources(which: str) -> str:
-    """Hash of what a sampler's or a learner's programs are made of."""
+    """Hash of the sources of a sampler's or a learner's programs."""
     top, digest = Path(pipeline.__file__).parents[1], hashlib.sha256()
     for pattern in _SOURCES[which]:
         for path in sorted(top.glob(pattern)):

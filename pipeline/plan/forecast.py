@@ -1,7 +1,7 @@
-"""What a plan makes of the budget: steps, tokens, seconds by what they are spent on, dollars, disk.
+"""Forecast of a run under its budget: steps, tokens, seconds by activity, dollars, disk.
 
-Everything a run does beside its steps is counted: starting, compiling, measuring sizes, the SFT
-start, all evaluations, checkpoints, the export. Each figure is an estimate; times have a range.
+Counts everything that a run does: start-up, compilation, calibration of sizes, the SFT phase,
+steps, evaluations, checkpoints, the export. All figures are estimates; times have a range.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
 from pipeline.plan.size_choice import SizeLadder
 
 Scenario = Literal["low", "expected", "high"]
-"""Which end of every time's range."""
+"""An end of every time's range."""
 SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
 
 ROWS = 1000
-"""Taken for the rows of a dataset whose number nothing tells."""
+"""Assumed number of rows of a dataset whose size is unknown."""
 
 _START_S = {"cpu": 25.0, "gpu": 60.0, "tpu": 60.0}
-"""Of the cluster, the processes and opening the devices."""
+"""Seconds of starting the cluster and the processes and of opening the devices."""
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 0.5e9, 0.25e9
-"""Of weights from a disk into memory, and of a merged model onto it."""
+"""Rates of reading weights from disk and of writing a merged model."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
 _TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
-"""Of a token's text, of all else about a rollout, of a token's id and log-prob as JSON."""
+"""Bytes of a token's text, of a rollout's other fields, and of a token's id and log-prob as
+JSON."""
 _METRICS_BYTES = 2500.0
 _FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run goes at one pace.
+    """A run in one scenario.
 
     Attributes:
-        steps: that it learns from, those of the SFT phase included.
-        wall_s: from start to end.
-        spent_s: seconds by what they are spent on.
-        enough: whether there is time for a step of GRPO, where time is what is given.
+        steps: update steps, those of the SFT phase included.
+        wall_s: seconds from start to end.
+        enough: whether a time budget is enough for a GRPO step; true for a budget of steps.
+        spent_s: seconds by activity.
     """
 
     steps: int
@@ -64,22 +65,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What becomes of the budget.
+    """Forecast of a run.
 
     Attributes:
-        outcomes: by pace.
-        time_s: that is given; None: a number of steps is.
-        grpo_steps: of the expected outcome, without those of the SFT phase.
-        samples: rollouts of these.
-        tokens: that are trained.
-        cost_usd: of the expected outcome; None: no price is known.
-        disk_bytes: by what is written.
-        programs: that are compiled; more for each size that is measured at the start.
-        compile: seconds of all of them, one after the other.
-        calibration: seconds of measuring sizes.
-        share_s: within which that is done; 0: nothing is measured.
-        rows: prompts of each evaluation.
-        guessed: evaluations whose rows nothing tells.
+        outcomes: the run in each scenario.
+        time_s: the budget in seconds; None: the budget is a number of steps.
+        grpo_steps: expected GRPO steps.
+        samples: rollouts of these steps.
+        tokens: trained tokens of these steps.
+        cost_usd: expected cost; None: the price is unknown.
+        disk_bytes: bytes by kind of file.
+        programs: compiled programs; calibration compiles more for each size.
+        compile: time of compiling all of them one after the other.
+        calibration: time of measuring sizes.
+        share_s: seconds allowed for measuring sizes; 0: nothing is measured.
+        rows: prompts of each evaluation set.
+        guessed: evaluation sets whose number of rows is unknown.
     """
 
     outcomes: Mapping[Scenario, Outcome]
@@ -100,12 +101,12 @@ class Forecast:
 def forecast(
     case: PlanCase, plan: SizedPlan, *, compiled_s: Mapping[str, float] | None = None
 ) -> Forecast:
-    """What a plan makes of the configuration's budget.
+    """Forecasts a run of a plan.
 
     Args:
-        case: what is planned.
-        plan: the one that is taken.
-        compiled_s: seconds of programs that were compiled already, by their names.
+        case: the planner's input.
+        plan: the chosen plan.
+        compiled_s: measured compile seconds by program.
     """
     config, chip = plan.config, case.topology.chip
     names = built_programs(config, case.shape)
@@ -132,7 +133,7 @@ def forecast(
         programs=len(names),
         compile=compiling,
         calibration=times.calibration,
-        share_s=share_s(config) if times.calibration.high else 0.0,
+        share_s=calibration_share_s(config) if times.calibration.high else 0.0,
         rows=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
@@ -140,7 +141,7 @@ def forecast(
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Times of what a run does, each once."""
+    """Times of a run's activities, each once."""
 
     start: Seconds
     compile: Seconds
@@ -156,13 +157,13 @@ class RunTimes:
     def of(
         case: PlanCase, plan: SizedPlan, rows: Mapping[str, int], *, compiling: Seconds
     ) -> RunTimes:
-        """Of a plan.
+        """Times of a run of a plan.
 
         Args:
-            case: what is planned.
-            plan: the one that is taken.
-            rows: prompts of each evaluation.
-            compiling: all programs.
+            case: the planner's input.
+            plan: the chosen plan.
+            rows: prompts of each evaluation set.
+            compiling: time of compiling all programs.
         """
         config, chip = plan.config, case.topology.chip
         model = case.roofline(config)
@@ -194,12 +195,12 @@ class RunTimes:
         )
 
     def at(self, scenario: Scenario) -> dict[str, float]:
-        """Seconds by name."""
+        """Seconds by activity in a scenario."""
         return {name: getattr(part, scenario) for name, part in vars(self).items()}
 
 
 def _given_s(config: Config) -> float | None:
-    """The budget in seconds, if it is one of time; what is left where it has a date."""
+    """The time budget in seconds, or the time left until its date; None: a budget of steps."""
     budget = config.budget
     if budget.until_s is None:
         return budget.time_s
@@ -214,7 +215,7 @@ def _outcome(
     before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + sft * s["sft_step"]
     if config.eval.validates:
         before += s["validation"]
-    # With a deadline the untrained policy is exported, too, before the first step.
+    # With a deadline the initial policy is also exported, before the first step.
     exports = 1 if time_s is None else 2
     before += (exports - 1) * s["export"]
     end = s["tests"] + s["validation"] + s["export"]
@@ -223,7 +224,7 @@ def _outcome(
     if config.eval.every_steps:
         each += s["validation"] / config.eval.every_steps
     elif minutes is not None:
-        # A share of the time, whatever the steps take.
+        # A share of the time, independent of the step time.
         each /= max(1e-3, 1 - s["validation"] / (60 * minutes + s["validation"]))
     if config.budget.steps is not None:
         steps = config.budget.steps - sft
@@ -256,7 +257,7 @@ def _tests(config: Config) -> dict[str, Source]:
 
 
 def _rows(source: Source) -> int | None:
-    """As many as a local file has lines, or as the settings say; None: nothing is downloaded."""
+    """Number of rows by a local file or by the settings; None: unknown without a download."""
     count = None
     path = Path(source.path)
     if source.is_file and path.suffix == ".jsonl" and path.is_file():
@@ -281,49 +282,49 @@ def _disk(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[s
     config, mean = plan.config, case.lengths.completion
     adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
     row = _ROW_BYTES + _TEXT_BYTES * mean
-    drawn = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
-    # Adapter and both of Adam's moments; `best` has an adapter alone, an export one beside.
+    stored = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
+    # Adapter and both of Adam's moments; `best` and the export hold an adapter each.
     state = 3 * adapter
     return {
         "checkpoints": config.checkpoint.keep * state + adapter,
-        "rollouts": steps * config.rollout.size * drawn + 2 * evaluated * row,
+        "rollouts": steps * config.rollout.size * stored + 2 * evaluated * row,
         "records": steps * _METRICS_BYTES,
         "export": case.shape.parameters * _export_size(config) + adapter,
     }
 
 
-SHARE = 0.02
+CALIBRATION_SHARE = 0.02
 """Default of `plan.calibration_share`."""
-_OF_STEPS_S = 3600.0
-"""A budget of steps has no seconds: the share is of an hour."""
+_SHARE_OF_S = 3600.0
+"""Seconds that the share refers to with a budget of steps."""
 SEGMENTS, PREFILLS, FILLS, MICRO_BATCHES = 6, 7, 6, 4
-"""How often a program runs when it is measured, the first time of each among them."""
+"""Runs of each program in a measurement, the warm-up run included."""
 
 
-def share_s(config: Config, *, now_s: float | None = None) -> float:
-    """Seconds in which sizes may be measured.
+def calibration_share_s(config: Config, *, now_s: float | None = None) -> float:
+    """Seconds allowed for measuring sizes.
 
     Args:
-        config: gives the budget and the share.
-        now_s: seconds since 1970, from which on a budget with a date is left; None: now.
+        config: the run, with its budget and share.
+        now_s: Unix time from which a budget with a date counts; None: now.
     """
     share, budget = config.plan.calibration_share, config.budget
-    whole_s = _OF_STEPS_S if budget.time_s is None else budget.time_s
+    whole_s = _SHARE_OF_S if budget.time_s is None else budget.time_s
     if budget.until_s is not None:
         whole_s = max(0.0, budget.until_s - (time.time() if now_s is None else now_s))
-    return (SHARE if share is None else share) * whole_s
+    return (CALIBRATION_SHARE if share is None else share) * whole_s
 
 
 def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
-    """Seconds in which a run with this plan measures sizes; none where it does not.
+    """Time of measuring sizes at the start of a run; zero where nothing is measured.
 
-    Expected is the share of the budget, or less where there are no more sizes, or more where the
-    largest take longer, which are measured in any case. At least, where speeds were kept by an
-    earlier run, the micro-batches in force are measured. At most a size that is begun within the
+    The expected time is the share of the budget; less if there are no more sizes, more if the
+    largest ones, which are always measured, take longer. The low end is a run with cached speeds,
+    which measures only the micro-batches in force. At the high end a size that starts within the
     share ends after it.
     """
     config, chip = plan.config, case.topology.chip
-    share = share_s(config)
+    share = calibration_share_s(config)
     if config.plan.fixed or not share or config.plan.platform == "gpu":
         return fixed_time(0.0, chip=chip)
     given = with_placement(
@@ -335,35 +336,35 @@ def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
         list(_configs_of(config, ladder, "slots")),
         list(_configs_of(config, ladder, "rows")),
     )
-    drawn = [_sampler_s(case, one) for one in slots]
-    learned = [_learner_s(case, one) for one in rows]
+    sampling = [_sampler_s(case, one) for one in slots]
+    learning = [_learner_s(case, one) for one in rows]
     compiled = list(_compiled_s(case, [config, *slots, *rows]))[1:]
-    each = [run + built for run, built in zip([*drawn, *learned], compiled, strict=True)]
-    largest, whole = drawn[0] + learned[0], sum(each, fixed_time(0.0, chip=chip))
-    late = share + max(one.high for one in each)
+    each = [run + built for run, built in zip([*sampling, *learning], compiled, strict=True)]
+    largest, whole = sampling[0] + learning[0], sum(each, fixed_time(0.0, chip=chip))
+    latest = share + max(one.high for one in each)
     expected = max(largest.expected, min(share, whole.expected))
     return Seconds(
         low=min(_learner_s(case, config).low, expected),
         expected=expected,
-        high=max(largest.high, min(late, whole.high)),
+        high=max(largest.high, min(latest, whole.high)),
         regime=whole.regime,
     )
 
 
-def _configs_of(config: Config, ladder: SizeLadder, what: str) -> Iterator[Config]:
-    """Configurations with the sizes of one of the ladders, the other size being the plan's."""
+def _configs_of(config: Config, ladder: SizeLadder, name: str) -> Iterator[Config]:
+    """Configurations with each size of one ladder; the other size is the plan's."""
     own = Sizes.of(config)
-    for size in getattr(ladder, what):
+    for size in getattr(ladder, name):
         changed = (
             replace(own, slots=size)
-            if what == "slots"
+            if name == "slots"
             else replace(own, micro_batch_tokens=size * config.row_tokens)
         )
         yield sized(config, changed)
 
 
 def _sampler_s(case: PlanCase, config: Config) -> Seconds:
-    """Measuring a sampler's programs, as `pipeline.compute.decode.timing` does."""
+    """Time of measuring a sampler's programs, as in `pipeline.compute.decode.timing`."""
     model, plan = case.roofline(config), config.plan
     total = fixed_time(0.0, chip=case.topology.chip)
     for bucket in config.prompt_buckets:
@@ -377,7 +378,7 @@ def _sampler_s(case: PlanCase, config: Config) -> Seconds:
 
 
 def _learner_s(case: PlanCase, config: Config) -> Seconds:
-    """Measuring a learner's micro-batches, as `pipeline.compute.learner.timing` does."""
+    """Time of measuring a learner's micro-batches, as in `pipeline.compute.learner.timing`."""
     model, settings, seq = case.roofline(config), config.learner, case.lengths.sequence
     others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
     total = fixed_time(0.0, chip=case.topology.chip)
@@ -389,7 +390,7 @@ def _learner_s(case: PlanCase, config: Config) -> Seconds:
 
 
 def _compiled_s(case: PlanCase, configs: Sequence[Config]) -> Iterator[Seconds]:
-    """Compiling for one configuration after the other what was not compiled before."""
+    """Time of compiling each configuration's programs that the earlier ones lack."""
     known: set[tuple[str, int]] = set()
     for config in configs:
         named = {_key(config, name): name for name in built_programs(config, case.shape)}
@@ -399,7 +400,7 @@ def _compiled_s(case: PlanCase, configs: Sequence[Config]) -> Iterator[Seconds]:
 
 
 def _key(config: Config, name: str) -> tuple[str, int]:
-    """The program's name, and what beside that it depends on of the sizes."""
+    """A program's name and the other sizes that it depends on."""
     kind, _, size = name.partition(" ")
     if kind in {"empty", "fill"}:
         return name, config.slots

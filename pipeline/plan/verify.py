@@ -1,10 +1,10 @@
-"""Replaces a plan's estimates by what the TPU compiler says, and looks at what is next to it.
+"""Verifies a plan with the TPU compiler and tries its neighbours.
 
-    plan -> [compiler] -> does not fit: the next smaller that should, by what was learned
-                          fits: what is larger, slots and then micro-batches; it is taken if all
-                          of it fits, too, and is better by `MIN_GAIN`
+    plan -> [compiler] -> does not fit: the next smaller plan that should fit, by the compiled sizes
+                          fits: the next larger slots, then micro-batches; taken if all programs
+                          fit and the gain is at least `MIN_GAIN`
 
-At most `MAX_COMPILATIONS` programs are compiled; those that are kept from before do not count.
+At most `MAX_COMPILATIONS` programs are compiled; cached reports do not count.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pipeline.plan.search.fitting import (
 from pipeline.plan.search.size_options import max_useful_rows, max_useful_slots, next_larger
 
 MAX_COMPILATIONS = 8
-"""Programs that are compiled for a plan at most."""
+"""Most programs to compile for a plan."""
 _LEAST_OVERSIZE = 1.01
-"""What does not fit needs this multiple of what there is at least; where the compiler says no more
-than that, the search goes down by as little."""
+"""Least memory of a program that does not fit, as a multiple of the limit; used where the compiler
+reports no more than that."""
 PHASE = {
     "gradient": "update",
     "keep": "score",
@@ -41,20 +41,20 @@ PHASE = {
     "segment": "decode",
     "prefill": "prefill",
 }
-"""Which phase a kind of program belongs to."""
+"""Phase of each kind of program."""
 
 
 @dataclass(frozen=True)
 class CompilerCheck:
-    """A program of a plan as compiled.
+    """A program of a plan, checked by the compiler.
 
     Attributes:
-        phase: that it belongs to.
-        figures: what the compiler says.
-        hbm_bytes: of a chip while it runs, with all that is beside it; None: more than there is,
-            the compiler does not say how much.
-        fits: whether a chip has room for that.
-        estimated_s: what one run of it was expected to take.
+        phase: the phase that it belongs to.
+        report: the compiler's report.
+        hbm_bytes: memory of a chip while it runs, with everything beside it; None: more than the
+            limit, by an unknown amount.
+        fits: whether that fits.
+        estimated_s: estimated seconds of one run.
     """
 
     phase: str
@@ -66,17 +66,16 @@ class CompilerCheck:
 
 @dataclass(frozen=True)
 class LargerPlan:
-    """A plan with a size that is the next larger one.
+    """A plan with the next larger slots or micro-batches.
 
     Attributes:
         what: the size, in words.
-        gain: by which trained tokens a second are predicted to rise.
-        config: with the size; None: a step has not so much to do.
-        program: that grows most, or that does not fit; empty if there is none, or it was not
-            compiled.
-        hbm_bytes: of a chip while it runs; None: it was not compiled, or the compiler does not say.
-        fits: whether a chip has room for it, and where it could be taken for all programs; None:
-            not all were compiled.
+        gain: predicted relative gain of trained tokens per second.
+        config: the configuration with the size; None: a step has no more work.
+        program: the program that grows most or does not fit; empty: none, or it was not compiled.
+        hbm_bytes: memory of a chip while it runs; None: unknown or not compiled.
+        fits: whether the program fits, or all programs where the plan could be taken; None: not all
+            were compiled.
     """
 
     what: str
@@ -89,15 +88,15 @@ class LargerPlan:
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan by the compiler.
+    """A plan verified by the compiler.
 
     Attributes:
-        plan: that was verified, with the compiler's times in its step.
+        plan: the plan, with the compiler's times in its step.
         programs: its largest programs, by name.
-        searched: what did not fit, and what was taken because it was better.
-        larger: the next larger sizes.
-        compilations: programs that were compiled now.
-        compile_s: that this took.
+        searched: log of plans that did not fit or were taken because they are faster.
+        larger: plans with the next larger sizes.
+        compilations: number of programs compiled now.
+        compile_s: seconds of these compilations.
     """
 
     plan: SizedPlan
@@ -109,11 +108,11 @@ class Verified:
 
 
 class Verifier:
-    """Asks the compiler about one case, and counts how often it had to work.
+    """Verifies plans of one case and counts compilations.
 
     Args:
-        case: what is planned, for a topology that programs are compiled for.
-        say: is told what is compiled.
+        case: the planner's input, for a topology that the compiler supports.
+        say: receives lines of progress.
     """
 
     def __init__(self, case: PlanCase, *, say: Say) -> None:
@@ -125,13 +124,13 @@ class Verifier:
         self._compile_s = 0.0
 
     def verify(self, plan: SizedPlan, *, others: Sequence[SizedPlan] = ()) -> Verified:
-        """Compiles a plan's largest programs; the plan that it comes to.
+        """Compiles a plan's largest programs and returns the plan that results.
 
-        A plan that the configuration fixes stays as it is. Of any other that cannot be made to fit
-        the first of `others` takes the place, as far as there are compilations left.
+        A plan fixed by the configuration stays as it is. If any other cannot be made to fit, the
+        first of `others` replaces it, as long as compilations are left.
 
         Raises:
-            NoCompiler: if there is none on this machine.
+            NoCompiler: if this machine has none.
         """
         given = self._case
         fixed = plan.configured and given.config.plan.fixed
@@ -142,7 +141,7 @@ class Verifier:
             if not self._may_compile(other.config, largest_programs(other.config)):
                 self._note_limit(other.name)
                 break
-            self._searched.append(f"next is {other.name}")
+            self._searched.append(f"next placement: {other.name}")
             self._case = given
             plan, programs, larger = self._verify(other, fixed=False)
         return Verified(
@@ -157,7 +156,7 @@ class Verifier:
     def _verify(
         self, plan: SizedPlan, *, fixed: bool
     ) -> tuple[SizedPlan, Mapping[str, CompilerCheck], Sequence[LargerPlan]]:
-        """A plan, smaller or larger; its programs; what is larger still."""
+        """The resulting plan, its programs, and plans with larger sizes."""
         programs: Mapping[str, CompilerCheck] = self._compile(
             plan.config, largest_programs(plan.config)
         )
@@ -179,17 +178,17 @@ class Verifier:
     def _shrink(
         self, plan: SizedPlan, programs: Mapping[str, CompilerCheck]
     ) -> tuple[SizedPlan, Mapping[str, CompilerCheck]]:
-        """The next smaller plans, until one fits or nothing is left to try."""
+        """Tries smaller plans until one fits or none is left."""
         while not _all_fit(programs):
             self._searched += [
-                f"{name} does not fit: {_needs(one)}"
+                f"{name} does not fit: {_needed(one)}"
                 for name, one in programs.items()
                 if not one.fits
             ]
             self._case = _with_compiled_memory(self._case, plan, programs)
             found = plan_again(self._case, plan)
             if not found.fits:
-                self._searched.append("nothing smaller is expected to fit")
+                self._searched.append("no smaller sizes are expected to fit")
                 break
             found = replace(found, config=validated(found.config))
             names = largest_programs(found.config)
@@ -203,9 +202,9 @@ class Verifier:
     def _grow(
         self, plan: SizedPlan, larger: list[LargerPlan]
     ) -> tuple[SizedPlan, Mapping[str, CompilerCheck]] | None:
-        """The first larger plan that is better and fits as a whole, with its programs.
+        """The first larger plan that is faster and fits as a whole, with its programs.
 
-        Of what is tried and is not taken `larger` says why: it does not fit, or is not known.
+        Updates `larger` for plans that are not taken: they do not fit, or it is unknown.
         """
         for index, one in enumerate(larger):
             if not one.fits or one.gain < MIN_GAIN:
@@ -217,18 +216,18 @@ class Verifier:
                 continue
             programs = self._compile(one.config, names)
             if _all_fit(programs):
-                self._searched.append(f"{one.what} fits and is better: taken")
+                self._searched.append(f"{one.what} fits and is faster: taken")
                 own = plan.configured
                 return estimate_plan(self._case, plan.name, one.config, configured=own), programs
             name, large = next(item for item in programs.items() if not item[1].fits)
-            self._searched.append(f"{one.what}: {name} does not fit: {_needs(large)}")
+            self._searched.append(f"{one.what}: {name} does not fit: {_needed(large)}")
             larger[index] = replace(one, program=name, hbm_bytes=large.hbm_bytes, fits=False)
         return None
 
     def _check_larger(
         self, plan: SizedPlan, programs: Mapping[str, CompilerCheck]
     ) -> Iterator[LargerPlan]:
-        """More slots, then larger micro-batches; compiled only if they promise `MIN_GAIN`."""
+        """More slots, then larger micro-batches; compiled if the predicted gain is `MIN_GAIN`."""
         now = with_compiled_times(plan.step, programs).tokens_per_s
         for what, config, program in larger_plans(self._case, plan.config):
             if config is None:
@@ -242,7 +241,7 @@ class Verifier:
             yield LargerPlan(what, gain, config, program, found.hbm_bytes, found.fits)
 
     def _may_compile(self, config: Config, programs: Sequence[str]) -> bool:
-        """Whether those of the programs that are not known may still be compiled."""
+        """Whether the compilations left are enough for the programs that are not cached."""
         return (
             self._compilations + len(uncached(config, self._case.shape, programs))
             <= MAX_COMPILATIONS
@@ -250,13 +249,13 @@ class Verifier:
 
     def _note_limit(self, what: str) -> None:
         self._searched.append(
-            f"stopped after {self._compilations} compilations of at most {MAX_COMPILATIONS}: whether {what} "
-            "fits is not known"
+            f"stopped after {self._compilations} of at most {MAX_COMPILATIONS} compilations: it is "
+            f"unknown whether {what} fits"
         )
 
     def _compile(self, config: Config, programs: Sequence[str]) -> dict[str, CompilerCheck]:
-        """Figures of programs of a configuration."""
-        shape, most = self._case.shape, self._case.compiled_limit_bytes
+        """Compiles programs of a configuration and checks their memory."""
+        shape, limit = self._case.shape, self._case.compiled_limit_bytes
         answers = compile_programs(config, shape, programs, topology=self._topology, say=self._say)
         found = {}
         for name, report in answers.items():
@@ -270,7 +269,7 @@ class Verifier:
                 phase=PHASE[_kind(name)],
                 report=report,
                 hbm_bytes=total,
-                fits=report.fits and total is not None and total <= most,
+                fits=report.fits and total is not None and total <= limit,
                 estimated_s=program_s(self._case, config, name).expected,
             )
         return found
@@ -279,8 +278,7 @@ class Verifier:
 def largest_programs(config: Config) -> list[str]:
     """The largest program of each phase.
 
-    What copies prompts into slots is left out: it changes the caches where they are, and holds less
-    than the prefill beside them.
+    `fill` is left out: it updates the caches in place and needs less memory than the prefill.
     """
     rows, bucket = config.micro_batch_rows, max(config.prompt_buckets)
     return [
@@ -292,9 +290,9 @@ def largest_programs(config: Config) -> list[str]:
 
 
 def larger_plans(case: PlanCase, config: Config) -> Iterator[tuple[str, Config | None, str]]:
-    """More slots, then larger micro-batches: in words, the configuration, what grows most.
+    """Larger plans: the size in words, the configuration, the program that grows most.
 
-    No configuration where a step has not so much to do.
+    The configuration is None where a step has no more work.
     """
     plan = config.plan
     slots, rows = config.slots // plan.sampler_shards, config.micro_batch_rows
@@ -319,7 +317,7 @@ def larger_plans(case: PlanCase, config: Config) -> Iterator[tuple[str, Config |
 
 
 def program_s(case: PlanCase, config: Config, program: str) -> Seconds:
-    """What one run of one of `largest_programs` is expected to take."""
+    """Expected time of one run of a program of `largest_programs`."""
     model, plan = case.roofline(config), config.plan
     kind, size = _kind(program), int(program.partition(" ")[2])
     if kind == "segment":
@@ -333,9 +331,9 @@ def program_s(case: PlanCase, config: Config, program: str) -> Seconds:
 
 
 def with_compiled_times(step: StepEstimate, programs: Mapping[str, CompilerCheck]) -> StepEstimate:
-    """The step with each phase longer or shorter as its program is by the compiler's estimate.
+    """The step with the times of each phase scaled to the compiler's estimate of its program.
 
-    The limits of the hardware stay, and so does the share by which it may take longer.
+    The low end stays at most the hardware's limit; the relative high end stays.
     """
     seconds = dict(step.seconds)
     for program in programs.values():
@@ -351,10 +349,10 @@ def with_compiled_times(step: StepEstimate, programs: Mapping[str, CompilerCheck
 def _with_compiled_memory(
     case: PlanCase, plan: SizedPlan, programs: Mapping[str, CompilerCheck]
 ) -> PlanCase:
-    """The case with what the compiler said of each phase's memory beside what was estimated."""
+    """The case with the compiled memory of each phase as a multiple of its estimate."""
     ratio: dict[str, float] = {}
     for one in programs.values():
-        # Where it does not fit by itself, what it is said to need may be too little.
+        # If a program does not fit by itself, the reported memory may be too low.
         least = 0.0 if one.fits else _LEAST_OVERSIZE * case.compiled_limit_bytes
         found = max(one.hbm_bytes or 0, least) / plan.memory[one.phase].total
         ratio[one.phase] = max(found, ratio.get(one.phase, 0.0))
@@ -369,7 +367,7 @@ def _kind(program: str) -> str:
     return program.partition(" ")[0]
 
 
-def _needs(program: CompilerCheck) -> str:
+def _needed(program: CompilerCheck) -> str:
     if program.hbm_bytes is None:
-        return "the compiler does not say by how much"
-    return f"={program.hbm_bytes / GIB:.2f} GiB with what is beside it"
+        return "by an unknown amount"
+    return f"={program.hbm_bytes / GIB:.2f} GiB in use on the chip"

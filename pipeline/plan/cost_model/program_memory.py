@@ -1,9 +1,9 @@
-"""What a compiled program holds of a chip, estimated from arrays alone: the analytic model. No JAX.
+"""Analytic model of the memory that a compiled program uses on a chip. No JAX.
 
-Arguments and results are counted exactly. What a program needs besides is arithmetic on the arrays
-that its source makes, with a few constants in front that were fitted to what the TPU compiler says
-of programs for a v5e chip (`python -m launch.bench plan`, which also says how far off it is).
-XLA lays out more while it has room and squeezes near the limit, so none of this is exact.
+Arguments and results are counted exactly. Temporaries are computed from the arrays in the program's
+source with constants fitted to the TPU compiler's reports for v5e chips; `python -m launch.bench
+plan` measures the error. XLA uses more memory where there is room and less near the limit, so the
+model is approximate.
 """
 
 from __future__ import annotations
@@ -17,43 +17,42 @@ from pipeline.contracts.programs import SAMPLER, Devices, devices_of, split_name
 from pipeline.contracts.topology import GIB, HBM_GIB
 
 MemoryParts = dict[str, int]
-"""Bytes of a chip by what they are for."""
+"""Bytes of a chip by part."""
 
 _FLOAT = _INT = 4
 _FAST = 112 * 2**20
-"""A chip's fast memory that what a layer makes stays in, as far as it fits."""
+"""Fast memory of a chip, which holds a layer's intermediate arrays as far as they fit."""
 _SMALL = 64 * 2**20
-"""What a backward pass holds of many small arrays."""
+"""Memory of many small arrays in a backward pass."""
 _LOOP_LAYERS = 1.3
-"""Weights, in layers, that decoding keeps another copy of around its loop."""
+"""Size, in layers, of the second copy of weights around the decode loop."""
 _KEPT_INPUTS = 3
-"""Hidden states of the whole micro-batch that a backward pass has besides each layer's input."""
+"""Hidden states of the whole micro-batch that a backward pass holds besides each layer's input."""
 _WIDE = 3
-"""Arrays of a layer's feed-forward width that exist at a time."""
+"""Arrays of a layer's feed-forward width that exist at the same time."""
 _SCORES = 2
-"""Arrays of attention scores, in float32, that exist at a time."""
+"""Float32 arrays of attention scores that exist at the same time."""
 _GATHERED, _GATHERED_AROUND_LOOPS, _GATHERED_BY_SEGMENTS = 0.9, 0.55, 0.66
-"""Share of the layers whose weights are gathered over fsdp ahead of their use, while there is room;
-the second where a backward pass takes the micro-batch in several parts, the third while a segment
-is decoded."""
+"""Share of the layers whose weights are prefetched over fsdp while there is room: in general, in a
+backward pass that splits the micro-batch, and in a decode segment."""
 _LEAST_GATHERED = 4
-"""Layers that are gathered ahead of their use in any case."""
+"""Layers that are always prefetched."""
 _SAVED, _SAVED_BY_LOOPS = 3.3, 12
-"""Arrays of a layer's feed-forward width that a backward pass without recomputation keeps; the
-second where it takes the micro-batch in several parts, whose loop computes nothing twice."""
-_BLOCK = 512  # queries whose scores exist at a time, as PackedAttention has it
+"""Arrays of a layer's feed-forward width that a backward pass without recomputation saves: in
+general, and where it splits the micro-batch and its loop recomputes nothing."""
+_BLOCK = 512  # queries whose scores exist at the same time, as in PackedAttention
 
 
 @dataclass(frozen=True)
 class ProcessArrays:
-    """What all of a process's programs are made of.
+    """Arrays that the programs of a process are built from, by their bytes.
 
     Attributes:
-        config: the run; all its arrays are set.
-        shape: its model.
+        config: the run, with all sizes.
+        shape: the model.
         devices: the devices of the process.
-        quantization: how the base is kept that its programs multiply with.
-        adapted: whether they take an adapter; no: it is in the base.
+        quantization: quantization of the base weights in its programs.
+        adapted: whether the programs take an adapter; false: it is merged into the base.
     """
 
     config: Config
@@ -64,7 +63,7 @@ class ProcessArrays:
 
     @staticmethod
     def of(config: Config, shape: ModelShape, program: str) -> ProcessArrays:
-        """Of the process that runs a program."""
+        """Arrays of the process that runs a program."""
         devices = devices_of(config, program)
         if split_name(program)[0] not in SAMPLER:
             return ProcessArrays(config, shape, devices, config.model.quantization, adapted=True)
@@ -74,12 +73,12 @@ class ProcessArrays:
 
     @property
     def number(self) -> int:
-        """Bytes of a number of the base's type."""
+        """Bytes of a number of the model's dtype."""
         return DTYPE_BYTES[self.config.model.dtype]
 
     @property
     def adapter(self) -> int:
-        """Bytes of an adapter, which is float32 and on every device."""
+        """Bytes of an adapter, which is float32 and replicated."""
         return _FLOAT * self.shape.adapter_parameters(self.config.lora)
 
     @property
@@ -95,28 +94,28 @@ class ProcessArrays:
 
     @property
     def hidden(self) -> int:
-        """Feed-forward width that a device computes."""
+        """Feed-forward width of a device."""
         return self.shape.hidden // _divides(self.devices.tp, self.shape.hidden)
 
     @property
     def heads(self) -> int:
-        """Query heads that a device computes."""
+        """Query heads of a device."""
         return self.shape.heads // _divides(self.devices.tp, self.shape.heads)
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values that a device keeps."""
+        """Heads of keys and values of a device."""
         return self.shape.kv_heads // _divides(self.devices.tp, self.shape.kv_heads)
 
     def cache(self, positions: int) -> int:
-        """Bytes of keys and values of so many positions in one layer."""
+        """Bytes of the keys and values of `positions` positions in one layer."""
         per_head = 2 * self.shape.head_dim * self.number
         if self.config.plan.kv_cache == "int8":
-            per_head = 2 * (self.shape.head_dim + _FLOAT)  # a byte each, and a scale
+            per_head = 2 * (self.shape.head_dim + _FLOAT)  # a byte per number, and a scale
         return positions * self.kv_heads * per_head
 
     def caches(self, rows: int, positions: int) -> MemoryParts:
-        """Of caches of so many rows of at most so many positions."""
+        """Bytes of the ring caches of `rows` rows of at most `positions` positions."""
         shape = self.shape
         near = min(shape.window, positions)
         return {
@@ -126,25 +125,24 @@ class ProcessArrays:
 
     @property
     def layer(self) -> int:
-        """Bytes of a layer's matrices as they are multiplied: whole along fsdp, not in codes."""
+        """Bytes of a layer's matrices in matrix products: gathered over fsdp and dequantized."""
         return self.shape.layer_bytes(self.config.model.dtype, tp=self.devices.tp)
 
 
 def _divides(parts: int, size: int) -> int:
-    """MemoryParts that an axis is split into: it stays whole where they do not divide it."""
+    """Number of shards of an axis; an axis that `parts` does not divide is replicated."""
     return parts if size % parts == 0 else 1
 
 
 def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryParts:
-    """Bytes of each chip that a program holds while it runs, arguments and results included.
+    """Bytes of a chip that a program uses while it runs, arguments and results included.
 
-    The parts are `base`, `adapter`, `optimizer`, `kv_local`, `kv_global`, `activations`, `head` and
-    `temporaries`; those that a program has nothing of are left out.
+    Parts are those of `memory.PARTS`; parts that a program does not use are absent.
 
     Args:
-        config: the run; all its arrays are set.
-        shape: its model.
-        program: by its name, see `pipeline.plan.cost_model.programs`.
+        config: the run, with all sizes.
+        shape: the model.
+        program: name of the program, see `pipeline.contracts.programs`.
 
     Raises:
         ValueError: if there is no such program.
@@ -159,10 +157,10 @@ def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryPar
 
 
 def _prepared_weights(arrays: ProcessArrays, kind: str, size: int, others: int) -> int:
-    """Weights as they are multiplied, where they are kept otherwise.
+    """Bytes of weights that are dequantized or gathered for matrix products.
 
-    A matrix is computed back from its codes when it is needed. Layers are gathered over fsdp ahead
-    of their use, many of them as long as a chip has room beside the program's `others`.
+    A quantized matrix is dequantized when it is used. Layers are prefetched over fsdp, as many as a
+    chip has room for besides the program's `others` bytes.
     """
     if arrays.devices.fsdp == 1:
         return arrays.layer if arrays.quantization != "none" else 0
@@ -176,10 +174,10 @@ def _prepared_weights(arrays: ProcessArrays, kind: str, size: int, others: int) 
 
 
 def slots_memory(arrays: ProcessArrays, slots: int) -> MemoryParts:
-    """Of the slots of a sampler and of what was drawn in them; `slots` over all devices."""
+    """Memory of a sampler's `slots` slots over all devices, and of their tokens."""
     rollout, local = arrays.config.rollout, slots // arrays.devices.shards
-    drawn = (3 if rollout.truncates else 2) * _FLOAT * rollout.max_new_tokens
-    return {**arrays.caches(local, rollout.max_tokens), "temporaries": local * drawn}
+    tokens = (3 if rollout.truncates else 2) * _FLOAT * rollout.max_new_tokens
+    return {**arrays.caches(local, rollout.max_tokens), "temporaries": local * tokens}
 
 
 def _empty(arrays: ProcessArrays, _: int) -> MemoryParts:
@@ -205,12 +203,12 @@ def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
     state, steps = slots_memory(arrays, slots), config.segment_steps
     recent = local * shape.layers * arrays.cache(steps)
-    # While a layer's ring takes up what is recent there is a copy of it.
+    # While recent positions are flushed to a layer's ring cache, a copy of the ring exists.
     longest = config.rollout.max_tokens
     if not shape.global_layers:
         longest = min(shape.window, longest)
     flushed = local * arrays.cache(longest)
-    # The adapter in the base's type, and weights that are laid out anew.
+    # The adapter in the model's dtype, and weights in another layout.
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0
     scores = local * arrays.heads * (config.rollout.max_tokens + steps) * _FLOAT
@@ -250,7 +248,7 @@ def _gradient(arrays: ProcessArrays, rows: int) -> MemoryParts:
     reference = tokens * _top(config) if config.learner.uses_reference_top_k else 0
     return {
         **_weights(arrays),
-        # What is added to, and what is added.
+        # The accumulated gradient and the one to add.
         "optimizer": 2 * arrays.adapter,
         "activations": tokens * kept + part,
         "head": _logits(arrays, tokens) + reference,
@@ -280,7 +278,7 @@ def _weights(arrays: ProcessArrays) -> MemoryParts:
 
 
 def _forward(arrays: ProcessArrays, rows: int, seq: int, *, block: int) -> int:
-    """What a layer makes of so many rows at a time besides what it is given and returns."""
+    """Bytes of a layer's intermediate arrays for `rows` rows, without its input and output."""
     shape = arrays.shape
     wide = _WIDE * arrays.hidden + 2 * shape.embed + 2 * arrays.heads * shape.head_dim
     scores = rows * arrays.heads * block * seq * _FLOAT
@@ -293,32 +291,32 @@ def _local_rows(arrays: ProcessArrays, rows: int) -> int:
 
 
 def _rows_together(arrays: ProcessArrays, rows: int) -> int:
-    """Rows that a layer works on at a time in the gradient, as MemoryParts.of has it."""
+    """Rows that a layer of the gradient program processes together (`plan.layer_tokens`)."""
     local = _local_rows(arrays, rows)
     most = max(1, arrays.config.plan.layer_tokens // arrays.config.row_tokens)
     return max(size for size in range(1, local + 1) if local % size == 0 and size <= most)
 
 
 def _saved(arrays: ProcessArrays, *, in_parts: bool) -> int:
-    """Numbers that a layer keeps of a position for the backward pass, besides its input."""
+    """Numbers per position that a layer saves for the backward pass, besides its input."""
     shape, remat = arrays.shape, arrays.config.plan.remat
     if remat == "none":
         return int((_SAVED_BY_LOOPS if in_parts else _SAVED) * arrays.hidden)
     if remat == "dots":
         attention = arrays.heads * shape.head_dim + 2 * arrays.kv_heads * shape.head_dim
-        # The product with a matrix, and the one with its adapter, which is added to it.
+        # The matrix product, and that of the adapter, which is added to it.
         return 2 * (attention + 2 * arrays.hidden + 2 * shape.embed)
     return 0
 
 
 def _logits(arrays: ProcessArrays, tokens: int) -> int:
-    """Of a block of positions and vocabulary, in float32."""
+    """Bytes of a float32 block of positions and vocabulary."""
     plan, devices = arrays.config.plan, arrays.devices
     vocab = min(plan.head_vocab, arrays.shape.vocab // (devices.fsdp * devices.tp))
     return min(plan.head_tokens, tokens) * vocab * _FLOAT
 
 
 def _top(config: Config) -> int:
-    """Bytes of what is kept of the likeliest tokens of a position."""
+    """Bytes of a position's reference top k."""
     number = DTYPE_BYTES[config.learner.top_k_dtype]
     return config.learner.kl_top_k * (number + _INT) + _FLOAT

@@ -1,4 +1,4 @@
-"""Cores are counted on every system."""
+"""Number of cores, on every system."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pipeline.contracts.builds import cores
 from pipeline.plan import speed_cache
 
 
-def test_cores_are_those_that_the_process_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_those_of_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
     assert cores() == 3
 
 
-def test_a_system_that_binds_no_process_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_affinity_counts_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert cores() == 7

@@ -13,7 +13,7 @@ from configs.schema import Config
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import Beginning
-from pipeline.plan.forecast import SHARE, share_s
+from pipeline.plan.forecast import CALIBRATION_SHARE, calibration_share_s
 from pipeline.plan.size_choice import SizeLadder
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.plan.calibrating import ROOT, ROW, Device, Small, cache, chosen, config, start
@@ -116,7 +116,7 @@ def test_the_share_of_the_budget_is_kept(tmp_path: Path):
             learner__schedule="constant",
             **changes,
         )
-        assert share_s(run.config) == pytest.approx(share * budget)
+        assert calibration_share_s(run.config) == pytest.approx(share * budget)
         began = 10.0  # the start itself
         run.run()
         assert began < run.device.clock.seconds <= began + share * budget
@@ -174,10 +174,10 @@ def test_speeds_are_the_same_behind_json():
 
 
 def test_the_default_share_is_a_fiftieth(tmp_path: Path):
-    assert share_s(config(tmp_path)) == SHARE * 3600 == 72
+    assert calibration_share_s(config(tmp_path)) == CALIBRATION_SHARE * 3600 == 72
     until = {"budget__steps": "none", "budget__until": "2030-01-01T10:00+00:00"}
     dated = config(tmp_path, learner__schedule="constant", **until)
     end = dated.budget.until_s
     assert end is not None
-    assert share_s(dated, now_s=end - 7200) == 144
-    assert share_s(dated, now_s=end + 1) == 0
+    assert calibration_share_s(dated, now_s=end - 7200) == 144
+    assert calibration_share_s(dated, now_s=end + 1) == 0

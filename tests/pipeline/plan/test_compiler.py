@@ -1,4 +1,4 @@
-"""What is asked of the TPU compiler, under what its answers are kept, and the compiler itself."""
+"""Compiler requests, the cache keys of reports, and the compiler itself."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_another_program_has_another_key(program, setting, value):
         ("apply", {"plan__slots": 256}),
     ],
 )
-def test_what_does_not_matter_changes_no_key(program, settings):
+def test_irrelevant_settings_keep_the_key(program, settings):
     assert key_of(program, **settings) == key_of(program)
 
 
@@ -107,18 +107,16 @@ def test_model_sources_and_versions_count(monkeypatch):
     assert key_of("segment 64") != before
 
 
-DECIDE_NOTHING = {
-    *("pipeline/cores.py", "pipeline/data/order.py", "pipeline/datatypes.py"),
-    "pipeline/plan/building.py",
-    *("pipeline/model_files/hf_folder.py", "pipeline/model_files/model_source.py"),
-    *(f"pipeline/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
-    *("pipeline/text/sentencepieces.py", "pipeline/text/tokenizer_json.py"),
+IRRELEVANT = {
+    *("pipeline/contracts/builds.py", "pipeline/contracts/rollouts.py"),
+    *("pipeline/inputs/dataset/order.py", "pipeline/inputs/hub/hf_folder.py"),
+    *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
 }
-"""What programs import of the project, and are the same with another version of."""
+"""Files that programs import but that do not change what is compiled."""
 
 
 @pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
-def test_all_that_decides_a_program_counts(which, folder):
+def test_every_source_of_a_program_is_hashed(which, folder):
     top = PRESETS.parent
     found, left = set(), [f"pipeline/compute/{folder}/programs.py"]
     while left:
@@ -128,8 +126,8 @@ def test_all_that_decides_a_program_counts(which, folder):
             left += imported(top, path)
     hashed = {path for pattern in compiler._SOURCES[which] for path in top.glob(pattern)}
     names = {str(path.relative_to(top)) for path in hashed}
-    assert found - names <= DECIDE_NOTHING
-    assert not DECIDE_NOTHING & names
+    assert found - names <= IRRELEVANT
+    assert not IRRELEVANT & names
 
 
 def imported(top, path):
@@ -168,26 +166,26 @@ def test_programs_of_a_run():
 
 @pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
 def test_no_such_program(name):
-    with pytest.raises(ValueError, match="is no program of a run; there are empty, prefill N"):
+    with pytest.raises(ValueError, match="the programs are empty, prefill N"):
         compile_programs(preset(), SHAPE, [name])
 
 
-def test_more_chips_than_there_are():
+def test_a_program_with_too_many_chips_is_refused():
     with pytest.raises(ValueError, match="runs on 8 devices; v5e:2x2 has 4"):
         compile_programs(preset(), SHAPE, ["apply"], topology="v5e:2x2")
-    with pytest.raises(ValueError, match="compiled for are v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
+    with pytest.raises(ValueError, match="compiled for v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
         compile_programs(preset(), SHAPE, ["apply"], topology="v5e:3x3")
 
 
 def test_without_the_compiler(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(NoCompiler, match="the TPU compiler is not here: it is the package libtpu"):
+    with pytest.raises(NoCompiler, match="the TPU compiler is missing: install the package libtpu"):
         compile_programs(preset(), SHAPE, ["apply"])
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What a compiler was asked that answers at once."""
+    """Requests to a fake compiler that answers at once."""
     programs_asked = []
 
     def answers(_config, _shape, programs, **_settings):
@@ -199,7 +197,7 @@ def asked(monkeypatch):
     return programs_asked
 
 
-def test_what_was_answered_is_not_asked_again(asked):
+def test_cached_reports_are_not_compiled_again(asked):
     first = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
     assert uncached(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
     again = compile_programs(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
@@ -212,7 +210,7 @@ def test_what_was_answered_is_not_asked_again(asked):
 
 
 @pytest.mark.parametrize("damage", [lambda _: "{", lambda text: text.replace("3221", "3222", 1)])
-def test_a_damaged_answer_is_asked_for_again(asked, tmp_path, damage):
+def test_a_damaged_report_is_compiled_again(asked, tmp_path, damage):
     compile_programs(preset(), SHAPE, ["apply"])
     (kept,) = (tmp_path / "cache/plans").iterdir()
     assert damage(kept.read_text()) != kept.read_text()
@@ -221,7 +219,7 @@ def test_a_damaged_answer_is_asked_for_again(asked, tmp_path, damage):
     assert asked == ["apply", "apply"]
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_nothing(asked, tmp_path, monkeypatch):
+def test_an_unwritable_folder_caches_nothing(asked, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "file"))
     found = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
@@ -231,7 +229,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(asked, tmp_path, monke
 
 @pytest.mark.slow
 def test_the_compiler_itself():
-    """Demo-sized programs for v5e chips; one that cannot fit; failures are told."""
+    """Demo-sized programs for v5e chips; one that cannot fit; failures are reported."""
     config = load_config(PRESETS / "demo.toml", [("plan.segment_steps", "4")])
     shape = shape_of(config)
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What becomes of the budget: every second counted once, and what is written."""
+"""The forecast: every second is counted once, and what is written to disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_time_budget_is_used_and_kept(hours: int) -> None:
         assert outcome.wall_s == pytest.approx(sum(outcome.spent_s.values()))
         assert outcome.wall_s <= 3600 * hours
         step_s = getattr(plan.step.total, pace)
-        # What is left is the margin, and less than a step.
+        # The rest is the safety margin and less than a step.
         end_s = outcome.spent_s["tests"] / 2 + outcome.spent_s["validation"]
         margin_s = (SAFETY - 1) * (end_s + outcome.spent_s["export"]) + (SAFETY + 2) * step_s
         assert outcome.wall_s >= 3600 * hours - margin_s
@@ -72,7 +72,7 @@ def test_a_warm_start_is_paid_from_the_budget() -> None:
     assert cold.outcomes["expected"].spent_s["SFT phase"] == 0
     assert warm.grpo_steps == warm.outcomes["expected"].steps - 50
     assert warm.grpo_steps < cold.grpo_steps
-    # Imitation and what applies it; a small micro-batch is a full one here.
+    # SFT gradients and the update; a small micro-batch is a full one here.
     assert warm.programs == cold.programs + 2
 
 
@@ -134,7 +134,8 @@ def test_a_cpus_seconds_of_compiling_hold_what_was_measured(
     given = case(load_config(PROJECT / "configs/demo.toml"))
     found = forecast(given, choose_placement(given).chosen)
     assert found.programs == 21
-    # One after the other 35 s; 101 s by a run beside other programs (2026-11-22, two cores).
+    # One after the other 35 s; measured 101 s by a run beside other programs (2026-11-22, two
+    # cores).
     assert found.compile.expected == pytest.approx(35, rel=0.1)
     assert found.compile.high > 101
 
@@ -148,7 +149,7 @@ def test_measuring_sizes_is_paid_from_the_budget() -> None:
 
     none, some, more = (steps(("plan.calibration_share", s)) for s in ("0.0", "0.005", "0.02"))
     assert none > some > more
-    assert more == steps()  # the default
+    assert more == steps()  # default
     found = planned(*FREE_9H, ("plan.calibration_share", "0.005"))
     assert found.share_s == 0.005 * 9 * 3600
     assert found.outcomes["expected"].spent_s["calibration"] == found.share_s

@@ -1,4 +1,4 @@
-"""What the verifier does with a compiler's answers; the compiler is one that is made up here."""
+"""The verifier's search, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from tests.pipeline.plan.presets import FREE, case, preset
 
 @dataclass
 class Compiler:
-    """Says `ratio` times what is estimated, and `speed` times the seconds; by kind of program.
+    """Reports `ratio` times the estimated memory and `speed` times the estimated seconds, by kind.
 
-    What does not fit by itself, or has more than `most_slots`, is refused, if `silent` without a
-    number.
+    A program that does not fit by itself, or has more than `most_slots`, is refused; with `silent`
+    without its size.
     """
 
     case: PlanCase
@@ -121,7 +121,7 @@ def test_a_plan_that_fits_is_compiled_once_for_each_phase(monkeypatch: pytest.Mo
     assert tokens.fits is None  # not worth a compilation
 
 
-def test_the_compilers_seconds_stand_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_times_replace_estimates_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     given = case(preset("gemma3_1b", *FREE))
     plan = choose_placement(given).chosen
     found, _ = verified(given, monkeypatch, speed={"segment": 2.0, "gradient": 0.1})
@@ -133,14 +133,14 @@ def test_the_compilers_seconds_stand_in_the_step(monkeypatch: pytest.MonkeyPatch
     assert after["score"] == before["score"]
 
 
-def test_it_goes_down_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_shrink_until_the_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     given = case(preset("gemma3_4b", *FREE))
     plan = choose_placement(given).chosen
     found, compiler = verified(given, monkeypatch, ratio={"gradient": 1.5})
     assert found.plan.fits
     assert all(one.fits for one in found.programs.values())
     assert found.searched[0].startswith(f"{compiler.asked[0]} does not fit: ")
-    assert re.search(r"does not fit: =[\d.]+ GiB with what is beside it$", found.searched[0])
+    assert re.search(r"does not fit: =[\d.]+ GiB in use on the chip$", found.searched[0])
     changed = found.plan.config.plan
     assert (changed.micro_batch_tokens, changed.remat) != (
         plan.config.plan.micro_batch_tokens,
@@ -160,19 +160,19 @@ def test_too_many_slots_cost_slots(silent: bool, monkeypatch: pytest.MonkeyPatch
     assert found.plan.config.slots < plan.config.slots
     assert found.plan.config.micro_batch_rows == plan.config.micro_batch_rows
     if silent:
-        assert "the compiler does not say by how much" in found.searched[0]
+        assert "does not fit: by an unknown amount" in found.searched[0]
 
 
-def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_a_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     given = case(preset("gemma3_4b", *FREE))
     found, compiler = verified(given, monkeypatch, ratio=dict.fromkeys(verify.PHASE, 9.0))
     assert not found.plan.fits
     assert found.larger == ()
-    assert found.searched[-1] == "nothing smaller is expected to fit"
+    assert found.searched[-1] == "no smaller sizes are expected to fit"
     assert len(compiler.asked) <= MAX_COMPILATIONS
 
 
-def test_another_placement_takes_the_place_of_one_that_does_not_fit(
+def test_another_placement_replaces_one_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = case(preset("gemma3_4b", *FREE))
@@ -192,7 +192,7 @@ def test_another_placement_takes_the_place_of_one_that_does_not_fit(
     found = Verifier(given, say=lambda _: None).verify(choice.chosen, others=whole)
     assert found.plan.fits
     assert found.plan.name == whole[0].name
-    assert f"next is {whole[0].name}" in found.searched
+    assert f"next placement: {whole[0].name}" in found.searched
     assert found.compilations <= MAX_COMPILATIONS
 
 
@@ -205,7 +205,7 @@ def test_fixed_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def configured(slots: int) -> tuple[PlanCase, SizedPlan]:
-    """A base on each chip, of a little less memory, with so many slots."""
+    """A base on each chip of slightly less memory, with `slots` slots."""
     bounded = [("plan.fixed", "false"), ("plan.micro_batch_tokens", "16384")]
     given = case(preset("gemma3_4b", *bounded, ("plan.slots", "none")))
     chip = replace(given.topology.chip, hbm_gib=14.0)
@@ -215,17 +215,17 @@ def configured(slots: int) -> tuple[PlanCase, SizedPlan]:
     return tight, estimate_plan(tight, own.name, small, configured=True)
 
 
-def test_what_is_larger_and_better_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_and_faster_plans_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     tight, small = configured(slots=64)
     Compiler(tight, {"segment": 0.7, "prefill": 0.7}).put(monkeypatch)
     found = Verifier(tight, say=lambda _: None).verify(small)
     assert found.plan.config.slots > 64
-    assert any(line.endswith("fits and is better: taken") for line in found.searched)
+    assert any(line.endswith("fits and is faster: taken") for line in found.searched)
     assert all(one.gain < MIN_GAIN or one.fits is not True for one in found.larger)
     assert found.compilations <= MAX_COMPILATIONS
 
 
-def test_what_is_larger_is_not_taken_where_another_program_does_not_fit(
+def test_a_larger_plan_is_not_taken_if_another_program_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tight, small = configured(slots=64)
@@ -250,7 +250,7 @@ def test_what_is_larger_is_not_taken_where_another_program_does_not_fit(
     assert found.searched[0].startswith(f"{slots.what}: {slots.program} does not fit: ")
 
 
-def test_it_stops_at_the_most_compilations_and_goes_on_from_what_is_known(
+def test_it_stops_at_the_compilation_limit_and_resumes_from_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tight, small = configured(slots=8)
@@ -262,15 +262,15 @@ def test_it_stops_at_the_most_compilations_and_goes_on_from_what_is_known(
     assert first.larger[0].gain >= MIN_GAIN
     assert first.larger[0].fits is None
     assert first.searched[-1] == (
-        f"stopped after {MAX_COMPILATIONS} compilations of at most {MAX_COMPILATIONS}: whether "
-        f"{first.larger[0].what} fits is not known"
+        f"stopped after {MAX_COMPILATIONS} of at most {MAX_COMPILATIONS} compilations: it is "
+        f"unknown whether {first.larger[0].what} fits"
     )
     again = Verifier(tight, say=lambda _: None).verify(small)
     assert again.plan.config.slots > first.plan.config.slots
     assert again.compilations == len(compiler.asked) - MAX_COMPILATIONS <= MAX_COMPILATIONS
 
 
-def test_where_it_is_not_said_by_how_much_the_next_smaller_is_tried(
+def test_without_a_reported_size_the_next_smaller_plan_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tight, plan = configured(slots=160)
@@ -283,21 +283,21 @@ def test_where_it_is_not_said_by_how_much_the_next_smaller_is_tried(
     assert not any(one.fits for one in found.larger if one.gain >= MIN_GAIN)
 
 
-def test_a_search_that_ends_before_anything_fits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_ends_before_a_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     tight, plan = configured(slots=160)
     Compiler(tight, {"segment": 0.7}, silent=True, most_slots=8).put(monkeypatch)
     found = Verifier(tight, say=lambda _: None).verify(plan)
     assert not found.plan.fits
     assert found.compilations <= MAX_COMPILATIONS
     assert re.fullmatch(
-        rf"stopped after \d compilations of at most {MAX_COMPILATIONS}: whether \d+ slots, "
-        "micro-batches of 16384 tokens fits is not known",
+        rf"stopped after \d of at most {MAX_COMPILATIONS} compilations: it is unknown whether "
+        r"\d+ slots, micro-batches of 16384 tokens fits",
         found.searched[-1],
     )
 
 
 def test_the_next_larger_is_a_quarter_more() -> None:
-    given = case(preset("gemma3_4b"))  # 128 slots for 256 rollouts, a row on each chip
+    given = case(preset("gemma3_4b"))  # 128 slots for 256 rollouts, one row on each chip
     (slots, more, program), (tokens, longer, gradient) = larger_plans(given, given.config)
     assert (slots, program) == ("160 slots", "segment 160")
     assert (tokens, gradient) == ("micro-batches of 32768 tokens", "gradient 16")
@@ -316,7 +316,7 @@ def test_a_phase_takes_as_much_longer_as_its_program() -> None:
     assert found.tokens_per_s < step.tokens_per_s
 
 
-def test_without_a_compiler_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object, **__: object) -> dict[str, CompilerReport]:
         raise NoCompiler("none here")
 

@@ -1,4 +1,4 @@
-"""The analytic model of memory: by hand, against the caches themselves, and how it moves."""
+"""The analytic memory model: by hand, against the caches themselves, and its monotonicity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHAPE = read_model_shape(
         "vocab_size": 262_144,
     }
 )
-"""gemma3-1b's."""
+"""Fields of gemma3-1b."""
 BASE = 2 * 999_885_952
 ADAPTER = 4 * 25_133_056
 
@@ -69,7 +69,7 @@ def test_caches_by_hand():
 
 def test_caches_in_8_bits_by_hand():
     parts = program_memory(preset(plan__kv_cache="int8"), SHAPE, "segment 512")
-    # A byte a number, and a float32 scale for each key and each value.
+    # A byte per number, and a float32 scale per key and per value.
     assert parts["kv_local"] == 64 * 22 * 512 * 2 * (256 + 4)
 
 
@@ -91,24 +91,24 @@ def test_the_gradient_by_hand():
     parts = program_memory(preset(), SHAPE, "gradient 8")
     assert parts["base"] == BASE
     assert parts["adapter"] == ADAPTER
-    # The sum so far and what is added.
+    # The accumulated gradient and the one to add.
     assert parts["optimizer"] == 2 * ADAPTER
     # The inputs of 26 layers and three more arrays, each of 2,048 positions x 1,152 numbers; one
     # layer's arrays: three of the feed-forward width, two of the model's and two of all heads'; two
-    # of scores, 4 heads x 512 queries x 2,048 keys in float32; of these what fast memory is short.
+    # of scores, 4 heads x 512 queries x 2,048 keys in float32; minus what fits fast memory.
     inputs = 29 * 2048 * 1152 * 2
     layer = 2048 * (3 * 6912 + 2 * 1152 + 2 * 4 * 256) * 2
     scores = 2 * 4 * 512 * 2048 * 4
     assert parts["activations"] == inputs + layer + scores - 112 * 2**20
 
 
-def test_what_stays_in_fast_memory_takes_none():
+def test_arrays_in_fast_memory_take_no_hbm():
     config = preset(plan__micro_batch_tokens=65_536, plan__row_tokens=1024)
     assert program_memory(config, SHAPE, "score 8")["activations"] == 0
     assert program_memory(config, SHAPE, "score 64")["activations"] > 2 * 8192 * 6912 * 2
 
 
-def test_what_is_beside_by_hand():
+def test_memory_beside_a_program_by_hand():
     config = preset()
     learner = memory_beside(config, SHAPE, "gradient 8")
     assert learner["optimizer"] == 2 * ADAPTER
@@ -121,7 +121,7 @@ def test_what_is_beside_by_hand():
     assert memory_beside(config, SHAPE, "segment 512")["kv_global"] == prompts["kv_global"]
 
 
-def test_further_adapters_are_beside():
+def test_further_adapters_count_beside_a_program():
     kept = preset(learner__kl_coef=0.1, lora__start="/an/adapter")
     teacher = preset(learner__teacher="/a/teacher", learner__distill_coef=0.5)
     for config in (kept, teacher):
@@ -129,7 +129,7 @@ def test_further_adapters_are_beside():
 
 
 @pytest.mark.parametrize("kind", ["merged", "int8", "int8_matmul"])
-def test_a_copy_for_rollouts_is_there_in_both_phases(kind):
+def test_the_weight_copy_counts_in_both_phases(kind):
     config = preset(plan__rollout_weights=kind, learner__importance_cap=2.0)
     layers = 26 * 2 * SHAPE.layer_parameters
     drawing = memory_during(config, SHAPE, "segment 512", phase="decode").parts
@@ -138,13 +138,13 @@ def test_a_copy_for_rollouts_is_there_in_both_phases(kind):
     assert drawing["base"] == copy + layers
     if kind == "merged":
         assert learning["base"] == BASE + layers
-        # The learner's, and the zeros that stand for none: the sampler's is in its weights.
+        # The learner's adapter and the zero one for the reference; the sampler's is merged.
         assert drawing["adapter"] == 2 * ADAPTER
     else:
         assert BASE < learning["base"] < BASE + layers
 
 
-def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
+def test_a_separate_sampler_holds_nothing_of_the_learner():
     split = {
         "plan__placement": "split",
         "plan__samplers": 4,
@@ -160,7 +160,7 @@ def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_are_told_by_phase_and_fit(name):
+def test_presets_fit_in_every_phase(name):
     config = preset(name)
     found = estimate_memory(config, shape_of(config))
     assert list(found) == ["prefill", "decode", "score", "update", "colocated"]
@@ -174,7 +174,7 @@ def test_presets_are_told_by_phase_and_fit(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_program_of_a_run_is_known(name):
+def test_every_program_of_a_run_has_an_estimate(name):
     config = preset(name)
     for program in programs_of(config):
         assert total(config, program, shape_of(config)) > 0
@@ -187,7 +187,7 @@ def test_more_slots_hold_more(slots, more):
     many = preset(plan__slots=8 * (slots + more), plan__slot_buckets=[])
     small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
     assert small < large
-    # By their caches and something more.
+    # By their caches and a little more.
     row = (22 * 512 + 4 * 1024) * 1024
     assert row * more < large - small < 1.5 * row * more
 
@@ -211,7 +211,7 @@ def test_more_rows_hold_more(kind, rows, more):
         ("prefill 320", {"plan__prefill_tokens": 1024}, {}),
         ("gradient 8", {"plan__remat": "offload"}, {}),
         ("gradient 8", {}, {"plan__remat": "dots"}),
-        # Where a loop takes the rows: there nothing is computed twice, and everything is kept.
+        # Where a loop splits the rows, nothing is recomputed and everything is saved.
         ("gradient 32", {"plan__remat": "dots"}, {"plan__remat": "none"}),
         ("gradient 8", {"lora__rank": 8}, {}),
         ("gradient 8", {"learner__kl": "k3"}, {}),
@@ -223,21 +223,21 @@ def test_more_rows_hold_more(kind, rows, more):
         ),
     ],
 )
-def test_settings_do_what_they_say(program, less, more):
+def test_settings_change_memory_as_documented(program, less, more):
     assert total(preset(**less), program) < total(preset(**more), program)
 
 
-def test_weights_that_are_split_take_less():
+def test_sharded_weights_take_less():
     whole, shape = preset("gemma3_4b"), shape_of(preset("gemma3_4b"))
     split = preset("gemma3_4b", plan__fsdp=8)
     parts = program_memory(split, shape, "gradient 8")
     assert parts["base"] < program_memory(whole, shape, "gradient 8")["base"] / 7.9
-    # Most layers are gathered ahead of their use.
+    # Most layers are prefetched.
     gathered = parts["temporaries"] - program_memory(whole, shape, "gradient 8")["temporaries"]
     assert gathered == 30 * 2 * shape.layer_parameters
 
 
-def test_layers_are_gathered_ahead_while_there_is_room():
+def test_layers_are_prefetched_while_there_is_room():
     shape = shape_of(preset("gemma3_4b"))
     layer = 2 * shape.layer_parameters
 
@@ -251,7 +251,7 @@ def test_layers_are_gathered_ahead_while_there_is_room():
         ]
         return (parts[0]["temporaries"] - parts[1]["temporaries"]) / layer
 
-    # In one part all the way; around loops fewer; where the micro-batch leaves no room, four.
+    # In one part everything is prefetched; around loops fewer layers; without room four.
     assert [gathered(rows) for rows in (8, 32, 400)] == [30, 18, 4]
 
 
@@ -259,7 +259,7 @@ def test_tp_splits_heads_where_it_can():
     shape = shape_of(preset("gemma3_4b"))
     whole = program_memory(preset("gemma3_4b"), shape, "empty")
     halves = program_memory(preset("gemma3_4b", plan__tp=2), shape, "empty")
-    # Twice the rows on a chip, of each half of the heads.
+    # Twice the rows on a chip, each with half of the heads.
     assert halves["kv_local"] == whole["kv_local"]
     one_head = program_memory(preset(plan__tp=2), SHAPE, "empty")
     assert one_head["kv_local"] == 2 * program_memory(preset(), SHAPE, "empty")["kv_local"]

@@ -30,7 +30,7 @@ FEW: dict[str, Any] = {"plan": {"slot_buckets": (1,)}}
 
 
 def compiled(config: Config, layers: tuple[str, ...]) -> list[str]:
-    """Names from the logs of a real sampler and a real learner."""
+    """Names from the build logs of a real sampler and a real learner."""
     hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
     policy = tiny.make_policy(**hf)
     base = tiny.make_base(policy)

@@ -1,4 +1,4 @@
-"""What is chosen, and why nothing else: by the estimates, so only they are tested here."""
+"""The choice of placement and sizes by estimates, and the first sizes of a run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ MODELS = [name.split("/")[1].partition("_gsm8k")[0] for name in presets() if "gs
 
 
 def small_chip(config: PlanCase, gib: float) -> PlanCase:
-    """The same on chips with less memory."""
+    """The same case on chips with less memory."""
     chip = replace(config.topology.chip, hbm_gib=gib)
     return replace(config, topology=replace(config.topology, chip=chip))
 
 
 @given(most=st.integers(1, 3000), aligned=st.booleans())
-def test_a_ladder_rises_by_about_a_quarter(most: int, aligned: bool) -> None:
+def test_sizes_grow_by_about_a_quarter(most: int, aligned: bool) -> None:
     found = sizes_up_to(most, aligned=aligned)
     assert found[-1] == most
     assert found == sorted(set(found))
@@ -60,7 +60,7 @@ def test_a_ladder_rises_by_about_a_quarter(most: int, aligned: bool) -> None:
 
 
 @given(size=st.integers(1, 5000))
-def test_any_size_has_a_larger_one_that_suits_slots(size: int) -> None:
+def test_every_size_has_a_larger_aligned_one(size: int) -> None:
     found = next_larger(size)
     assert max(size + 1, 1.06 * size) <= found <= max(size + 1, 1.42 * size)
     while found > 16:
@@ -73,7 +73,7 @@ def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
     assert max_useful_slots(config) == 64  # 512 rollouts on 8 chips
     assert max_useful_rows(config, case(config).lengths) == 14
     odd = with_plan(config, {"placement": "split", "samplers": 7, "learner_devices": 1})
-    assert max_useful_slots(odd) == 80  # five of 32 prompts at most, 16 rollouts each
+    assert max_useful_slots(odd) == 80  # five samplers with 32 prompts at most, 16 rollouts each
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -93,7 +93,7 @@ def test_every_preset_has_a_plan(model: str) -> None:
         <= (1 + MIN_GAIN) * found.chosen.step.tokens_per_s
     )
     for one in found.compared:
-        assert validated(one.config) == one.config  # a run would take it
+        assert validated(one.config) == one.config  # a run accepts it
 
 
 def test_replicated_wins_for_a_base_that_is_small() -> None:
@@ -121,10 +121,10 @@ def test_given_sizes_are_bounds_where_they_are_planned() -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
+def test_every_preset_has_a_plan_on_every_topology(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(PROJECT)  # the demo's model is named from there
+    monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
     config = load_config(name)
     own = config.plan
     assert own.slots is not None
@@ -150,7 +150,7 @@ def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
             plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1
         ]
         assert {plan.learner_devices for plan in whole} == {chips}, topology
-        for plan in places:  # the preset's bounds, for each device
+        for plan in places:  # the preset's bounds, per device
             slots, tokens = plan.slots, plan.micro_batch_tokens
             assert slots is not None
             assert tokens is not None
@@ -158,9 +158,9 @@ def test_every_preset_has_a_plan_on_everything_that_can_be_asked_for(
             assert tokens * 8 <= own.micro_batch_tokens * plan.learner_devices
 
 
-def test_placements_that_a_run_would_refuse_are_left_out() -> None:
+def test_placements_that_a_run_refuses_are_left_out() -> None:
     few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "4")]
-    # Of the 8 rollouts of a sampler none could be cut; of the 32 of a single one some can.
+    # Of a sampler's 8 rollouts none can be truncated; of the 32 of a single sampler some can.
     cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("learner.importance_cap", "2")]
     config = preset("gemma3_1b", *FREE, *few)
     split = {one.config.plan.placement for one in choose_placement(case(config)).compared}
@@ -171,7 +171,7 @@ def test_placements_that_a_run_would_refuse_are_left_out() -> None:
     }
 
 
-def test_where_a_run_would_refuse_all_placements_it_is_told_why() -> None:
+def test_the_reason_is_reported_if_a_run_refuses_all_placements() -> None:
     split = [("plan.placement", "split"), ("plan.samplers", "1"), ("plan.sampler_devices", "4")]
     few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "2")]
     cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("rollout.ahead", "one")]
@@ -182,7 +182,7 @@ def test_where_a_run_would_refuse_all_placements_it_is_told_why() -> None:
         choose_placement(case(config, "v5e-4"))
 
 
-def test_only_a_step_ahead_has_no_placement_and_is_told_so() -> None:
+def test_rollout_ahead_without_a_split_placement_is_refused() -> None:
     split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
     ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "3")]
     config = preset("gemma3_1b", *split, *ahead)
@@ -192,7 +192,7 @@ def test_only_a_step_ahead_has_no_placement_and_is_told_so() -> None:
             choose_placement(case(config, topology))
 
 
-def test_what_is_chosen_is_the_least_that_is_as_good() -> None:
+def test_of_equally_fast_plans_the_smallest_is_chosen() -> None:
     given_ = case(preset("gemma3_1b", *FREE))
     plan = choose_placement(given_).chosen
     slots, tokens = plan.config.slots, plan.config.micro_batch_rows * 2048
@@ -227,7 +227,7 @@ def test_a_run_plans_within_its_own_placement() -> None:
     )  # another placement is better
 
 
-def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
+def test_compiled_memory_replaces_the_reserve() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     free = planned_sizes(given_)
     low = planned_sizes(replace(given_, memory_ratio={"prefill": 1.5, "decode": 1.5}))
@@ -235,7 +235,7 @@ def test_what_was_learned_counts_in_place_of_the_reserve() -> None:
     assert low.micro_batch_tokens == free.micro_batch_tokens
 
 
-def test_what_fits_nowhere_is_what_comes_closest() -> None:
+def test_without_a_fit_the_closest_plan_is_chosen() -> None:
     given_ = small_chip(case(preset("gemma3_4b", ("plan.fixed", "false")), "v5e-1"), 8.0)
     found = choose_placement(given_).chosen
     assert not found.fits
@@ -245,7 +245,7 @@ def test_what_fits_nowhere_is_what_comes_closest() -> None:
         config = with_plan(found.config, {**smallest, "remat": remat})
         totals[remat] = estimate_memory(config, given_.shape)["update"].total
     assert found.memory["update"].total == min(totals.values()) < totals["dots"] / 1.5
-    # Of placements, too: a quarter of the base is closer than all of it.
+    # Among placements, too: a quarter of the base is closer than all of it.
     several = choose_placement(small_chip(case(preset("gemma3_4b", *FREE)), 0.5))
     totals_ = [one.fullest.total for one in several.compared]
     assert totals_ == sorted(totals_)
@@ -261,13 +261,13 @@ def test_fewer_slots_have_fewer_slot_buckets() -> None:
     assert plan_again(given_, plan) == plan
 
 
-def test_what_is_fixed_stays_so_in_another_case() -> None:
+def test_fixed_sizes_stay_in_another_case() -> None:
     given_ = case(preset("gemma3_1b", ("plan.slots", "64")))
     plan = choose_placement(given_).chosen
     assert plan_again(small_chip(given_, 100.0), plan).config == plan.config
 
 
-def test_what_is_configured_stays_so_however_often_it_is_planned_again() -> None:
+def test_the_configured_plan_stays_configured_when_planned_again() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     plan = next(one for one in choose_placement(given_).compared if one.configured)
     for ratio in (1.3, 1.5):

@@ -1,4 +1,4 @@
-"""Which placements are compared: only those that can be leased and meshed."""
+"""The placements compared are those that processes can lease and mesh."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_sizes_stay_what_they_are_for_each_device() -> None:
         assert found[split].micro_batch_tokens == 2048 * found[split].learner_devices
     halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
     one = placement_candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan
-    assert one.micro_batch_tokens == 2048  # there is no half of a row
+    assert one.micro_batch_tokens == 2048  # rows cannot be halved
 
 
 def test_heads_are_not_split_further_than_there_are() -> None:
@@ -130,7 +130,7 @@ def test_over_hosts_only_batches_are_shared() -> None:
     assert {one.config.plan.learner_devices for one in found} == {64}
     parts = {one.config.plan.fsdp * one.config.plan.tp for one in found}
     assert max(parts) == 8
-    assert min(parts) == 1  # all of the base on each
+    assert min(parts) == 1  # the whole base on each chip
 
 
 def test_a_cpus_devices_are_all_the_same_cores() -> None:

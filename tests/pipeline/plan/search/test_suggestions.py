@@ -1,4 +1,4 @@
-"""What would have to change to gain most: the plan made again with one thing relaxed."""
+"""Suggested changes: gains, remedies, and the settings that make them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def tokens_per_s(given: PlanCase, config: Config) -> float:
 
 
 def best_by_hand(given: PlanCase) -> float:
-    """Trained tokens a second of the best sizes in the configuration's placement, all tried."""
+    """Trained tokens per second of the best sizes in the configured placement, by exhaustive
+    search."""
     plan, rollout = given.config.plan, given.config.rollout
     unit = given.config.row_tokens * plan.learner_shards
 
@@ -72,7 +73,7 @@ def best_by_hand(given: PlanCase) -> float:
     ("model", "gib", "binding"),
     [
         ("gemma3_1b", 15.75, "twice the memory's bandwidth"),
-        ("gemma3_4b", 11.0, "twice the memory"),  # slots are short of it
+        ("gemma3_4b", 11.0, "twice the memory"),  # limits the slots
     ],
 )
 def test_gains_are_those_of_the_best_sizes_with_more_of_it(
@@ -93,7 +94,7 @@ def test_gains_are_those_of_the_best_sizes_with_more_of_it(
     assert min(found.values()) >= 0.01
 
 
-def test_fixed_sizes_stay_whatever_there_is_more_of() -> None:
+def test_fixed_sizes_stay_with_more_hardware() -> None:
     given = case(preset("gemma3_1b", ("plan.slots", "8")))
     plan = choose_placement(given).chosen
     assert plan.config == given.config
@@ -109,7 +110,7 @@ def test_fixed_sizes_stay_whatever_there_is_more_of() -> None:
     assert "twice the links between chips" not in found
 
 
-def test_that_sizes_are_given_is_a_thing_of_its_own() -> None:
+def test_freeing_given_sizes_is_a_change_of_its_own() -> None:
     left = next(
         one for one in choose_placement(case(preset("gemma3_1b", *FREE))).compared if one.configured
     )
@@ -128,7 +129,7 @@ def test_that_sizes_are_given_is_a_thing_of_its_own() -> None:
     assert not any("slots" in one.change for one in gains(free, left))
 
 
-def test_there_are_no_links_where_there_is_one_chip_or_none() -> None:
+def test_links_need_more_than_one_chip() -> None:
     demo = case(load_config(PROJECT / "configs/demo.toml"))
     slow = replace(demo.topology.chip, link_bytes_per_s=1e3)  # as if they took all of the time
     demo = replace(demo, topology=replace(demo.topology, chip=slow))
@@ -142,7 +143,7 @@ def test_there_are_no_links_where_there_is_one_chip_or_none() -> None:
     assert "twice the links between chips" in changes
 
 
-def test_settings_that_are_there_already_bring_nothing() -> None:
+def test_settings_already_in_force_are_not_suggested() -> None:
     settings = [("plan.kv_cache", "int8"), ("learner.kl_coef", "0"), ("learner.kl", "k3")]
     given = case(preset("gemma3_1b", *settings, ("learner.kl_top_k", "128")))
     changes = [
@@ -176,7 +177,7 @@ CASES = [
 
 @pytest.mark.parametrize("overrides", CASES)
 @pytest.mark.parametrize("model", ["gemma3_1b", "gemma3_4b"])
-def test_a_run_takes_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
+def test_a_run_accepts_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
     given = case(preset(model, *overrides))
     found = [gain for gain in gains(given, choose_placement(given).chosen) if gain.is_setting]
     assert found
@@ -187,20 +188,20 @@ def test_a_run_takes_every_suggestion(model: str, overrides: tuple[tuple[str, st
             assert (f"no {key}" if text == "none" else f"{key} = {text}") in gain.change
 
 
-def test_more_prompts_need_a_bound_as_much_higher() -> None:
+def test_more_prompts_raise_their_bound_in_proportion() -> None:
     given = case(preset("gemma3_1b", *FREE, *CAPPED))
     changes = [gain.change for gain in gains(given, choose_placement(given).chosen)]
     assert "rollout.prompts_per_step = 64, rollout.max_prompts_per_step = 192" in changes
 
 
 @pytest.mark.parametrize("name", presets())
-def test_no_change_is_the_same_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_settings_leave_the_case_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
     given = case(load_config(PROJECT / name))
     assert with_settings(given, {}) == given
 
 
-def test_only_what_a_run_would_take_is_planned() -> None:
+def test_settings_that_a_run_refuses_are_not_planned() -> None:
     given = case(preset("gemma3_1b"))
     other = with_settings(given, {"plan.kv_cache": "int8", "lora.rank": 8})
     assert other is not None
@@ -211,7 +212,7 @@ def test_only_what_a_run_would_take_is_planned() -> None:
     assert with_settings(given, {"plan.slots": 7}) is None
 
 
-def test_only_what_is_not_there_has_to_be_set() -> None:
+def test_only_differing_settings_are_listed() -> None:
     config = preset("gemma3_1b", ("plan.slot_buckets", "[64]"))
     settings = {"plan.slot_buckets": None, "plan.kv_cache": "model", "plan.remat": "dots"}
     new = new_settings(config, settings)
@@ -230,7 +231,7 @@ REMEDY_CASES = [
 
 
 @pytest.mark.parametrize(("topology", "overrides"), REMEDY_CASES)
-def test_everything_that_is_told_makes_it_fit(
+def test_every_remedy_makes_the_plan_fit(
     topology: str, overrides: tuple[tuple[str, str], ...]
 ) -> None:
     given = case(preset(FOUR, *overrides), topology)
@@ -251,7 +252,7 @@ def test_everything_that_is_told_makes_it_fit(
         assert (choice.best if named else choice.chosen).fits, one.change
 
 
-def test_one_change_is_told_alone_several_only_where_none_is_enough() -> None:
+def test_remedies_are_combined_only_if_no_single_one_is_enough() -> None:
     few = case(preset(FOUR, *FREE, ("plan.hbm_gib", "9")), "v5e-1")
     changes = [one.change for one in remedies(few, choose_placement(few).chosen) if one.settings]
     assert changes[:2] == ['model.quantization = "int8"', "lora.rank = 16"]
