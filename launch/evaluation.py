@@ -71,14 +71,12 @@ def prepare(
         FileNotFoundError: if model, tokenizer, data or adapter are not there.
         ValueError: what is wrong with them, in words for the user.
     """
-    run = RunFolder.of(config)
-    folder = run.path
+    folder = RunFolder.of(config).path
     is_run = (folder / "config.json").is_file()
     adapter = _adapter(folder, is_run=is_run, checkpoint=checkpoint, base_only=base_only)
     result = _result(folder, is_run=is_run, json_file=json_file)
     tokenizer = open_model_files(config)
-    recorded = None if config.plan.fixed else run.plan
-    config = sized(config, first_sizes(config, recorded))
+    config = sized(config, first_sizes(config, RunFolder.of(config).plan))
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     tests = {name.removeprefix(SETS): split for name, split in splits.items()}
     for name, split in tests.items():

@@ -17,7 +17,7 @@ from typing import Literal
 from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.control.reserve import SAFETY
+from pipeline.control.estimates import SAFETY
 from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.compile_time import compile_s
 from pipeline.plan.cost_model.programs import built_programs

@@ -123,6 +123,23 @@ class SizeChoice:
         }
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """Result of measuring sizes.
+
+    Attributes:
+        case: the planner's input.
+        ladder: the candidate sizes.
+        speeds: the measured speeds.
+        choice: the chosen sizes.
+    """
+
+    case: PlanCase
+    ladder: SizeLadder
+    speeds: Speeds
+    choice: SizeChoice
+
+
 def choose_sizes(
     config: Config, ladder: SizeLadder, speeds: Speeds, lengths: Lengths
 ) -> SizeChoice | None:
@@ -161,6 +178,27 @@ def learning_seconds(
         for rows in ladder.rows
         if rows in speeds.micro_batch_s and rows not in speeds.full_rows
     }
+
+
+def mark_full(
+    speeds: Speeds, ladder: SizeLadder, *, requested: Sizes, fitting: Sizes, row: int
+) -> Speeds:
+    """Marks the sizes of the ladder that out-of-memory errors have ruled out.
+
+    Args:
+        speeds: the measured speeds.
+        ladder: the candidate sizes.
+        requested: sizes that the workers were prepared for.
+        fitting: sizes that remained in force; smaller than `requested` after out-of-memory errors.
+        row: positions of a packed row.
+    """
+    if fitting.slots < requested.slots:
+        for slots in (slots for slots in ladder.slots if slots > fitting.slots):
+            speeds = speeds.with_full(slots=slots)
+    if fitting.micro_batch_tokens < requested.micro_batch_tokens:
+        for rows in (rows for rows in ladder.rows if rows * row > fitting.micro_batch_tokens):
+            speeds = speeds.with_full(rows=rows)
+    return speeds
 
 
 def fastest_size(seconds: Mapping[int, float]) -> int:

@@ -218,11 +218,13 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
     waiting = disk[2][1]["waiting"]
     assert first.folder.summary["rollouts"]["dropped"] == len(waiting) > 0
     second = process(config, disk)
-    found = second.coordinator.progress.waiting.completions
-    for one, two in zip(found, first.coordinator.progress.waiting.completions, strict=True):
+    found = second.coordinator.progress.sampling.partial.completions
+    for one, two in zip(
+        found, first.coordinator.progress.sampling.partial.completions, strict=True
+    ):
         assert (one.name, one.begun, one.version) == (two.name, two.begun, two.version)
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
-    second.coordinator.deadline.steps = 3
+    second.coordinator.controller.deadline.steps = 3
     second.run()
     assert second.folder.metrics[-1]["rollout/continued"] == sum(
         row["stop_reason"] == "cut" for row in waiting

@@ -200,14 +200,14 @@ def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
 
     Args:
         config: the run.
-        recorded: content of its `plan.json`; None: there is none, or `plan.fixed` overrides it.
+        recorded: content of its `plan.json`, which `plan.fixed` overrides; None: there is none.
 
     Raises:
         FileNotFoundError: if sizes have to be planned and the model's folder is missing.
         ValueError: if sizes have to be planned and none fit or the devices are unknown.
     """
     plan = config.plan
-    if recorded is not None:
+    if recorded is not None and not plan.fixed:
         return Sizes.of_json(recorded["at_checkpoint"] or recorded["in_force"])
     if plan.slots is not None and plan.micro_batch_tokens is not None:
         return Sizes.of(config)
