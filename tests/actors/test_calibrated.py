@@ -77,7 +77,7 @@ def begin(config: Config) -> CalibrationStart:
     return CalibrationStart(LADDER.top(config), case, LADDER, {"key": 1})
 
 
-def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp_path: Path):
+def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor):
     process, beginning = InProcess(actor), begin(actor.config)
     config = actor.config
     controller = SizeController(config, beginning.sizes, print)
@@ -125,7 +125,7 @@ class Tight(InProcess):
         return await super().learning_speed()
 
 
-def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor, tmp_path: Path):
+def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor):
     process, beginning = Tight(actor), begin(actor.config)
     controller = SizeController(actor.config, beginning.sizes, print)
     worker = Worker("sampler and learner", process)

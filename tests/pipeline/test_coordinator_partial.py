@@ -118,8 +118,8 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
         assert row["rollout/continued"] == cut
         assert row["rollout/dropped"] == 0
-        assert row["rollout/waiting"] == waiting + 6 - len(learned)
-        waiting, cut = int(row["rollout/waiting"]), int(row["rollout/cut"])
+        assert row["rollout/partial"] == waiting + 6 - len(learned)
+        waiting, cut = int(row["rollout/partial"]), int(row["rollout/truncated"])
         assert 0 < cut <= waiting
     found = {
         key: sum(row[f"rollout/{key}"] for row in watched.metrics) for key in ("cut", "continued")
@@ -150,15 +150,15 @@ def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
         # 0.6 of six, and no less.
         assert len(learned) == 4
-        assert row["rollout/cut"] == row["rollout/dropped"] == 2
-        assert row["rollout/continued"] == row["rollout/waiting"] == 0
+        assert row["rollout/truncated"] == row["rollout/dropped"] == 2
+        assert row["rollout/continued"] == row["rollout/partial"] == 0
         groups = Counter(one.name.group for one in learned)
         sizes.update(groups.values())
         assert row["groups/mixed"] + row["groups/all_equal"] + row["groups/short"] == len(groups)
         assert row["groups/short"] == sum(size == 1 for size in groups.values())
     assert set(sizes) == {1, 2}
     lost = STEPS * 6 - sum(map(len, watched.learned))
-    assert watched.summary["rollouts"] == {"cut": lost, "continued": 0, "dropped": lost}
+    assert watched.summary["rollouts"] == {"truncated": lost, "continued": 0, "dropped": lost}
     assert watched.summary["samples"] == sum(map(len, watched.learned))
 
 
@@ -170,7 +170,7 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
     assert watched.learned[0] == []
     first = watched.metrics[0]
     assert (first["learner/tokens_trained"], first["groups/mixed"]) == (0, 0)
-    assert first["rollout/waiting"] == 6
+    assert first["rollout/partial"] == 6
     assert not any(name.startswith("reward/") for name in first)
     assert watched.run.learner.version == 2
     assert watched.run.folder.read_rollouts("step_000001") == []
@@ -215,7 +215,7 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
     first = process(config, disk)
     first.run()
     assert first.folder.summary is not None
-    waiting = disk[2][1]["waiting"]
+    waiting = disk[2][1]["sampling"]["partial"]
     assert first.folder.summary["rollouts"]["dropped"] == len(waiting) > 0
     second = process(config, disk)
     found = second.coordinator.progress.sampling.partial.completions
@@ -230,4 +230,4 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
         row["stop_reason"] == "cut" for row in waiting
     )
     assert second.folder.summary is not None
-    assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["waiting"])
+    assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["sampling"]["partial"])
