@@ -143,7 +143,7 @@ class Rehearsal:
         if not config.plan.fixed:
             yield "calibration", self._calibrate
         yield "probe", self._probe
-        if config.run.warm_start:
+        if config.run.has_sft_phase:
             yield "warm start", self._imitate
         yield "first sync", self._sync
         for bucket in reversed(config.prompt_buckets):

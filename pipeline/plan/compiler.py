@@ -23,7 +23,7 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
+from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
 from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chip_count
@@ -200,7 +200,7 @@ def _text(report: CompilerReport) -> str:
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:
     """The cached report of a key, if there is one."""
     try:
-        content = kept_json(_file(about))
+        content = read_cached_json(_file(about))
         return (
             None if content is None else replace(CompilerReport(**content["figures"]), cached=True)
         )
@@ -210,7 +210,7 @@ def _load(about: Mapping[str, Any]) -> CompilerReport | None:
 
 def _save(about: Mapping[str, Any], report: CompilerReport) -> None:
     """Caches a report; does nothing if the cache folder is not writable."""
-    keep_json(_file(about), {"figures": asdict(report), "key": about})
+    write_cached_json(_file(about), {"figures": asdict(report), "key": about})
 
 
 def _file(about: Mapping[str, Any]) -> Path:

@@ -179,7 +179,7 @@ class RunTimes:
 
         nothing = fixed_time(0.0, chip=chip)
         tests = sum((answers(name) for name in rows if name != "validation"), nothing)
-        sft = sft_step_s(model) if config.run.warm_start else nothing
+        sft = sft_step_s(model) if config.run.has_sft_phase else nothing
         load_s = base / _READ_BYTES_PER_S
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
         return RunTimes(

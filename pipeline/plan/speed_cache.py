@@ -17,7 +17,7 @@ from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.builds import cores
-from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
+from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import devices_of
 from pipeline.contracts.sizes import Sizes, sized
@@ -31,7 +31,7 @@ _OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_toke
 def load_speeds(about: Mapping[str, Any]) -> Speeds | None:
     """The cached speeds of a key, if there are any."""
     try:
-        content = kept_json(_file(about))
+        content = read_cached_json(_file(about))
         return None if content is None else Speeds.of_json(content["speeds"])
     except (ValueError, KeyError, TypeError, AttributeError):  # written by another version
         return None
@@ -39,7 +39,7 @@ def load_speeds(about: Mapping[str, Any]) -> Speeds | None:
 
 def save_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
     """Replaces the cached speeds of a key; does nothing if the cache folder is not writable."""
-    keep_json(_file(about), {"speeds": speeds.to_json(), "key": about})
+    write_cached_json(_file(about), {"speeds": speeds.to_json(), "key": about})
 
 
 def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:

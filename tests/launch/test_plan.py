@@ -83,9 +83,9 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
         (
             ["--plan.fixed", "true", "--plan.slots", "none"],
-            "is needed with plan.fixed = true",
+            "is required with plan.fixed = true",
         ),
-        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its sizes are not known"),
+        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its shape is unknown"),
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
         (["--json", "/tmp"], "command line: --json: /tmp is a folder; a file is wanted"),
@@ -174,7 +174,7 @@ def test_chips_that_no_process_can_lease_are_refused_at_once(
     assert command([ONE_B, *six, *dry]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "--plan.learner_devices = 6: a process leases 1, 4 or 8 TPU chips of a host" in err
+    assert "--plan.learner_devices = 6: must be 1, 4 or 8 TPU chips of a host" in err
     assert "nearest valid: 4 or 8" in err
 
 

@@ -199,7 +199,10 @@ def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: 
     ("cap", "corrects"),
     [
         (0.0, "nothing corrects for it (learner.importance_cap is 0)"),
-        (2.0, "importance weights up to 2 correct for it, but for tokens that are never drawn"),
+        (
+            2.0,
+            "importance weights up to 2 correct for it, except for excluded tokens",
+        ),
     ],
 )
 def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
@@ -217,8 +220,8 @@ def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
     assert run.events("truncated_rollouts") == [{**cut, "importance_cap": cap}]
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == (
-        "rollouts are drawn from a truncated distribution (top_k 40, top_p 1, min_p 0.05): the "
-        "sampler is not the policy that is learned; the loss uses log-probs of the full "
+        "rollouts are sampled from a truncated distribution (top_k 40, top_p 1, min_p 0.05): the "
+        "sampler is not the policy that is trained; the loss uses log-probs of the full "
         f"distribution, and {corrects}"
     )
     assert sum("truncated distribution" in line for line in shown) == 1

@@ -122,7 +122,8 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
         waiting, cut = int(row["rollout/partial"]), int(row["rollout/truncated"])
         assert 0 < cut <= waiting
     found = {
-        key: sum(row[f"rollout/{key}"] for row in watched.metrics) for key in ("cut", "continued")
+        key: sum(row[f"rollout/{key}"] for row in watched.metrics)
+        for key in ("truncated", "continued")
     }
     # What waits at the end is lost.
     assert watched.summary["rollouts"] == {**found, "dropped": waiting}
@@ -174,7 +175,7 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
     assert not any(name.startswith("reward/") for name in first)
     assert watched.run.learner.version == 2
     assert watched.run.folder.read_rollouts("step_000001") == []
-    assert "step 1/?  no group has ended  0.0 s" in capsys.readouterr().out
+    assert "step 1/?  no group has finished  0.0 s" in capsys.readouterr().out
 
 
 def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):

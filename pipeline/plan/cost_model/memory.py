@@ -118,7 +118,7 @@ def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryPart
 
 def _further_adapters(config: Config) -> int:
     """Number of the teacher's and the KL reference's adapters; the base alone needs none."""
-    moved = config.run.warm_start or config.lora.start is not None
+    moved = config.run.has_sft_phase or config.lora.start is not None
     reference = config.learner.kl_coef > 0 and moved
     return int(reference) + int(config.learner.teacher is not None)
 

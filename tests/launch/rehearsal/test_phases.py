@@ -50,7 +50,7 @@ PLAN = {
 }
 WARM: dict[str, Any] = {
     "run": {"phases": ["sft", "grpo"]},
-    "sft": {"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 2},
+    "sft": {"train": {"path": "demonstrations.jsonl"}, "steps": 1, "sequences_per_step": 2},
 }
 VALIDATED: dict[str, Any] = {
     "data": {"validation": {"path": "validation.jsonl"}},

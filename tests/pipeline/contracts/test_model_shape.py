@@ -93,7 +93,7 @@ def test_a_folder_is_read(tmp_path):
 
 
 def test_unknown_models_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="its sizes are not known before it is downloaded"):
+    with pytest.raises(ValueError, match="its shape is unknown before the download"):
         shape_of(with_path("hf://somebody/else"))
     with pytest.raises(FileNotFoundError, match="no folder"):
         shape_of(with_path(str(tmp_path / "none")))

@@ -172,7 +172,7 @@ def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
     given = replace_plan(gpu, slots=8, micro_batch_tokens=ROW)
     assert CalibrationStart.of(given, None) == CalibrationStart(Sizes(8, ROW))
     asked = [("plan.fixed", "false"), ("plan.platform", "gpu"), ("plan.calibration_share", "0.1")]
-    with pytest.raises(ValueError, match=r"calibration_share = 0\.1: measures nothing on gpu"):
+    with pytest.raises(ValueError, match=r"calibration_share = 0\.1: has no effect on gpu"):
         load_config(ROOT / "configs/demo.toml", asked)
 
 

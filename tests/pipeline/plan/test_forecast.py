@@ -64,19 +64,19 @@ def test_the_cost_is_chips_times_hours() -> None:
     assert found.cost_usd == pytest.approx(hours * 8 * 2)
 
 
-def test_a_warm_start_is_paid_from_the_budget() -> None:
+def test_the_sft_phase_counts_in_the_budget() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "50")]
-    cold, warm = planned(), planned(*sft)
-    spent = warm.outcomes["expected"].spent_s["SFT phase"]
+    without_sft, with_sft = planned(), planned(*sft)
+    spent = with_sft.outcomes["expected"].spent_s["SFT phase"]
     assert spent > 0
-    assert cold.outcomes["expected"].spent_s["SFT phase"] == 0
-    assert warm.grpo_steps == warm.outcomes["expected"].steps - 50
-    assert warm.grpo_steps < cold.grpo_steps
+    assert without_sft.outcomes["expected"].spent_s["SFT phase"] == 0
+    assert with_sft.grpo_steps == with_sft.outcomes["expected"].steps - 50
+    assert with_sft.grpo_steps < without_sft.grpo_steps
     # SFT gradients and the update; a small micro-batch is a full one here.
-    assert warm.programs == cold.programs + 2
+    assert with_sft.programs == without_sft.programs + 2
 
 
-def test_a_warm_start_alone_is_no_step_of_grpo() -> None:
+def test_the_sft_phase_alone_is_no_grpo_step() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "5000")]
     found = planned(*sft, ("budget.time", "30m")).outcomes["expected"]
     assert found.steps == 5000
