@@ -89,7 +89,7 @@ def test_running_out_of_memory_on_the_ladder_is_survived_and_recorded(tmp_path: 
     assert entry["speeds"]["full_slots"] == [64, 32]
     assert 8 in entry["speeds"]["full_rows"]
     assert "64" not in entry["sampling_s"]
-    assert any("no room" in line for line in run.said)
+    assert any("out of memory" in line for line in run.said)
 
 
 def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_used_up(
