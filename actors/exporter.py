@@ -58,7 +58,7 @@ class ExporterActor:
             tokenizer=open_tokenizer(self.config.model).path,
             verify=bool(self.examples),
             described=self.described,
-            evaluations=partial(RunFolder.of(self.described).standing, "evaluated"),
+            evaluations=partial(RunFolder.of(self.described).valid_entries, "evaluated"),
         )
         return loaded.what
 

@@ -28,7 +28,7 @@ from pipeline.contracts.adapters import (
     Published,
     Restored,
 )
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
@@ -189,7 +189,7 @@ class RayLearner:
         )
         return rows
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.contracts.workers.Learner`."""
         metrics: dict[str, float] = await _call(self.actor.sft_update.remote(list(sequences)))
         return metrics

@@ -16,10 +16,10 @@ from actors.opening import OpenedModel, OpeningModel, begin_model
 from actors.program_cache import share_programs
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
-from pipeline.contracts.record_files import set_aside
+from pipeline.contracts.record_files import move_to_superseded
 from pipeline.contracts.rollouts import Completion, Rollout
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import LearnerSpeed
@@ -105,7 +105,7 @@ class LearnerActor:
             like=find_model(config.model),
             tokenizer=open_tokenizer(config.model).path,
             score=self.learner.score,
-            evaluations=partial(RunFolder.of(config).standing, "evaluated"),
+            evaluations=partial(RunFolder.of(config).valid_entries, "evaluated"),
         )
 
     def building(self) -> Building:
@@ -168,7 +168,7 @@ class LearnerActor:
 
         return guarded("score", work)
 
-    def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
 
         Raises:
@@ -261,7 +261,7 @@ class LearnerActor:
             adapter, found = read_adapter_file(self._best)
             if (found, lora.sha256(adapter)) == (version, sha256):
                 return "whole"
-        set_aside(folder.path, [self._best])
+        move_to_superseded(folder.path, [self._best])
 
         def loaded(source: Path) -> Params:
             return load_adapter(str(source), self.learner.policy).adapter

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.cli import parse
-from configs.load import AS_LEARNED, load_config
+from configs.load import AS_TRAINED, load_config
 from configs.paths import home
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = home() / Path(command.path).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
-        config = load_config(folder, (*AS_LEARNED, *command.overrides))
+        config = load_config(folder, (*AS_TRAINED, *command.overrides))
         temperature = command.flags.temperature
         if not temperature >= 0:
             raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")

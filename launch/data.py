@@ -72,7 +72,7 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from pipeline.inputs.dataset.inspection import Inspector
-    from pipeline.inputs.dataset.load import load_splits, separate
+    from pipeline.inputs.dataset.load import load_splits, make_disjoint
     from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.inputs.text.tokenizer_files import open_tokenizer
 
@@ -86,13 +86,13 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
     inspector = Inspector(config.rollout, maker.tokenizer, show=show, width=width)
     splits = load_splits(lenient, maker)
     yield from inspector.splits(splits)
-    data = separate(splits, config=lenient, maker=maker)
+    data = make_disjoint(splits, config=lenient, maker=maker)
     if data.sft is not None:
-        yield from inspector.examples(data.sft)
+        yield from inspector.demonstrations(data.sft)
     yield "what a run reads:"
     yield from data.report
     if len(data.weights) > 1:
-        yield from inspector.shares(data.weights)
+        yield from inspector.mixture_shares(data.weights)
     bad = [name for name, split in data.splits() if split.malformed]
     bad += ["sft"] if data.sft is not None and data.sft.malformed else []
     if bad and config.data.malformed == "refuse":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.cli import parse
-from configs.load import AS_LEARNED, load_config
+from configs.load import AS_TRAINED, load_config
 from launch.exits import exit_status
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _prepare(argv: Sequence[str]) -> Prepared:
         description=DESCRIPTION,
         flags=_flags(),
     )
-    config = load_config(command.path, (*AS_LEARNED, *command.overrides))
+    config = load_config(command.path, (*AS_TRAINED, *command.overrides))
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.evaluation import prepare
 

@@ -31,10 +31,10 @@ from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.inputs.dataset.load import load_tests
 from pipeline.inputs.dataset.rows import report_lines
-from pipeline.inputs.dataset.splits import SETS, LoadedSplit
+from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.start import first_sizes
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.run.run_folder import RunFolder
 
 _TOLD = 10
@@ -78,7 +78,7 @@ def prepare(
     tokenizer = open_model_files(config)
     config = sized(config, first_sizes(config, RunFolder.of(config).plan))
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
-    tests = {name.removeprefix(SETS): split for name, split in splits.items()}
+    tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
         for line in report_lines(
             f"{name}: {len(split.prompts)} prompts",

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.errors import Refusals
+from configs.errors import MistakeCollector
 from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
-from pipeline.inputs.dataset.load import check_rows, load_data, setting_of
+from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.hub import hf_folder
@@ -103,7 +103,7 @@ def prepare(
     waited_s: float = 0.0,
     tracked: bool = True,
     weights_bytes: int | None = None,
-    found: Refusals | None = None,
+    found: MistakeCollector | None = None,
 ) -> Prepared:
     """Checks everything and says what was found.
 
@@ -120,7 +120,7 @@ def prepare(
         ValueError: what is wrong, in words for the user: all of it, a line each. Checks that need
             what another one has refused are left out.
     """
-    found = found or Refusals()
+    found = found or MistakeCollector()
     folder, more = RunFolder.of(config), None
     chosen: tuple[tracking.Mode, str] | None = "disabled", ""
     if tracked and found.intact("wandb.mode"):
@@ -137,7 +137,7 @@ def prepare(
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
-    found.refuse()
+    found.raise_if_any()
     assert tokenizer is not None
     assert data is not None
     assert chosen is not None
@@ -149,7 +149,7 @@ def prepare(
     return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
 
-def _check_request(config: Config, found: Refusals, folder: RunFolder) -> None:
+def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
     """What needs neither the model nor the data."""
     if found.intact(*_PLACES):
         found.attempt(refuse_plan_only, config)
@@ -205,14 +205,14 @@ def open_model_files(config: Config) -> Tokenizer:
         FileNotFoundError: if model or tokenizer are not there.
         ValueError: what is wrong with them, in words for the user.
     """
-    found = Refusals()
+    found = MistakeCollector()
     tokenizer = _check_model(config, found, weights=True)
-    found.refuse()
+    found.raise_if_any()
     assert tokenizer is not None
     return tokenizer
 
 
-def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer | None:
+def _check_model(config: Config, found: MistakeCollector, *, weights: bool) -> Tokenizer | None:
     """The tokenizer if there is one, whatever else is wrong with the model's files.
 
     Args:
@@ -241,7 +241,7 @@ def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer
     return tokenizer
 
 
-def _may_look_for_model(config: Config, found: Refusals) -> bool:
+def _may_look_for_model(config: Config, found: MistakeCollector) -> bool:
     """Whether its path is the user's; what is on a hub is not downloaded for a request in vain."""
     return found.intact("model.path") and (found.is_empty or not is_handle(config.model.path))
 
@@ -252,7 +252,7 @@ def _weights_bytes(config: Config) -> int:
 
 
 def _check_data(
-    config: Config, found: Refusals, tokenizer: Tokenizer | None, folder: RunFolder
+    config: Config, found: MistakeCollector, tokenizer: Tokenizer | None, folder: RunFolder
 ) -> LoadedData | None:
     """The data if nothing is wrong; only rows are checked where settings or tokenizer are."""
     if tokenizer is None or not found.intact(*_READ_FOR_DATA):
@@ -365,6 +365,6 @@ def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
     changed = [name for name, found in data.fingerprints.items() if began.get(name) != found]
     if changed:
         raise ValueError(
-            f"{' and '.join(map(setting_of, changed))}: not the prompts that {folder.path} began "
+            f"{' and '.join(map(setting_name, changed))}: not the prompts that {folder.path} began "
             "with; restore them, or start another run with --run.name"
         )

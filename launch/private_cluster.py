@@ -24,7 +24,7 @@ from ray._private import worker as ray_worker
 from actors.placement import cluster_is_gone
 from launch import reaper
 from launch.exits import Failure
-from pipeline.contracts.folder_lock import HeldFolder
+from pipeline.contracts.folder_lock import LockedFolder
 
 _PAUSES_S = (2.0, 8.0)
 """Before another attempt to start. Ray itself waits 30 s for a node that a busy machine delays."""
@@ -46,7 +46,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         Failure: if Ray does not start, or one of its essential processes ends before the body does.
     """
     # Made with mode 0700. Ray opens its own folder, inside, to everybody.
-    folder = HeldFolder(_short_folder(), prefix="grpo-")
+    folder = LockedFolder(_short_folder(), prefix="grpo-")
     try:
         with _variables(_own_token(folder.path)):
             cluster = _start(folder.path, settings)

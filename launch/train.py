@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from configs.cli import CommandLine, parse
-from configs.errors import Refusals
+from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
 from launch.output_file import output_file
@@ -103,9 +103,9 @@ def _check_flags(flags: argparse.Namespace) -> None:
 
 def _rehearse(command: CommandLine) -> int:
     read, flags = read_config(command.path, command.overrides), command.flags
-    found = Refusals(read.mistakes)
+    found = MistakeCollector(read.mistakes)
     found.attempt(_check_flags, flags)
-    found.refuse()
+    found.raise_if_any()
     config = read.config
     assert config is not None
     from launch.rehearsal.command import Request, rehearse
@@ -116,11 +116,11 @@ def _rehearse(command: CommandLine) -> int:
 
 def _run(command: CommandLine) -> int:
     read, extend = read_config(command.path, command.overrides), command.flags.extend
-    found = Refusals(read.mistakes, read.broken)
+    found = MistakeCollector(read.mistakes, read.invalid)
     found.attempt(_check_flags, command.flags)
     config = read.config
     if config is None:
-        found.refuse()
+        found.raise_if_any()
     assert config is not None
     # Imported late: `--help` needs none of it.
     from launch.preparation import finished, prepare
@@ -129,7 +129,7 @@ def _run(command: CommandLine) -> int:
     if found.intact("run.dir", "run.name", "budget"):
         done = found.attempt(finished, config, extend=extend)
         if done:
-            found.refuse()
+            found.raise_if_any()
             print(done)
             return 0
     waited = None

@@ -127,14 +127,14 @@ def write_splits(
     return files
 
 
-def write_worked(folder: Path, *, seed: int, count: int = 400) -> Path:
-    """Write `worked.jsonl`: the first training problems with careful solutions, for a warm start.
+def write_demonstrations(folder: Path, *, seed: int, count: int = 400) -> Path:
+    """Writes `demonstrations.jsonl` for the SFT phase: training problems with careful solutions.
 
     Each line has a `question` and a `completion`, both strings. Returns the file.
     """
     problems, rng = make_splits(seed)["train"][:count], Random(seed)
     rows = ({"question": p.question, "completion": solution(p, rng)} for p in problems)
-    file = folder / "worked.jsonl"
+    file = folder / "demonstrations.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 
@@ -191,14 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the demo's dataset."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.task",
-        description="Write the demo's data: train, validation, test and worked examples, as JSONL.",
+        description="Write the demo's data: train, validation, test and demonstrations, as JSONL.",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument("--seed", default=0, type=int, help="same seed, same bytes (default 0)")
     options = parser.parse_args(arguments)
     try:
         files = write_splits(options.out, seed=options.seed)
-        files.append(write_worked(options.out, seed=options.seed))
+        files.append(write_demonstrations(options.out, seed=options.seed))
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}; give a folder that can be written")
     for file in files:

@@ -21,7 +21,7 @@ BASE_STEPS = 600
 SFT_STEPS = 30
 WARM = (
     *("--run.phases", '["sft", "grpo"]'),
-    *("--sft.train.path", "launch/demo/data/worked.jsonl"),
+    *("--sft.train.path", "launch/demo/data/demonstrations.jsonl"),
     *("--sft.steps", str(SFT_STEPS), "--sft.lr", "5e-4", "--sft.warmup_steps", "3"),
 )
 

@@ -10,7 +10,7 @@ from configs.schema import Config
 from launch.rehearsal.expected import Expectations, Target
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.sizes import Sizes
-from pipeline.plan.cost_model.timing import Seconds
+from pipeline.plan.cost_model.roofline import Seconds
 
 
 class Process(Protocol):

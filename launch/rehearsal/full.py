@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.adapters import Published
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import (
     Completion,
     Demonstration,
@@ -146,7 +146,7 @@ def to_learn(scored: Sequence[Completion]) -> list[Rollout]:
     return [Rollout(one, "", {}, sign, sign) for one, sign in zip(scored, signs, strict=True)]
 
 
-def to_imitate(config: Config, prompts: Sequence[Prompt]) -> list[Packed]:
+def to_imitate(config: Config, prompts: Sequence[Prompt]) -> list[PackedRow]:
     """Rows of longest worked examples: of a warm start's step, filled up by `_filled`."""
     rows, each = _filled(config, config.sft.sequences_per_step), _a_row(config)
     longest, new = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens

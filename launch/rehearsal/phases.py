@@ -31,7 +31,7 @@ from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.choice import Calibrated
+from pipeline.plan.size_choice import Calibrated
 from pipeline.rollout.scoring import reward_inputs
 from pipeline.rollout.workers import Workers
 from rewards.base import Outcome, Tags
@@ -112,14 +112,14 @@ class Rehearsal:
             self._config,
             "start and load",
             waited_s + load_s,
-            Did(f"load {load_s:.1f} s", lambda expected: expected.parts.start),
+            Did(f"load {load_s:.1f} s", lambda expected: expected.times.start),
         )
         note = f"{len(built)} programs, {cached} from the cache; one after the other"
         await self._account.write(
             self._config,
             "compile",
             sum(one.seconds for one in built),
-            Did(note, lambda expected: expected.parts.compile),
+            Did(note, lambda expected: expected.times.compile),
         )
 
     async def run(self) -> Result:
@@ -143,7 +143,7 @@ class Rehearsal:
         if not config.plan.fixed:
             yield "calibration", self._calibrate
         yield "probe", self._probe
-        if config.run.warm_start:
+        if config.run.has_sft_phase:
             yield "warm start", self._imitate
         yield "first sync", self._sync
         for bucket in reversed(config.prompt_buckets):
@@ -270,7 +270,7 @@ class Rehearsal:
         await learner.save({"rehearsal": self._published.version})
         if validates:
             await learner.keep_best()
-        return Did("", lambda expected: expected.parts.checkpoint)
+        return Did("", lambda expected: expected.times.checkpoint)
 
     async def _restore(self) -> Did:
         before, found = self._published, await self.stage.restore()
@@ -295,7 +295,7 @@ class Rehearsal:
             else f"log-probs within {report.max_difference:.1e}"
         )
         gib = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
-        return Did(f"{gib:.3g} GiB, {equal}", lambda expected: expected.parts.export)
+        return Did(f"{gib:.3g} GiB, {equal}", lambda expected: expected.times.export)
 
     @property
     def _config(self) -> Config:

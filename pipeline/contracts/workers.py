@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, OpenedAdapter, Published
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
@@ -70,7 +70,7 @@ class Learner(Protocol):
     ) -> list[np.ndarray]:
         """Log-probs of the completions' tokens under an adapter."""
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """Learns from one step's packed examples; returns metrics. The version goes up by one."""
 
     async def update(

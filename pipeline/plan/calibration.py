@@ -1,7 +1,7 @@
 """Measures sizes at the start of a run and puts the best in force.
 
     CalibrationStart -> the largest sizes are compiled -> [sampler, learner] measured, size by size
-                 -> Choice -> plan.json, journal "calibrated"; speeds are kept for the next run
+                 -> SizeChoice -> plan.json, journal "calibrated"; speeds are kept for the next run
 
 Measured are a sampler's segments, prefills and fills, and a learner's micro-batches: what a step
 consists of, not a step. Only the first of several samplers measures; they are alike. What applies
@@ -22,23 +22,22 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.contracts.workers import Draws, Learns
-from pipeline.plan.calibrating import share_s
-from pipeline.plan.choice import (
+from pipeline.plan.forecast import calibration_share_s
+from pipeline.plan.search.fitting import PlanCase, first_sizes
+from pipeline.plan.size_choice import (
     Calibrated,
-    Choice,
-    best,
+    SizeChoice,
+    SizeLadder,
     choose_sizes,
-    drawing_seconds,
-    estimated,
+    estimated_seconds,
+    fastest_size,
     learning_seconds,
+    mark_full,
+    sampling_seconds,
     still_improves,
-    without_room,
 )
-from pipeline.plan.kept import keep_speeds, kept_speeds, speeds_key
-from pipeline.plan.ladder import Ladder
-from pipeline.plan.search.search import Case
 from pipeline.plan.size_controller import SizeController, Worker
-from pipeline.plan.start import case_of, first_sizes
+from pipeline.plan.speed_cache import load_speeds, save_speeds, speeds_key
 
 STEADY = 1.5
 """What was kept counts while micro-batches take no more than so many times what they took, and no
@@ -61,8 +60,8 @@ class CalibrationStart:
     """
 
     sizes: Sizes
-    case: Case | None = None
-    ladder: Ladder | None = None
+    case: PlanCase | None = None
+    ladder: SizeLadder | None = None
     key: Mapping[str, Any] = field(default_factory=dict)
     kept: Speeds | None = None
     more: bool = False
@@ -76,14 +75,14 @@ class CalibrationStart:
             ValueError: if no sizes fit.
         """
         sizes = first_sizes(config, recorded)
-        if config.plan.fixed or recorded is not None or not share_s(config):
+        if config.plan.fixed or recorded is not None or not calibration_share_s(config):
             return CalibrationStart(sizes)
         if config.plan.platform == "gpu":
             # Nothing is known of it before it is opened: what is given is tried.
             return CalibrationStart(sizes)
-        case = case_of(config)
-        ladder, key = Ladder.of(case, sizes), speeds_key(config, case.shape)
-        kept = kept_speeds(key)
+        case = PlanCase.of(config)
+        ladder, key = SizeLadder.of(case, sizes), speeds_key(config, case.shape)
+        kept = load_speeds(key)
         choice = None if kept is None else choose_sizes(config, ladder, kept, case.lengths)
         if kept is None or choice is None:
             return CalibrationStart(ladder.top(config), case, ladder, key, more=True)
@@ -119,20 +118,20 @@ async def calibrate(
             controller.say("measuring anew: this device is not as fast as what was kept says")
         else:
             speeds = beginning.kept.scaled(factor) if beginning.more else beginning.kept
-    most_s = share_s(case.config)
+    most_s = calibration_share_s(case.config)
     known, until = bool(speeds.device), began + most_s
-    speeds = before = without_room(
+    speeds = before = mark_full(
         speeds,
         ladder,
-        asked=beginning.sizes,
-        got=controller.in_force,
+        requested=beginning.sizes,
+        fitting=controller.in_force,
         row=case.config.row_tokens,
     )
     if beginning.more or not known or controller.in_force != beginning.sizes:
         speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
     kept = known and speeds == before
-    keep_speeds(beginning.key, speeds)
+    save_speeds(beginning.key, speeds)
     choice = choose_sizes(case.config, ladder, speeds, case.lengths)
     if choice is None:
         return None
@@ -142,7 +141,7 @@ async def calibrate(
         "share_s": round(most_s, 3),
         "kept": kept,
         **choice.to_json(),
-        "estimated": estimated(case, ladder, choice),
+        "estimated": estimated_seconds(case, ladder, choice),
         "lengths": vars(case.lengths),
         "speeds": speeds.to_json(),
     }
@@ -151,9 +150,9 @@ async def calibrate(
     return Calibrated(case, ladder, speeds, choice)
 
 
-def _more(case: Case, ladder: Ladder, speeds: Speeds) -> bool:
+def _more(case: PlanCase, ladder: SizeLadder, speeds: Speeds) -> bool:
     """Whether a run that had measured this would, with time, measure more."""
-    slots = drawing_seconds(case.config, ladder, speeds, case.lengths)
+    slots = sampling_seconds(case.config, ladder, speeds, case.lengths)
     rows = learning_seconds(case.config, ladder, speeds, case.lengths)
     return _improves(slots, ladder.slots, speeds.full_slots) or _improves(
         rows, ladder.rows, speeds.full_rows
@@ -166,7 +165,7 @@ def _improves(known: Mapping[int, float], sizes: Sequence[int], full: Sequence[i
     return any(size not in known for size in has_room) and still_improves(known, has_room)
 
 
-def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
+def _sentence(choice: SizeChoice, seconds: float, *, kept: bool) -> str:
     sizes = choice.sizes
     how = "measured in an earlier run" if kept else f"measured in {seconds:.0f} s"
     return (
@@ -180,8 +179,8 @@ class _Bench:
     """Sizes that are tried one after the other."""
 
     controller: SizeController
-    case: Case
-    ladder: Ladder
+    case: PlanCase
+    ladder: SizeLadder
     sampler: tuple[Worker, Draws]
     learner: tuple[Worker, Learns]
     now: Callable[[], float]
@@ -214,12 +213,12 @@ class _Bench:
 
         def known(speeds: Speeds) -> Mapping[int, float]:
             config, lengths = self.case.config, self.case.lengths
-            return drawing_seconds(config, self.ladder, speeds, lengths)
+            return sampling_seconds(config, self.ladder, speeds, lengths)
 
         rungs = _Rungs("slots", self.ladder.slots, one, known)
         speeds = await self._down(rungs, speeds, until=until)
         if known(speeds):
-            slots = best(known(speeds))
+            slots = fastest_size(known(speeds))
             self.controller.choose(replace(self.controller.in_force, slots=slots))
         return speeds
 
@@ -255,7 +254,7 @@ class _Bench:
                 speeds = await rungs.one(size, speeds)
             except OutOfMemory as error:
                 self.controller.say(f"measuring {size} {rungs.what}: no room: {error.what}")
-                speeds = speeds.without(**{rungs.what: size})
+                speeds = speeds.with_full(**{rungs.what: size})
             last_s = self.now() - began
             speeds = replace(speeds, last_s=last_s)
         return speeds

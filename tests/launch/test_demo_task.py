@@ -129,20 +129,20 @@ def test_a_seed_means_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
     assert digest == "9cfd33e160dd4893368ed0579bbd8cb4867ed5441ed1d4ef6b1c82c88c130721"
 
 
-def test_worked_examples_are_right_answers_to_training_problems(tmp_path: Path) -> None:
-    file = task.write_worked(tmp_path, seed=0, count=50)
-    worked = [json.loads(line) for line in file.read_text().splitlines()]
+def test_demonstrations_are_right_answers_to_training_problems(tmp_path: Path) -> None:
+    file = task.write_demonstrations(tmp_path, seed=0, count=50)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
     answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
-    for row in worked:
+    for row in rows:
         assert row["completion"].endswith(f"<answer>{answers[row['question']]}</answer>")
-    committed = (PROJECT / "launch/demo/data/worked.jsonl").read_text().splitlines()
+    committed = (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text().splitlines()
     assert committed[:50] == file.read_text().splitlines()
 
 
 def test_the_command_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert task.main(["--out", str(tmp_path / "new" / "folder"), "--seed", "7"]) == 0
     files = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    names = ["test.jsonl", "validation.jsonl", "train.jsonl", "worked.jsonl"]
+    names = ["test.jsonl", "validation.jsonl", "train.jsonl", "demonstrations.jsonl"]
     assert [file.name for file in files] == names
     assert [len(file.read_text().splitlines()) for file in files] == [500, 500, 4000, 400]
 

@@ -79,7 +79,7 @@ def prepared(
         (["--base-only", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
         (
             ["--base-only", "--eval.samples=2"],
-            "command line: --eval.samples = 2: greedy answers are all alike",
+            "command line: --eval.samples = 2: needs eval.temperature above 0: greedy",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_sets_are_read_and_rows_left_out_are_told(
     }
     assert capsys.readouterr().out.splitlines() == [
         "test: 4 prompts",
-        "more: 1 prompts, left out: 1 too long",
+        "more: 1 prompts, excluded: 1 too long",
     ]
 
 

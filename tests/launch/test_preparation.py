@@ -60,7 +60,9 @@ def test_the_first_lines_say_how_wandb_runs_and_what_the_data_are(
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     prepare(load_config(tmp_path / "small.toml", [("wandb.mode", "auto")]), extend=None)
     first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("W&B: offline, because nobody is logged in; `wandb login` mends it")
+    assert first.startswith(
+        "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs"
+    )
     assert first.endswith(f"files in {tmp_path}/runs/small/wandb")
     assert others == ["train: 6 prompts", "test: 4 prompts"]
 

@@ -27,7 +27,7 @@ TIMINGS = ("time/",)
 # A supervised step first, then GRPO with a KL term towards where that led.
 WARM = [
     '--run.phases=["sft", "grpo"]',
-    *(f"--sft.train.path={DATA}/worked.jsonl", "--sft.train.limit=32"),
+    *(f"--sft.train.path={DATA}/demonstrations.jsonl", "--sft.train.limit=32"),
     *("--sft.steps=1", "--sft.sequences_per_step=4", "--learner.kl_coef=0.05"),
 ]
 
@@ -92,7 +92,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
         one.kill()
     process.communicate(timeout=PATIENCE_S)
     assert not (run / "summary.json").exists()
-    assert RunFolder(run).noted_s > 0
+    assert RunFolder(run).recorded_used_s > 0
 
     status, output = finish(start(*train_command(killed, *settings)))
     assert status == 0, output

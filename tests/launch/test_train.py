@@ -197,7 +197,7 @@ def test_mistakes_of_all_kinds_are_told_at_once(
         "command line: --plan.micro_batch_tokens = 137: must be a multiple of plan.row_tokens = 68",
         'command line: --eval.sets.0.path = "s3://bucket/more.jsonl": s3:// is not supported',
         f'run.dir = "{request_path}": {request_path} is a file; choose another',
-        "wandb.mode = 'online' but nobody is logged in",
+        "wandb.mode = 'online', but this machine has no W&B login",
         "plan.platform = 'tpu' needs 2 TPU, and this machine has 0",
         f"lora.start: no folder {folder}/gone",
         "rollout.stop_tokens: ",
@@ -303,7 +303,7 @@ def test_a_dataset_with_broken_rows(request_path: Path, refused: Refused):
         f"data.train: 2 rows are malformed in {path}:",
         "  row 4: not JSON: Expecting value: line 1 column 14 (char 13)",
         "  row 5: column 'answer' is missing",
-        'mend them, or leave them out with data.malformed = "skip"',
+        'fix them, or exclude them with data.malformed = "skip"',
     ]
 
 
@@ -315,7 +315,7 @@ def test_broken_rows_that_may_be_left_out_are_said(
     assert len(started) == 1
     shown = capsys.readouterr().out.splitlines()
     assert shown[1:3] == [
-        "train: 6 prompts, left out: 1 malformed",
+        "train: 6 prompts, excluded: 1 malformed",
         "  row 7: column 'answer' is missing",
     ]
 
@@ -395,18 +395,18 @@ def test_wandb_online_on_demand(refused: Refused, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
     (line,) = refused("--wandb.mode", "online")
-    assert line.startswith("wandb.mode = 'online' but nobody is logged in")
+    assert line.startswith("wandb.mode = 'online', but this machine has no W&B login")
 
 
 def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
         (
-            f"{folder.path} holds a run with other settings; --run.name starts another run, "
-            "the old values resume this one:"
+            f"{folder.path} contains a run with other settings; start another run with "
+            "--run.name, or resume this one with the old values:"
         ),
-        "  run.seed: was 0, is 1",
-        "  learner.lr: was 1e-05, is 0.0001",
+        "  run.seed: was 0, now 1",
+        "  learner.lr: was 1e-05, now 0.0001",
     ]
 
 
@@ -418,7 +418,7 @@ def test_a_file_as_the_folder_of_runs(request_path: Path, refused: Refused):
 def test_a_run_that_is_going_on(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    assert refused() == [f"another process is at work in {folder.path}"]
+    assert refused() == [f"another process is using {folder.path}"]
     folder.close()
 
 

@@ -32,7 +32,7 @@ from pipeline.compute.model.footprint import array_bytes
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.batches import Packed, TokenBatch, padding_metrics
+from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import Completion, Rollout
 from pipeline.contracts.speeds import LearnerSpeed
@@ -129,7 +129,7 @@ class Learner:
     def _begin_phase(self, adapter: Params, *, version: int) -> LearnerState:
         """The state in which a phase begins: a new optimizer, and this adapter as reference."""
         optimizer = jax.device_put(self._programs.optimizer.init(adapter), self._whole)
-        moved = self._config.run.warm_start or self._config.lora.start is not None
+        moved = self._config.run.has_sft_phase or self._config.lora.start is not None
         reference = None
         if self._programs.keeps_reference and moved:
             # A copy: updates take the adapter's own memory.
@@ -213,7 +213,7 @@ class Learner:
         self.state = replace(self.state, previous=begun_with, version=self.state.version + 1)
         return metrics
 
-    def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """Learns from one step's packed examples and moves on to the next version.
 
         After the last step of the supervised phase the GRPO phase begins: with a new optimizer,

@@ -255,13 +255,13 @@ class LearnerPrograms:
             # Those that take longest are asked for first.
             gradient = self._by_size("gradient", self.trace_gradient, builder)
             imitation, keep, apply_imitation = {}, {}, None
-            if self.config.run.warm_start:
+            if self.config.run.has_sft_phase:
                 imitation = self._by_size("imitation", self.trace_imitation, builder)
             if self.config.learner.uses_reference_top_k:
                 keep = self._by_size("keep", self.trace_keep, builder)
             score = self._by_size("score", self.trace_score, builder)
             apply = builder.build("apply", self.trace_apply())
-            if self.config.run.warm_start:
+            if self.config.run.has_sft_phase:
                 traced = self._trace_apply(self.apply_imitation)
                 apply_imitation = builder.build("apply imitation", traced)
             return CompiledPrograms(

@@ -125,7 +125,7 @@ def test_a_warm_start_learns_full_rows(tmp_path: Path):
     given = config(
         tmp_path,
         run={"phases": ["sft", "grpo"]},
-        sft={"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 7},
+        sft={"train": {"path": "demonstrations.jsonl"}, "steps": 1, "sequences_per_step": 7},
         plan={"micro_batch_tokens": 4 * ROW, "row_tokens": ROW},
     )
     sequences = full.to_imitate(given, PROMPTS)

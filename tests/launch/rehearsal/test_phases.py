@@ -22,8 +22,8 @@ from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.plan.start import first_sizes
 from pipeline.rollout.workers import Workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput
@@ -50,7 +50,7 @@ PLAN = {
 }
 WARM: dict[str, Any] = {
     "run": {"phases": ["sft", "grpo"]},
-    "sft": {"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 2},
+    "sft": {"train": {"path": "demonstrations.jsonl"}, "steps": 1, "sequences_per_step": 2},
 }
 VALIDATED: dict[str, Any] = {
     "data": {"validation": {"path": "validation.jsonl"}},

@@ -68,7 +68,7 @@ def test_two_at_once_do_not_share_it(tmp_path: Path):
     config = rehearsed(make_config(tmp_path))
     with scratch(config) as folder:
         fill(folder)
-        with pytest.raises(ValueError, match="another process is at work in"), scratch(config):
+        with pytest.raises(ValueError, match="another process is using"), scratch(config):
             pass
         assert (folder / "plan.json").is_file()
 

@@ -9,7 +9,7 @@ import pytest
 from launch.rehearsal.account import Failure, Result, Row
 from launch.rehearsal.table import lines, report
 from pipeline.contracts.sizes import Sizes
-from pipeline.plan.cost_model.timing import Seconds
+from pipeline.plan.cost_model.roofline import Seconds
 
 GIB = 2**30
 ROWS = (

@@ -98,7 +98,7 @@ def test_what_cannot_be_asked_is_told(tmp_path: Path, question: str, message: st
 
 def test_turn_tokens_cannot_be_asked(tmp_path: Path):
     sampler = Echo()
-    with pytest.raises(QuestionError, match="holds the turn token <end_of_turn>"):
+    with pytest.raises(QuestionError, match="contains the turn token <end_of_turn>"):
         asyncio.run(
             conversation(tmp_path, sampler, turn="gemma").ask({"question": "<end_of_turn>"})
         )

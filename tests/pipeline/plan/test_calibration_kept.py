@@ -10,7 +10,7 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
-from pipeline.plan import kept
+from pipeline.plan import speed_cache
 from tests.pipeline.plan.calibration_runs import ROW, Device, Small, cache, chosen, start
 
 __all__ = ["cache"]
@@ -103,11 +103,11 @@ def test_another_program_or_machine_measures_anew(
     assert start(tmp_path / "b").beginning.kept is not None
     changes: dict[str, Any] = {}
     if what == "version":
-        monkeypatch.setattr(kept, "versions", lambda: {"jax": "99"})
+        monkeypatch.setattr(speed_cache, "versions", lambda: {"jax": "99"})
     elif what == "sources":
-        monkeypatch.setattr(kept, "sources", lambda _: "other")
+        monkeypatch.setattr(speed_cache, "sources", lambda _: "other")
     elif what == "machine":
-        monkeypatch.setattr(kept, "machine", lambda: {"processor": "other", "cores": 2})
+        monkeypatch.setattr(speed_cache, "machine", lambda: {"processor": "other", "cores": 2})
     elif what == "shape":
         changes = {"rollout__max_new_tokens": 40}
     else:

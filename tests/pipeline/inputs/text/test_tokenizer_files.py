@@ -1,4 +1,4 @@
-"""Text and ids: exact both ways, special tokens apart, clear errors, two formats alike."""
+"""Tokenizers of both formats: exact round trips, special tokens, errors."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_the_file_says_about_length_and_beginning_is_left_aside(folders: di
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path):
     with pytest.raises(
-        FileNotFoundError, match=r"no tokenizer at .*: neither tokenizer\.model nor"
+        FileNotFoundError, match=r"no tokenizer at .*: it has neither tokenizer\.model nor"
     ):
         read_tokenizer(tmp_path)
 
@@ -136,7 +136,7 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path):
 @pytest.mark.parametrize("damage", [b"", b"not a model"])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes):
     (tmp_path / "tokenizer.json").write_bytes(damage)
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer of Hugging Face's"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
         read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(damage)
     with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
@@ -147,18 +147,18 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes):
 def test_a_file_larger_than_any_tokenizer_is_not_read(tmp_path: Path, name: str):
     with (tmp_path / name).open("wb") as file:
         file.truncate(2**31)
-    with pytest.raises(ValueError, match=rf"{name} has 2,147,483,648 bytes; no tokenizer has"):
+    with pytest.raises(ValueError, match=rf"{name} has 2,147,483,648 bytes; the maximum is"):
         read_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        ({"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}, "has an id of 4000000000"),
+        ({"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}, "has the id 4000000000"),
         ({"type": "BPE", "vocab": {}, "merges": []}, "changes spaces"),
         ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "no"}, "cannot encode ' a  b '"),
         ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, "cannot encode ' a  b '"),
-        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}, "is not a tokenizer of Hugging"),
+        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}, "is not a Hugging"),
     ],
 )
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str, Any], what: str):
@@ -180,7 +180,7 @@ def test_a_tokenizer_that_changes_spaces_is_refused(tmp_path: Path):
     model.normalizer_spec.add_dummy_prefix = True
     model.normalizer_spec.remove_extra_whitespaces = True
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ValueError, match="changes spaces: ' a  b ' comes back as"):
+    with pytest.raises(ValueError, match="changes spaces: it decodes ' a  b ' to"):
         read_tokenizer(tmp_path)
 
 
@@ -205,11 +205,11 @@ def test_the_models_folder_is_where_the_tokenizer_is(folders: dict[str, Path], t
     elsewhere = opened(tmp_path, tokenizer=str(folders["tokenizer.json"] / "tokenizer.json"))
     assert elsewhere.path == folders["tokenizer.json"] / "tokenizer.json"
     assert elsewhere.chat_template == ChatTemplate(tmp_path / "chat_template.jinja", "of the model")
-    with pytest.raises(FileNotFoundError, match=r"model\.tokenizer: nothing is at .*gone"):
+    with pytest.raises(FileNotFoundError, match=r"model\.tokenizer: no file or folder .*gone"):
         opened(tmp_path, tokenizer=str(tmp_path / "gone"))
 
 
-def test_a_tokenizer_that_stands_elsewhere_may_bring_the_template(tmp_path: Path):
+def test_a_tokenizer_in_another_folder_may_bring_the_template(tmp_path: Path):
     model, other = tmp_path / "model", tmp_path / "other"
     model.mkdir()
     other.mkdir()
