@@ -116,7 +116,7 @@ def prepare(
     from pipeline.inputs.dataset.rows import report_lines
     from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
     from pipeline.inputs.text.prompts import PromptMaker
-    from pipeline.plan.start import first_sizes
+    from pipeline.plan.search.fitting import first_sizes
     from pipeline.run.run_folder import RunFolder
 
     folder = RunFolder.of(config).path

@@ -1,4 +1,4 @@
-"""Plans a run before any device is rented: memory, time and cost.
+"""Plans a run before hardware is rented: what fits, how long it takes, what it costs.
 
     python -m launch.plan CONFIG.toml [--topology NAME] [--verify] [--json FILE]
 
@@ -21,14 +21,14 @@ from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from pipeline.report.plan_report import Plan
+    from pipeline.report.plan_report import PlanReport
 
 DESCRIPTION = """\
-Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
-budget buys, and its cost. With plan.fixed = true the sizes of the file are used, and others are
-compared with them. CONFIG.toml may also be a run folder.
-Exit status: 0 the plan fits, 1 it does not, or no step fits the budget, 2 a mistake in the request,
-130 after Ctrl-C."""
+Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, steps and
+cost of the budget. With plan.fixed = true the configured sizes are used and compared with others.
+CONFIG.toml may also be a run folder.
+Exit status: 0 it fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
+after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         config = load_config(command.path, command.overrides)
         return _run(config, command.flags)
-    except BrokenPipeError:  # the reader of a pipe closed it
+    except BrokenPipeError:  # the reader closed the pipe
         sys.stderr.close()
         return 0
     except (ValueError, FileNotFoundError) as mistake:
@@ -58,33 +58,33 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--topology",
         metavar="NAME",
-        help="plan for these chips instead of the configuration's: v5e-1 to v5e-256, v5p-8 to "
-        "v5p-128, v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
+        help="plan for chips other than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
+        "v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
     )
     flags.add_argument(
         "--completion-tokens",
         metavar="N",
         type=float,
-        help="known mean length of a completion (default: 0.35 of the longest)",
+        help="mean tokens of a completion, if known (default: 0.35 of the longest)",
     )
     flags.add_argument(
         "--verify",
         action="store_true",
-        help="compile the plan's programs for a v5e and use the compiler's figures: at most 8 "
-        "compilations of some minutes each, cached for the next time",
+        help="compile the plan's programs for a v5e and use the compiler's figures; at most 8 "
+        "compilations of minutes each, cached for the next time",
     )
     add_json(flags)
     return flags
 
 
 def _run(config: Config, flags: argparse.Namespace) -> int:
-    # Imported late: `--help` and mistakes in the configuration need none of it.
+    # Imported late: `--help` and configuration errors do not need these modules.
     from pipeline.report.plan_lines import lines
-    from pipeline.report.plan_report import report
+    from pipeline.report.plan_report import plan_figures
 
     file = json_file(flags)
     planned = _plan(config, flags)
-    figures = report(planned)
+    figures = plan_figures(planned)
     for line in lines(figures):
         print(line)
     if file is not None:
@@ -93,56 +93,55 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
-def _plan(config: Config, flags: argparse.Namespace) -> Plan:
-    """Plans the run, with forecast, gains and remedies.
+def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
+    """Plans the run.
 
     Raises:
         FileNotFoundError: if the model's folder is missing.
-        ValueError: for a mistake in the request.
+        ValueError: if the request is invalid.
     """
     from pipeline.contracts.speeds import Lengths
     from pipeline.inputs.hub.model_shape import shape_of
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
-    from pipeline.plan.search.gains import gains
-    from pipeline.plan.search.remedies import remedies
-    from pipeline.plan.search.search import Case, choose
-    from pipeline.report.plan_report import Plan
+    from pipeline.plan.search.fitting import PlanCase, choose_placement
+    from pipeline.plan.search.suggestions import gains, remedies
+    from pipeline.report.plan_report import PlanReport
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
         raise ValueError(f"budget.until = {config.budget.until} has passed; set a later one")
     topology = topology_of(config, flags.topology)
     if flags.verify and topology.compiler is None:
         raise ValueError(
-            f"command line: --verify: programs can be compiled for v5e-1, v5e-4 and v5e-8, not for "
-            f"{topology.name}; remove the flag"
+            f"command line: --verify: programs can be compiled for v5e-1, v5e-4 and v5e-8, not "
+            f"for {topology.name}; omit --verify"
         )
     lengths = Lengths.expected(config, flags.completion_tokens)
-    case = Case(config, shape_of(config), topology, lengths)
-    choice = choose(case)
-    verified, not_verified = None, None
+    case = PlanCase(config, shape_of(config), topology, lengths)
+    choice = choose_placement(case)
+    verified, why = None, None
     if flags.verify:
         from pipeline.plan.compiler import NoCompiler
         from pipeline.plan.verify import Verifier
 
         try:
             verified = Verifier(case, say=_say).verify(choice.chosen, others=choice.others)
-        except NoCompiler as error:
-            not_verified = f"{error}; all figures are estimated"
+        except NoCompiler as absent:
+            why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
-    # Gains and remedies compare estimates with estimates.
+    # Suggestions compare estimates with estimates.
     estimated = next(one for one in choice.compared if one.name == plan.name)
     compiled_s = {}
     if verified is not None:
-        compiled_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
-    return Plan(
+        compiled_s = {name: one.report.compile_s for name, one in verified.programs.items()}
+    return PlanReport(
         case,
         choice,
         forecast(case, plan, compiled_s=compiled_s),
         gains(case, estimated) if plan.fits and estimated.fits else [],
         remedies(case, estimated) if not (plan.fits or estimated.fits) else [],
         verified,
-        not_verified,
+        why,
     )
 
 

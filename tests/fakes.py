@@ -36,8 +36,8 @@ from pipeline.coordinator import Coordinator
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.plan.start import first_sizes
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder

@@ -7,7 +7,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.contracts.cores import cores
+from pipeline.contracts.builds import cores
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix")
 

@@ -9,8 +9,8 @@ from launch.bench.models import bench_config
 from pipeline.contracts.programs import split_name
 from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.inputs.hub.model_shape import shape_of
-from pipeline.plan.compiler import compiled
-from pipeline.plan.cost_model.program_memory import held
+from pipeline.plan.compiler import compile_programs
+from pipeline.plan.cost_model.program_memory import program_memory
 
 
 def compared(*, model: str, program: str, length: int, **settings: Any) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def compared(*, model: str, program: str, length: int, **settings: Any) -> dict[
     """
     config = _config(model, program, length=length, settings=settings)
     shape = shape_of(config)
-    estimated = sum(held(config, shape, program).values()) / GIB
-    found = compiled(config, shape, [program])[program]
+    estimated = sum(program_memory(config, shape, program).values()) / GIB
+    found = compile_programs(config, shape, [program])[program]
     figures = {"estimated_gib": estimated, "compile_s": found.compile_s}
     if not found.fits or found.hbm_bytes is None:
         needs = None if found.hbm_bytes is None else found.hbm_bytes / GIB

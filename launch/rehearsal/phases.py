@@ -32,7 +32,7 @@ from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.choice import Calibrated
+from pipeline.plan.size_choice import Calibrated
 from pipeline.rollout.scoring import reward_inputs
 from pipeline.rollout.workers import Workers
 from rewards.base import Outcome, Tags
@@ -113,14 +113,14 @@ class Rehearsal:
             self._config,
             "start and load",
             waited_s + load_s,
-            PhaseOutcome(f"load {load_s:.1f} s", lambda expected: expected.parts.start),
+            PhaseOutcome(f"load {load_s:.1f} s", lambda expected: expected.times.start),
         )
         note = f"{len(built)} programs, {cached} from the cache; sum of their times"
         await self._rows.add(
             self._config,
             "compile",
             sum(one.seconds for one in built),
-            PhaseOutcome(note, lambda expected: expected.parts.compile),
+            PhaseOutcome(note, lambda expected: expected.times.compile),
         )
 
     async def run(self) -> Result:
@@ -277,7 +277,7 @@ class Rehearsal:
         await learner.save({"rehearsal": self._published.version})
         if validates:
             await learner.keep_best()
-        return PhaseOutcome("", lambda expected: expected.parts.checkpoint)
+        return PhaseOutcome("", lambda expected: expected.times.checkpoint)
 
     async def _restore(self) -> PhaseOutcome:
         before, restored = self._published, await self.setup.restore()
@@ -303,7 +303,7 @@ class Rehearsal:
             else f"log-probs within {report.max_difference:.1e}"
         )
         gib = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
-        return PhaseOutcome(f"{gib:.3g} GiB, {equal}", lambda expected: expected.parts.export)
+        return PhaseOutcome(f"{gib:.3g} GiB, {equal}", lambda expected: expected.times.export)
 
     @property
     def _config(self) -> Config:

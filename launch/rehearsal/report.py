@@ -11,7 +11,7 @@ from launch.rehearsal.expected import Expectations, Target
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.topology import GIB
 from pipeline.contracts.workers import ReportsMemory
-from pipeline.plan.cost_model.timing import Seconds
+from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.report.plan_lines import table
 
 Figures = dict[str, Any]

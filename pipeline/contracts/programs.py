@@ -1,7 +1,7 @@
-"""Names of the compiled programs of a run, and the devices that execute each. No JAX.
+"""Names of a run's compiled programs, and the devices that execute each. No JAX.
 
-A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a
-prompt (prefill, fill), slots (segment), or packed rows (score, keep, gradient, imitation).
+A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a prompt
+(prefill, fill), slots (segment), or packed rows (score, keep, gradient, imitation).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 
 SAMPLER = ("empty", "prefill", "fill", "segment")
-"""Kinds of a sampler's programs; those that compact slots are small and left out."""
+"""Kinds of a sampler's programs, without the small ones that compact slots."""
 
 LEARNER = ("score", "keep", "gradient", "imitation", "apply")
 """Kinds of a learner's programs."""
@@ -19,12 +19,12 @@ LEARNER = ("score", "keep", "gradient", "imitation", "apply")
 
 @dataclass(frozen=True)
 class Devices:
-    """Those that run a program.
+    """The devices that run a program.
 
     Attributes:
-        count: how many.
-        fsdp: parts of the weights that are gathered layer by layer.
-        tp: parts of heads and widths that are computed apart.
+        count: number of devices.
+        fsdp: number of fully sharded data-parallel shards of the weights.
+        tp: number of tensor-parallel shards.
     """
 
     count: int
@@ -33,12 +33,12 @@ class Devices:
 
     @property
     def shards(self) -> int:
-        """Parts into which rows are split."""
+        """Number of shards of the rows."""
         return self.count // self.tp
 
 
 def split_name(program: str) -> tuple[str, int]:
-    """Kind and size of a program; 0 for one that has none.
+    """Kind and size of a program; the size is 0 for kinds without one.
 
     Raises:
         ValueError: if there is no such program.
@@ -47,12 +47,12 @@ def split_name(program: str) -> tuple[str, int]:
     sized = kind not in {"empty", "apply"}
     if kind not in SAMPLER + LEARNER or sized != size.isdecimal():
         known = ", ".join(f"{k} N" if k not in {"empty", "apply"} else k for k in SAMPLER + LEARNER)
-        raise ValueError(f"{program!r} is no program of a run; there are {known}")
+        raise ValueError(f"{program!r} is not a program of a run; the programs are {known}")
     return kind, int(size or 0)
 
 
 def devices_of(config: Config, program: str) -> Devices:
-    """The devices of the process that runs it."""
+    """The devices of the process that runs a program."""
     kind, _ = split_name(program)
     plan = config.plan
     if kind in SAMPLER:

@@ -26,14 +26,14 @@ from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.plan.ladder import Ladder
-from pipeline.plan.search.search import Case
+from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.size_choice import SizeLadder
 from pipeline.plan.size_controller import SizeController, Worker
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 ROW = 42
-LADDER = Ladder((4, 2, 1), (2, 1))
+LADDER = SizeLadder((4, 2, 1), (2, 1))
 
 
 class InProcess:
@@ -73,7 +73,7 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
 def begin(config: Config) -> CalibrationStart:
     demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
     topology, lengths = topology_of(config, None), Lengths.expected(config)
-    case = Case(config, shape_of(demo), topology, lengths)
+    case = PlanCase(config, shape_of(demo), topology, lengths)
     return CalibrationStart(LADDER.top(config), case, LADDER, {"key": 1})
 
 

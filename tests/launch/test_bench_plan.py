@@ -9,7 +9,7 @@ import pytest
 from launch.bench import plan_bench, plan_case
 from pipeline.contracts.programs import devices_of
 from pipeline.plan import compiler
-from pipeline.plan.compiler import Figures
+from pipeline.plan.compiler import CompilerReport
 
 GIB = 2**30
 ROWS = {row.name: row for section in plan_bench.BENCHMARK.sections for row in section.rows}
@@ -24,11 +24,11 @@ def answers(monkeypatch, tmp_path):
     def ask(config, _shape, programs, **_settings):
         for program in programs:
             asked.append((config, program))
-            yield program, Figures(compile_s=1.0, **figures)
+            yield program, CompilerReport(compile_s=1.0, **figures)
 
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiler, "_ask", ask)
+    monkeypatch.setattr(compiler, "_compile", ask)
     return figures, asked
 
 

@@ -22,8 +22,8 @@ from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.plan.start import first_sizes
 from pipeline.rollout.workers import Workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput

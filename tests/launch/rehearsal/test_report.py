@@ -8,7 +8,7 @@ import pytest
 
 from launch.rehearsal.report import Failure, Result, Row, lines, report
 from pipeline.contracts.sizes import Sizes
-from pipeline.plan.cost_model.timing import Seconds
+from pipeline.plan.cost_model.roofline import Seconds
 
 GIB = 2**30
 ROWS = (

@@ -19,7 +19,7 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
 from pipeline.plan.calibration import CalibrationStart, calibrate
-from pipeline.plan.choice import Calibrated
+from pipeline.plan.size_choice import Calibrated
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder

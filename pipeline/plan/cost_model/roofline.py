@@ -1,9 +1,9 @@
-"""How long the phases of a step take: a roofline with a few constants, each result with its range.
+"""Roofline model of program times; each result has a range.
 
-The least is the roofline itself (https://doi.org/10.1145/1498765.1498785): the chip's published
-operations or bytes a second, whichever takes longer. What is expected is more, by shares of those
-limits that were fitted to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured").
-Nothing here was measured on a TPU.
+The low end is the roofline (https://doi.org/10.1145/1498765.1498785): published operations or bytes
+per second of the chip, whichever takes longer. The expected time uses shares of these limits fitted
+to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured"). No figure was measured on
+a TPU.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from typing import Literal
 from configs.schema import Config
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.plan.cost_model.hardware import Chip
-from pipeline.plan.cost_model.program_memory import Sizes
+from pipeline.plan.cost_model.program_memory import ProcessArrays
 
 Regime = Literal["compute", "bandwidth", "links", "latency"]
-"""What a phase is bound by: arithmetic, memory, other chips, or how many small things there are."""
+"""The limiting resource of a phase: arithmetic, memory bandwidth, links to other chips, or
+latency."""
 
-# Shares of the chip's limits that are expected.
+# Expected shares of the chip's limits.
 _DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS, _ATTENTION_FLOPS = 0.5, 0.5, 0.44, 0.15
-_WEIGHT_BYTES, _CACHE_BYTES, _FURTHER_CACHE_BYTES = 0.9, 0.8, 0.45
-_FULL_ROWS = 128
-"""Rows whose caches are read at the first of these shares of the bandwidth; the others' at the
-second: there the compiler's estimates turn."""
+_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.8, 0.45
+_FAST_ROWS = 128
+"""Rows whose caches are read at the first share of the bandwidth; further rows use the second,
+lower one, as in the compiler's estimates."""
 _SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
-"""What is expected may take so many times longer."""
+"""The high end as a multiple of the expected time."""
 _DEQUANTIZE = 5.3
-"""Bytes moved for each of a matrix that is computed back from 8 or 4 bits before each product."""
-_CUT_BYTES = 300.0
-"""Bytes moved for each entry of the vocabulary where top-k, top-p or min-p look at it again."""
-_MOST_SLOTS, _WORTH = 4096, 1.25
-"""Slots up to which a knee is looked for, and what twice as many have to bring below it."""
+"""Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
+_TRUNCATION_BYTES = 300.0
+"""Bytes moved per entry of the vocabulary for top-k, top-p or min-p truncation."""
+_MOST_SLOTS, _KNEE_GAIN = 4096, 1.25
+"""Most slots of a knee, and the least speed-up of twice as many slots below it."""
 _REDUCE_S = 25e-6
-"""Least seconds of an exchange between chips."""
+"""Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
-"""Least seconds of a program, and of the host's look at what has ended."""
+"""Least seconds of a program and of the host's check for finished slots."""
 _PASSES = {"none": 2.0, "dots": 2.1, "full": 3.0, "offload": 3.0}
-"""How often a layer is computed for a gradient, by `plan.remat`; there is none of the weights."""
+"""Forward passes of a layer that a gradient costs, by `plan.remat`; weights have no gradient."""
 _HEAD_PASSES = 3.0
 
 
@@ -48,10 +49,10 @@ class Seconds:
     """A time with its range.
 
     Attributes:
-        low: what the limits of the hardware leave.
-        expected: what plans are compared by.
-        high: what it may be.
-        regime: what takes most of it.
+        low: lower bound by the hardware's limits.
+        expected: value that plans are compared by.
+        high: pessimistic value.
+        regime: resource that takes most of the time.
     """
 
     low: float
@@ -60,31 +61,31 @@ class Seconds:
     regime: Regime
 
     def __add__(self, other: Seconds) -> Seconds:
-        """One after the other."""
+        """The time of both, one after the other."""
         regime = self.regime if self.expected >= other.expected else other.regime
         low, expected = self.low + other.low, self.expected + other.expected
         return Seconds(low, expected, self.high + other.high, regime)
 
     def longer(self, other: Seconds) -> Seconds:
-        """Both at the same time."""
+        """The time of both, at the same time."""
         regime = self.regime if self.expected >= other.expected else other.regime
         low, expected = max(self.low, other.low), max(self.expected, other.expected)
         return Seconds(low, expected, max(self.high, other.high), regime)
 
     def __mul__(self, times: float) -> Seconds:
-        """So many of it."""
+        """The time of `times` repetitions."""
         return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
 
 
-def fixed(seconds: float, *, chip: Chip) -> Seconds:
-    """A time that does not depend on the model, as uncertain as the others."""
+def fixed_time(seconds: float, *, chip: Chip) -> Seconds:
+    """A time that does not depend on the model, with the same relative high end."""
     spread = _SPREAD[chip.platform]
     return Seconds(seconds / spread, seconds, seconds * spread, "latency")
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What a program asks of each chip: operations, bytes, exchanges, and how many small steps."""
+    """Resources that a program uses on each chip."""
 
     flops: float = 0.0
     attention_flops: float = 0.0
@@ -95,7 +96,7 @@ class _Load:
     latency_s: float = 0.0
 
     def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
-        """By what the chip can do."""
+        """The time on a chip."""
         peak = chip.int8_flops if int8 else chip.bf16_flops
         link_s = self.link_bytes / chip.link_bytes_per_s
         compute = (self.flops / peak) + self.attention_flops / chip.bf16_flops
@@ -105,7 +106,7 @@ class _Load:
         slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
         weights = self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
         caches = self._caches_s(chip)
-        return _expected(
+        return _seconds_of(
             low,
             {
                 "compute": slow_compute,
@@ -113,29 +114,29 @@ class _Load:
                 "links": link_s,
                 "latency": self.latency_s,
             },
-            together=bool(self.cache_bytes),
+            additive=bool(self.cache_bytes),
             chip=chip,
         )
 
     def _caches_s(self, chip: Chip) -> float:
-        """Seconds in which the caches are read."""
-        full = min(1.0, _FULL_ROWS / max(1, self.rows)) * self.cache_bytes
+        """Seconds of reading the caches."""
+        full = min(1.0, _FAST_ROWS / max(1, self.rows)) * self.cache_bytes
         further = self.cache_bytes - full
-        return (full / _CACHE_BYTES + further / _FURTHER_CACHE_BYTES) / chip.bytes_per_s
+        return (full / _CACHE_BYTES + further / _SLOW_CACHE_BYTES) / chip.bytes_per_s
 
 
-def _expected(low: float, parts: dict[Regime, float], *, together: bool, chip: Chip) -> Seconds:
-    """Arithmetic and memory overlap where matrices are large; in a decode step they add up."""
+def _seconds_of(low: float, parts: dict[Regime, float], *, additive: bool, chip: Chip) -> Seconds:
+    """Combines times of resources; with `additive` arithmetic and memory do not overlap."""
     regime: Regime = max(parts, key=lambda name: parts[name])
     busy = parts["compute"], parts["bandwidth"]
-    total = (sum(busy) if together else max(busy)) + parts["links"] + parts["latency"]
+    total = (sum(busy) if additive else max(busy)) + parts["links"] + parts["latency"]
     expected = max(low, total)
     return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
 
 
 @lru_cache
 def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> float:
-    """Read when everything in the base is multiplied with once."""
+    """Bytes read for one product with every matrix of the base."""
     found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
     if quantization in {"int8", "nf4"}:
         found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
@@ -144,18 +145,18 @@ def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> fl
 
 @lru_cache
 def _parameters(shape: ModelShape) -> tuple[int, int]:
-    """Of the whole base, and of all but the embedding."""
+    """Parameters of the base, and those without the embedding."""
     return shape.parameters, shape.parameters - shape.embedding_parameters
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast a configuration's programs are on a chip.
+class RooflineModel:
+    """Times of a configuration's programs on a chip.
 
     Attributes:
-        config: placement, types and lengths; its sizes are not read.
+        config: placement, dtypes and lengths; its sizes are ignored.
         shape: the model.
-        chip: what runs it.
+        chip: the kind of chip.
     """
 
     config: Config
@@ -163,34 +164,36 @@ class Pace:
     chip: Chip
 
     def decode_step(self, slots: int) -> Seconds:
-        """One token for each of so many slots on a shard, a chip or a group of tp chips."""
+        """A decode step with `slots` slots on a shard: a chip, or a group of tp chips."""
         plan, shape, tp = self.config.plan, self.shape, self.config.plan.tp_of_sampler
         base = self._base_bytes(of_sampler=True)
         cache = slots * self.kv_bytes_per_row(recent=self.config.segment_steps)
-        cut = _CUT_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
+        truncation = (
+            _TRUNCATION_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
+        )
         merged = plan.rollout_weights == "merged"
         load = _Load(
             flops=2 * slots * (_parameters(shape)[0] + (0 if merged else self._adapter)) / tp,
             attention_flops=0.0,
-            weight_bytes=base + cut / tp,
+            weight_bytes=base + truncation / tp,
             cache_bytes=cache,
             rows=slots,
             link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
-            # Adapted matrices are two more small products each.
+            # An adapted matrix needs two more small products.
             latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
             + self._reductions(tp),
         )
         int8 = self.config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
 
-    def settle(self, slots: int) -> Seconds:
-        """What ends a segment: new positions are brought home, the host looks at what has ended."""
+    def flush(self, slots: int) -> Seconds:
+        """The end of a segment: moving new positions to the ring caches, and the host's check."""
         size = 2 * slots * self.kv_bytes_per_row()
         load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def prefill(self, positions: int, *, seq: int) -> Seconds:
-        """Reading so many prompt positions on a shard, in prompts of `seq`."""
+        """Prefill of `positions` prompt positions on a shard, in prompts of `seq` positions."""
         tp = self.config.plan.tp_of_sampler
         body = _parameters(self.shape)[1] + self._adapter
         load = _Load(
@@ -205,42 +208,42 @@ class Pace:
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
 
     def score(self, positions: int, *, seq: float) -> Seconds:
-        """Log-probs at so many positions of a shard's micro-batch, or the likeliest tokens there.
+        """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch.
 
-        The exact top k looks at the scores twice.
+        The exact top k reads the logits twice.
         """
         head = 2.0 if self.config.learner.uses_reference_top_k else 1.0
         return self._learn(positions, seq=seq, passes=1.0, head=head)
 
     def gradient(self, positions: int, *, seq: float) -> Seconds:
-        """The gradient of a shard's micro-batch."""
+        """The gradient at `positions` positions of a shard's micro-batch."""
         passes = _PASSES[self.config.plan.remat]
         return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES)
 
     def apply(self) -> Seconds:
-        """Exchanging the gradient of the adapter, and one update of it."""
+        """All-reduce of the adapter's gradient, and one update."""
         size = 4.0 * self._adapter
         links = 2 * size if self.config.plan.learner_devices > 1 else 0.0
         load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
     def knee(self) -> int:
-        """Slots of a shard from which twice as many draw less than a quarter more."""
+        """Slots of a shard above which doubling them raises the speed by less than a quarter."""
         few, many = 1, _MOST_SLOTS
         while few < many:
             slots = (few + many) // 2
-            gained = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
-            few, many = (few, slots) if gained < _WORTH else (slots + 1, many)
+            gain = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
+            few, many = (few, slots) if gain < _KNEE_GAIN else (slots + 1, many)
         return few
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
-        """Of the caches of one rollout on a chip, with what a segment adds to them."""
-        sizes = Sizes.of(self.config, self.shape, "empty")
-        rings = sizes.rings(1, self.config.rollout.max_tokens), sizes.rings(1, recent)
+        """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""
+        arrays = ProcessArrays.of(self.config, self.shape, "empty")
+        rings = arrays.caches(1, self.config.rollout.max_tokens), arrays.caches(1, recent)
         return sum(sum(ring.values()) for ring in rings)
 
     def attention_flops(self, seq: float) -> float:
-        """Of the scores and of what they weigh, for a position of a sequence, all layers."""
+        """Operations of attention scores and values per position of a sequence, over all layers."""
         shape = self.shape
         seen = shape.local_layers * min(shape.window, seq / 2) + shape.global_layers * seq / 2
         return 4 * shape.heads * shape.head_dim * seen
@@ -248,10 +251,10 @@ class Pace:
     def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
         shape, plan = self.shape, self.config.plan
         body = _parameters(shape)[1]
-        # A gradient of the adapter itself is one product more.
+        # The adapter's own gradient needs one more product.
         adapter = self._adapter * (passes + (1 if passes > 1 else 0))
         flops = 2 * positions * (passes * body + head * shape.embedding_parameters + adapter)
-        # The scores of the backward pass are computed for keys, values and queries.
+        # The backward pass computes scores for keys, values and queries.
         attention = positions * self.attention_flops(seq) * (passes + (1 if passes > 1 else 0))
         load = _Load(
             flops=flops / plan.tp,
@@ -269,21 +272,21 @@ class Pace:
         return self.shape.adapter_parameters(self.config.lora)
 
     def _base_bytes(self, *, of_sampler: bool) -> float:
-        """Read of a chip's memory when everything in the base is multiplied with once."""
+        """Bytes that a chip reads for one product with every matrix of the base."""
         plan, shape, dtype = self.config.plan, self.shape, self.config.model.dtype
         kind = self.config.sampler_quantization if of_sampler else self.config.model.quantization
         tp = plan.tp_of_sampler if of_sampler else plan.tp
         return _base_bytes(shape, dtype, kind, tp)
 
     def _gathered(self, fsdp: int, tp: int) -> float:
-        """Bytes that a chip is sent of weights that others have."""
+        """Bytes of weights that a chip receives from others."""
         return (1 - 1 / fsdp) * _base_bytes(self.shape, self.config.model.dtype, "none", tp)
 
     def _reduced(self, positions: int, tp: int) -> float:
-        """Bytes that a chip exchanges where each computes a part of the widths."""
+        """Bytes that a chip exchanges in tensor-parallel reductions."""
         size = DTYPE_BYTES[self.config.model.dtype] * positions * self.shape.embed
         return 4 * self.shape.layers * size * (tp - 1) / tp
 
     def _reductions(self, tp: int) -> float:
-        """Seconds of two exchanges in each layer."""
+        """Seconds of two reductions in each layer."""
         return 2 * self.shape.layers * _REDUCE_S if tp > 1 else 0.0

@@ -1,6 +1,7 @@
-"""Seconds of a step at measured speeds.
+"""Seconds of a step from measured program times.
 
-Interpolates linearly between measured sizes and never extrapolates below the nearest one.
+Interpolates linearly between measured sizes. Below the smallest its seconds count; above the
+largest seconds grow in proportion to the size.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from itertools import pairwise
 
 from configs.schema import Config
 from pipeline.contracts.speeds import Lengths, Speeds, Table
-from pipeline.plan.cost_model.workload import expected_turns, packed_positions
+from pipeline.plan.cost_model.workload import expected_schedule, packed_positions
 
 
 def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
-    """Seconds in which a step's rollouts are drawn, by the schedule of a sampler's slots.
+    """Seconds of generating a step's rollouts, by the decode schedule of a sampler.
 
     Args:
-        config: with sizes.
-        speeds: at least one number of slots was measured.
-        lengths: that are expected.
+        config: the run, with sizes.
+        speeds: measured times of at least one number of slots.
+        lengths: expected lengths.
     """
     plan, rollout = config.plan, config.rollout
     shards, samples = plan.sampler_shards, rollout.group_size
     prompts = math.ceil(rollout.prompts_per_step / plan.num_samplers)
-    turns = expected_turns(
+    schedule = expected_schedule(
         prompts * samples,
         mean=lengths.completion,
         cap=rollout.max_new_tokens,
@@ -34,31 +35,31 @@ def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
     )
     decode = sum(
         number * seconds_at(speeds.segment_s, slots * shards)
-        for slots, number in turns.segments.items()
+        for slots, number in schedule.segments.items()
     )
-    fill = turns.fills * seconds_at(speeds.fill_s, config.slots)
+    fill = schedule.fills * seconds_at(speeds.fill_s, config.slots)
     bucket = config.prompt_bucket(min(round(lengths.prompt), rollout.max_prompt_tokens))
     rows = config.prefill_rows(bucket)
-    reads = math.ceil(math.ceil(prompts / shards) / rows)
-    return decode + fill + reads * seconds_at(speeds.prefill_s, rows * bucket * shards)
+    prefills = math.ceil(math.ceil(prompts / shards) / rows)
+    return decode + fill + prefills * seconds_at(speeds.prefill_s, rows * bucket * shards)
 
 
 def learning_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
-    """Seconds in which a step's rollouts are learned from, but for applying the update.
+    """Seconds of learning from a step's rollouts, without applying the update.
 
     Args:
-        config: with sizes.
-        speeds: at least one micro-batch was measured.
-        lengths: that are expected.
+        config: the run, with sizes.
+        speeds: measured times of at least one micro-batch size.
+        lengths: expected lengths.
     """
     batches = packed_positions(config, lengths, sequences=config.rollout.size)
     rows = (positions // config.row_tokens for positions in batches)
-    once = sum(seconds_at(speeds.micro_batch_s, number) for number in rows)
-    return once * config.learner.updates_per_batch
+    one_pass = sum(seconds_at(speeds.micro_batch_s, number) for number in rows)
+    return one_pass * config.learner.updates_per_batch
 
 
 def seconds_at(table: Table, size: int) -> float:
-    """Seconds of a size, by those that were measured; there must be one."""
+    """Seconds of a size, interpolated from a table that is not empty."""
     sizes = sorted(table)
     if size <= sizes[0]:
         return table[sizes[0]]

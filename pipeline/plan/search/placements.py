@@ -1,4 +1,4 @@
-"""Which placements and meshes a plan compares: only those that processes can lease and open."""
+"""Placements and meshes that the planner compares: those that processes can lease and open."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ from typing import Any
 from configs.plan import TPU_LEASES
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.plan.cost_model.hardware import Topology, devices_of
+from pipeline.plan.cost_model.hardware import Topology, device_count
 
-PLACE = ("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp")
-"""The settings of [plan] that are a placement."""
+PLACEMENT_KEYS = (
+    "placement",
+    "learner_devices",
+    "samplers",
+    "sampler_devices",
+    "fsdp",
+    "tp",
+    "sampler_tp",
+)
+"""Settings of [plan] that define a placement."""
 
 _IMPORTANCE_CAP = 2.0
-"""Where the configuration has none and needs one."""
+"""Cap of importance weights where they are required and the configuration sets none."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A placement.
+class PlacementCandidate:
+    """A placement to compare.
 
     Attributes:
-        name: in words.
-        config: with this placement; sizes as `placed` has them.
+        name: the placement in words.
+        config: the configuration in this placement; for its sizes see `with_placement`.
         configured: whether it is the configuration's own.
-        same_run: whether it learns the same; no: it draws a step ahead.
+        same_run: whether the run computes the same updates; false with `rollout.ahead`.
     """
 
     name: str
@@ -35,39 +43,40 @@ class Candidate:
     same_run: bool = True
 
 
-def candidates(config: Config, shape: ModelShape, topology: Topology) -> list[Candidate]:
-    """The configuration's own placement first, if the topology holds it, then all others.
+def placement_candidates(
+    config: Config, shape: ModelShape, topology: Topology
+) -> list[PlacementCandidate]:
+    """The configuration's own placement first, if it fits the topology, then all others.
 
-    With `rollout.ahead` there are only splits; without, each split is also there with it.
+    With `rollout.ahead` all others are split; without, each split is listed with it, too.
     """
     ahead = config.rollout.ahead != "off"
-    found = [placed(config, place) for place in _places(shape, topology)]
+    found = [with_placement(config, placement) for placement in _placements(shape, topology)]
     found = [one for one in found if one.plan.placement == "split" or not ahead]
     first, others = [], found
     if _holds(topology, config):
-        first = [Candidate(_name(config, topology), config, configured=True)]
-        others = [one for one in found if _place(one) != _place(config)]
-    rest = [Candidate(_name(one, topology), one) for one in others]
+        first = [PlacementCandidate(_name(config, topology), config, configured=True)]
+        others = [one for one in found if _identity(one) != _identity(config)]
+    rest = [PlacementCandidate(_name(one, topology), one) for one in others]
     if not ahead and config.rollout.dynamic_sampling != "adaptive":
-        splits = [one for one in found if one.plan.placement == "split"]
-        drawn = [_ahead(one) for one in splits]
-        rest += [Candidate(_name(one, topology), one, same_run=False) for one in drawn]
+        splits = [_with_ahead(one) for one in found if one.plan.placement == "split"]
+        rest += [PlacementCandidate(_name(one, topology), one, same_run=False) for one in splits]
     return [*first, *rest]
 
 
-def placed(config: Config, place: Mapping[str, Any]) -> Config:
-    """The configuration in another placement; unchecked.
+def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
+    """The configuration in another placement, not validated.
 
-    Sizes that it gives stay what they are for each device, and are at least one slot and one row on
-    each shard: there are none without.
+    Sizes per device stay what the configuration sets, rounded down to whole shards, with at least
+    one slot and one row on each.
 
     Args:
-        config: as it was given.
-        place: settings of `PLACE`; those that are left out have no value.
+        config: the configuration as given.
+        placement: settings of `PLACEMENT_KEYS`; those left out have no value.
     """
     own = config.plan
-    places = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(place)
-    plan = own.model_copy(update={**places, "slot_buckets": None})
+    settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
+    plan = own.model_copy(update={**settings, "slot_buckets": None})
     samplers, learners = own.devices_per_sampler, own.learner_devices
     slots, tokens = own.slots, own.micro_batch_tokens
     if slots is not None:
@@ -81,19 +90,19 @@ def placed(config: Config, place: Mapping[str, Any]) -> Config:
 
 
 def _multiple(size: int, unit: int) -> int:
-    """The multiple of `unit` that is not above `size`; at least one."""
+    """The largest multiple of `unit` up to `size`; at least `unit`."""
     return max(1, size // unit) * unit
 
 
-def _place(config: Config) -> tuple[object, ...]:
-    """What makes two placements the same."""
+def _identity(config: Config) -> tuple[object, ...]:
+    """Resolved values that are equal for equal placements."""
     plan = config.plan
-    of_learner = plan.placement, plan.learner_devices, plan.fsdp, plan.tp
-    return *of_learner, plan.num_samplers, plan.devices_per_sampler, plan.tp_of_sampler
+    learner = plan.placement, plan.learner_devices, plan.fsdp, plan.tp
+    return *learner, plan.num_samplers, plan.devices_per_sampler, plan.tp_of_sampler
 
 
-def _ahead(config: Config) -> Config:
-    """The same, drawn a step ahead, with the importance weights that this needs."""
+def _with_ahead(config: Config) -> Config:
+    """The configuration with `rollout.ahead` and the importance weights that it requires."""
     cap = config.learner.importance_cap or _IMPORTANCE_CAP
     return config.model_copy(
         update={
@@ -104,16 +113,16 @@ def _ahead(config: Config) -> Config:
 
 
 def _holds(topology: Topology, config: Config) -> bool:
-    """Whether a run as configured would be one on this topology."""
+    """Whether the topology has the devices of the configuration; several hosts are used whole."""
     if topology.hosts > 1:
-        return devices_of(config) == topology.chips
-    return devices_of(config) <= topology.chips
+        return device_count(config) == topology.chips
+    return device_count(config) <= topology.chips
 
 
-def _places(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
+def _placements(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
     chips, platform = topology.chips, topology.chip.platform
     if platform == "cpu":
-        return  # its devices are virtual: however they are placed, the cores are the same
+        return  # virtual devices share the same cores in every placement
     for fsdp, tp in _meshes(shape, topology):
         yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
     if platform == "tpu" and topology.hosts == 1:
@@ -131,7 +140,7 @@ def _places(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]
 
 
 def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
-    """Parts of weights and of widths; over several hosts both stay within one."""
+    """Values of (fsdp, tp); both axes stay within a host."""
     within = topology.chips // topology.hosts
     found = [(1, 1), (within, 1), (1, 2), (1, 4), (within // 2, 2)]
     for fsdp, tp in dict.fromkeys(found):
@@ -141,7 +150,7 @@ def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
 
 
 def _name(config: Config, topology: Topology) -> str:
-    """In words; how many devices, where colocated leaves some idle."""
+    """The placement in words; names the number of devices if a colocated one leaves some idle."""
     plan = config.plan
     mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
     if plan.placement == "colocated":
@@ -152,7 +161,7 @@ def _name(config: Config, topology: Topology) -> str:
         return f"colocated{some}, {', '.join(mesh) or 'base on every device'}"
     each = plan.devices_per_sampler
     samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
-    of_sampler = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
-    parts = ", ".join([*mesh, *of_sampler])
+    sampler_mesh = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
+    parts = ", ".join([*mesh, *sampler_mesh])
     parts = ", ".join([parts] * bool(parts) + ["a step ahead"] * (config.rollout.ahead != "off"))
     return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

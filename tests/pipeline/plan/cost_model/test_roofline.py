@@ -1,6 +1,6 @@
-"""The roofline by hand, the compiler's estimates that it was fitted to, and what must be monotonic.
+"""The roofline by hand, the compiler's estimates that it was fitted to, and monotonicity.
 
-The figures of the compiler are those of README's tables for a v5e: jax 0.10.2, libtpu 0.0.42.1.
+The compiler's figures are those of README's tables for a v5e: jax 0.10.2, libtpu 0.0.42.1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
-from pipeline.plan.cost_model.timing import Pace, Seconds, fixed
+from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from tests.pipeline.plan.presets import preset
 
 V5E = TOPOLOGIES["v5e-8"].chip
@@ -19,22 +19,22 @@ LONG = (("rollout.max_prompt_tokens", "256"), ("rollout.max_new_tokens", "1056")
 """README's rows: 1,312 positions."""
 
 
-def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> Pace:
+def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> RooflineModel:
     config = preset(model, *LONG, *overrides)
-    return Pace(config, shape_of(config), V5E)
+    return RooflineModel(config, shape_of(config), V5E)
 
 
-def test_the_least_of_a_decode_step_is_its_bytes() -> None:
+def test_the_low_end_of_a_decode_step_is_its_bytes() -> None:
     found = pace().decode_step(64)
     shape = pace().shape
     base = 2 * shape.parameters
-    # 22 local layers keep 512 positions, 4 keep 1,312, all 32 more in a segment: 1,024 bytes each.
+    # 22 local layers hold 512 positions, 4 hold 1,312, all 32 more in a segment: 1,024 bytes each.
     cache = 1024 * (22 * 512 + 4 * 1312 + 26 * 32)
     assert found.low == pytest.approx((base + 64 * cache) / 819e9)
     assert found.regime == "bandwidth"
 
 
-def test_the_least_of_a_prefill_is_its_arithmetic() -> None:
+def test_the_low_end_of_a_prefill_is_its_arithmetic() -> None:
     found = pace().prefill(4096, seq=256)
     shape = pace().shape
     body = shape.parameters - shape.embedding_parameters
@@ -80,7 +80,7 @@ def test_other_forms_of_the_sampler(settings: list[tuple[str, str]], slots: int,
     )
 
 
-def test_a_4b_model_is_near_it_too() -> None:
+def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     found = pace("gemma3_4b").decode_step(32)
     assert 1e3 * found.expected == pytest.approx(21.7, rel=0.1)
     assert 1e3 * found.low < 21.7 < 1e3 * found.high
@@ -108,10 +108,10 @@ def test_the_knee_is_where_doubling_gains_a_quarter() -> None:
     knee = one.knee()
     gained = 2 * one.decode_step(knee).expected / one.decode_step(2 * knee).expected - 1
     assert gained == pytest.approx(0.25, abs=0.02)
-    assert 64 < knee < 128  # README: more than 128 slots hold more, but draw no faster
+    assert 64 < knee < 128  # README: more than 128 slots hold more, but generate no faster
 
 
-def test_parts_of_the_weights_are_paid_for_in_links() -> None:
+def test_sharded_weights_cost_link_time() -> None:
     whole = pace("gemma3_4b").decode_step(16)
     gathered = pace("gemma3_4b", ("plan.fsdp", "8")).decode_step(16)
     split = pace("gemma3_4b", ("plan.tp", "4")).decode_step(16)
@@ -123,7 +123,7 @@ def test_parts_of_the_weights_are_paid_for_in_links() -> None:
 @given(small=st.integers(1, 500), more=st.integers(1, 500))
 def test_more_takes_longer(small: int, more: int) -> None:
     one = pace()
-    for run in (one.decode_step, one.settle):
+    for run in (one.decode_step, one.flush):
         assert run(small).expected < run(small + more).expected
     assert one.prefill(64 * small, seq=64).low <= one.prefill(64 * (small + more), seq=64).low
     assert one.gradient(8 * small, seq=8).low <= one.gradient(8 * (small + more), seq=8).low
@@ -132,5 +132,5 @@ def test_more_takes_longer(small: int, more: int) -> None:
 def test_ranges_add_up() -> None:
     total = Seconds(1, 2, 4, "compute") + Seconds(0.5, 3, 5, "bandwidth") * 2
     assert total == Seconds(2.0, 8, 14, "bandwidth")
-    some = fixed(1.6, chip=V5E)
+    some = fixed_time(1.6, chip=V5E)
     assert (some.low, some.expected, some.high) == pytest.approx((1.0, 1.6, 2.56))

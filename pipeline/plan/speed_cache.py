@@ -1,8 +1,8 @@
-"""Keeps what was measured for the next run of the same programs on the same machine.
+"""Caches measured speeds for the next run of the same programs on the same machine.
 
-A file for each machine, version, source and setting that a speed depends on; what another machine,
-version or shape has measured is never found. What the devices are is not in it, as the control
-plane opens none: who uses what is kept looks at whether they are the same and as fast.
+There is one file per machine, versions, sources and settings that a speed depends on. The key does
+not contain the devices, because the control plane opens none: the reader checks that the devices
+are the same and equally fast.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
+from pipeline.contracts.builds import cores
 from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
-from pipeline.contracts.cores import cores
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import devices_of
 from pipeline.contracts.sizes import Sizes, sized
@@ -28,8 +28,8 @@ from pipeline.plan.cost_model.programs import depends_on
 _OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_tokens", "hbm_gib")
 
 
-def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
-    """What was measured under this key; None: nothing."""
+def load_speeds(about: Mapping[str, Any]) -> Speeds | None:
+    """The cached speeds of a key, if there are any."""
     try:
         content = read_cached_json(_file(about))
         return None if content is None else Speeds.of_json(content["speeds"])
@@ -37,13 +37,13 @@ def kept_speeds(about: Mapping[str, Any]) -> Speeds | None:
         return None
 
 
-def keep_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
-    """Replaces what is kept under a key; a folder that cannot be written to keeps nothing."""
+def save_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
+    """Replaces the cached speeds of a key; does nothing if the cache folder is not writable."""
     write_cached_json(_file(about), {"speeds": speeds.to_json(), "key": about})
 
 
 def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
-    """Everything that speeds depend on but for what the devices are, as JSON values."""
+    """Everything that speeds depend on except the devices, as JSON values."""
     shards, unit = config.plan.sampler_shards, config.row_tokens * config.plan.learner_shards
     small = sized(config, Sizes(shards, unit))
     programs = (
@@ -65,7 +65,7 @@ def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
 
 @cache
 def machine() -> dict[str, Any]:
-    """The host: its processor and its cores."""
+    """The host's processor and number of cores."""
     return {"processor": _processor(), "cores": cores()}
 
 

@@ -1,4 +1,4 @@
-"""Which placements are compared: only those that can be leased and meshed."""
+"""The placements compared are those that processes can lease and mesh."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from configs.load import load_config
 from configs.plan import TPU_LEASES
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
-from pipeline.plan.search.candidates import candidates
+from pipeline.plan.search.placements import placement_candidates
 from tests.pipeline.plan.presets import PROJECT, preset
 
 
 def names(model: str, topology: str, *overrides: tuple[str, str]) -> list[str]:
     config = preset(model, *overrides)
-    return [one.name for one in candidates(config, shape_of(config), TOPOLOGIES[topology])]
+    return [
+        one.name for one in placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
+    ]
 
 
 def test_eight_chips() -> None:
@@ -33,7 +35,7 @@ def test_eight_chips() -> None:
 
 def test_a_step_ahead_is_another_run_unless_it_is_asked_for() -> None:
     config = preset("gemma3_1b")
-    found = candidates(config, shape_of(config), TOPOLOGIES["v5e-8"])
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-8"])
     others = [one for one in found if not one.same_run]
     assert [one.name for one in others] == [
         "split, 7 + 1, a step ahead",
@@ -45,7 +47,7 @@ def test_a_step_ahead_is_another_run_unless_it_is_asked_for() -> None:
     split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
     ahead = (("rollout.ahead", "one"), ("learner.importance_cap", "3"))
     asked = preset("gemma3_1b", *split, *ahead)
-    found = candidates(asked, shape_of(asked), TOPOLOGIES["v5e-8"])
+    found = placement_candidates(asked, shape_of(asked), TOPOLOGIES["v5e-8"])
     assert [(one.name, one.same_run) for one in found] == [
         ("split, 4 + 4, a step ahead", True),
         ("split, 7 + 1, a step ahead", True),
@@ -58,7 +60,7 @@ def test_a_step_ahead_is_another_run_unless_it_is_asked_for() -> None:
 )
 def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) -> None:
     config = preset("gemma3_1b")
-    found = candidates(config, shape_of(config), TOPOLOGIES[topology])
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
     split = [one for one in found if one.config.plan.placement == "split" and one.same_run]
     assert [one.name for one in split] == splits
     for one in split:
@@ -73,7 +75,7 @@ def test_the_configurations_own_comes_first_where_it_has_room() -> None:
     assert found[0] == "split, 2 + 4"
     assert "colocated, base on every device" in found
     config = preset("gemma3_1b")
-    on_four = candidates(config, shape_of(config), TOPOLOGIES["v5e-4"])
+    on_four = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-4"])
     assert not any(one.configured for one in on_four)
     assert on_four[0].name == "colocated, base on every device"
 
@@ -81,7 +83,7 @@ def test_the_configurations_own_comes_first_where_it_has_room() -> None:
 @pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5p-8", "v5e-16", "v6e-256", "gpu-80x2"])
 def test_the_base_on_every_device_is_compared_on_any_number(topology: str) -> None:
     config, chips = preset("gemma3_1b"), TOPOLOGIES[topology].chips
-    found = candidates(config, shape_of(config), TOPOLOGIES[topology])
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
     places = [one.config.plan for one in found if not one.configured]
     whole = [plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1]
     assert [plan.learner_devices for plan in whole] == [chips]
@@ -102,7 +104,7 @@ def test_sizes_stay_what_they_are_for_each_device() -> None:
     for topology, split in (("v5e-4", "split, 3 + 1"), ("v5e-8", "split, 4 + 4")):
         found = {
             one.name: one.config.plan
-            for one in candidates(config, shape_of(config), TOPOLOGIES[topology])
+            for one in placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
         }
         chips = TOPOLOGIES[topology].chips
         for name in ("colocated, base on every device", "colocated, tp 2"):
@@ -111,8 +113,8 @@ def test_sizes_stay_what_they_are_for_each_device() -> None:
         assert found[split].slots == 64
         assert found[split].micro_batch_tokens == 2048 * found[split].learner_devices
     halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
-    one = candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan
-    assert one.micro_batch_tokens == 2048  # there is no half of a row
+    one = placement_candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan
+    assert one.micro_batch_tokens == 2048  # rows cannot be halved
 
 
 def test_heads_are_not_split_further_than_there_are() -> None:
@@ -123,15 +125,15 @@ def test_heads_are_not_split_further_than_there_are() -> None:
 
 def test_over_hosts_only_batches_are_shared() -> None:
     config = preset("gemma3_4b")
-    found = candidates(config, shape_of(config), TOPOLOGIES["v5e-64"])
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-64"])
     assert {one.config.plan.placement for one in found} == {"colocated"}
     assert {one.config.plan.learner_devices for one in found} == {64}
     parts = {one.config.plan.fsdp * one.config.plan.tp for one in found}
     assert max(parts) == 8
-    assert min(parts) == 1  # all of the base on each
+    assert min(parts) == 1  # the whole base on each chip
 
 
 def test_a_cpus_devices_are_all_the_same_cores() -> None:
     config = load_config(PROJECT / "configs/demo.toml")
-    found = candidates(config, shape_of(config), topology_of(config, None))
+    found = placement_candidates(config, shape_of(config), topology_of(config, None))
     assert [(one.name, one.configured) for one in found] == [("split, 1 x 2 + 2", True)]
