@@ -73,6 +73,7 @@ class Reporter:
                 self._send(failed=f"cannot start {mode} ({_short(error)})")
                 self._drop()
             else:
+                self._attempt(self._log_missing)
                 return
 
     def _start(self, mode: str) -> None:
@@ -99,9 +100,11 @@ class Reporter:
             address=run.url if online else str(folder),
             sync=f"wandb sync {option}{shlex.quote(str(folder))}",
         )
+
+    def _log_missing(self, run: Any) -> None:
+        """Logs the rows and the summary that the started run does not have."""
         # Offline, the rows of earlier processes are in their own files.
-        lacking = self._rows if online else self._rows[self._before :]
-        for step, metrics in lacking:
+        for step, metrics in self._rows[self._before if run.offline else 0 :]:
             if step >= run.starting_step:
                 run.log(metrics, step=step)
         run.summary.update(self._summary)
