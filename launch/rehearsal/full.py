@@ -76,12 +76,12 @@ def to_read(
     found = []
     for place, tokens in enumerate(_different(prompts, longest, number)):
         name = RolloutName(PHASE, bucket, place, 0)
-        begun = None
+        partial = None
         if bucket > longest:
             part = min(bucket - longest, rollout.max_new_tokens - 1)
-            begun = _completion(config, name, tokens, tokens, part, published)
-        new = 1 if begun is None else len(begun.tokens) + 1
-        found.append(RolloutRequest(name, tokens, max_new_tokens=new, begun=begun, hold=True))
+            partial = _completion(config, name, tokens, tokens, part, published)
+        new = 1 if partial is None else len(partial.tokens) + 1
+        found.append(RolloutRequest(name, tokens, max_new_tokens=new, partial=partial, hold=True))
     return found
 
 

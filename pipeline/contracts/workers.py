@@ -34,7 +34,8 @@ class Sampler(Protocol):
         Args:
             requests: what is asked for.
             temperature: 0 is greedy.
-            min_finished: once so many have ended the others come back "cut"; None: all of them.
+            min_finished: number of finished rollouts after which the others are returned with stop
+                reason "truncated"; None: all requests are finished.
         """
 
     async def work(self) -> DecodeWork:

@@ -44,9 +44,9 @@ class PartialRollouts:
     def requests(self) -> list[RolloutRequest]:
         """Asks for the rest of those that were cut."""
         return [
-            RolloutRequest(completion.name, completion.prompt_tokens, begun=completion)
+            RolloutRequest(completion.name, completion.prompt_tokens, partial=completion)
             for completion in self.completions
-            if completion.stop_reason == "cut"
+            if completion.stop_reason == "truncated"
         ]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -111,12 +111,12 @@ def settle(
     found = {completion.name: completion for completion in drawn}
     held = [found.pop(completion.name, completion) for completion in waiting.completions]
     all_rollouts = [*held, *found.values()]
-    cut = sum(completion.stop_reason == "cut" for completion in drawn)
+    cut = sum(completion.stop_reason == "truncated" for completion in drawn)
     ended: list[Completion] = []
     left: list[Completion] = []
     for _, members in groupby(all_rollouts, key=lambda completion: completion.name.group):
         group = list(members)
-        own = [completion for completion in group if completion.stop_reason != "cut"]
+        own = [completion for completion in group if completion.stop_reason != "truncated"]
         if partial == "keep" and len(own) < len(group):
             left += group
         else:
@@ -137,5 +137,5 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         for key, dtype in _ARRAYS.items()
     }
     name = RolloutName(**row["name"])
-    begun = tuple(VersionSpan(**stretch) for stretch in row["begun"])
-    return Completion(**{**row, **arrays, "name": name, "begun": begun})
+    earlier_spans = tuple(VersionSpan(**span) for span in row["earlier_spans"])
+    return Completion(**{**row, **arrays, "name": name, "earlier_spans": earlier_spans})

@@ -220,12 +220,16 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
     second = process(config, disk)
     found = second.coordinator.progress.waiting.completions
     for one, two in zip(found, first.coordinator.progress.waiting.completions, strict=True):
-        assert (one.name, one.begun, one.version) == (two.name, two.begun, two.version)
+        assert (one.name, one.earlier_spans, one.version) == (
+            two.name,
+            two.earlier_spans,
+            two.version,
+        )
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
     second.coordinator.deadline.steps = 3
     second.run()
     assert second.folder.metrics[-1]["rollout/continued"] == sum(
-        row["stop_reason"] == "cut" for row in waiting
+        row["stop_reason"] == "truncated" for row in waiting
     )
     assert second.folder.summary is not None
     assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["waiting"])

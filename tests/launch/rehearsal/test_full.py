@@ -77,14 +77,14 @@ def test_longer_buckets_are_read_with_a_part_of_a_completion(tmp_path: Path):
     rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
     given = config(tmp_path, rollout=rollout, learner={"importance_cap": 2.0})
     assert given.prompt_buckets == (8, 48, 88)
-    for bucket, begun in ((48, 40), (88, 79)):
+    for bucket, partial in ((48, 40), (88, 79)):
         for request in full.to_read(given, PROMPTS, bucket=bucket, published=PUBLISHED):
-            assert request.begun is not None
+            assert request.partial is not None
             assert len(request.prompt_tokens) == 8
-            assert (request.num_begun, request.max_new_tokens) == (begun, begun + 1)
-            assert len(request.read_tokens) == 8 + begun
-            (stretch,) = request.begun.version_spans
-            assert (stretch.version, stretch.adapter_sha256) == (4, "abc")
+            assert (request.num_partial, request.max_new_tokens) == (partial, partial + 1)
+            assert len(request.prefill_tokens) == 8 + partial
+            (span,) = request.partial.version_spans
+            assert (span.version, span.adapter_sha256) == (4, "abc")
 
 
 def test_fewer_slots_are_filled_evenly_for_a_segment(tmp_path: Path):

@@ -107,7 +107,9 @@ def test_the_adapter_of_the_version_before_comes_back_and_is_guarded(tmp_path: P
 def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
     rollouts = tiny.make_rollouts([(3, 9), (14, 28)], advantages=[0.0, 0.0])
     one, two = (rollout.completion for rollout in rollouts)
-    two = dataclasses.replace(two, stop_reason="cut", begun=(VersionSpan(2, "ab", 9),))
+    two = dataclasses.replace(
+        two, stop_reason="truncated", earlier_spans=(VersionSpan(2, "ab", 9),)
+    )
     estimates = Estimates(0.1, 0.7, Line().observed(3, 1 / 3))
     progress = Progress(step=5, cut=3, waiting=PartialRollouts((one, two)), estimates=estimates)
     Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
@@ -119,7 +121,10 @@ def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
     assert restored.to_meta() == progress.to_meta()
     for before, after in zip((one, two), restored.waiting.completions, strict=True):
         np.testing.assert_array_equal(after.logprobs, before.logprobs)
-        assert (after.logprobs.dtype, after.begun) == (np.dtype(np.float32), before.begun)
+        assert (after.logprobs.dtype, after.earlier_spans) == (
+            np.dtype(np.float32),
+            before.earlier_spans,
+        )
 
 
 def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):

@@ -288,7 +288,7 @@ def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
             rollout.completion,
             logprobs=np.concatenate([old[:half], new[half:]]),
             version=6,
-            begun=(VersionSpan(5, "", half),) if half else (),
+            earlier_spans=(VersionSpan(5, "", half),) if half else (),
         )
         rollouts.append(dataclasses.replace(rollout, completion=drawn))
         ratios += [np.exp(new[:half] - old[:half]), np.ones(len(new) - half)]

@@ -18,7 +18,7 @@ import pytest
 from flax import nnx
 
 from configs.schema import Lora
-from pipeline.compute.decode.state import Heat
+from pipeline.compute.decode.state import SamplingParams
 from pipeline.compute.learner.batches import Inputs
 from pipeline.compute.learner.export import merged
 from pipeline.compute.learner.programs import LearnerPrograms
@@ -70,7 +70,7 @@ def test_prefill_and_segment_feel_the_adapter():
 
     def draw(adapter: Params) -> np.ndarray:
         live = dataclasses.replace(engine._programs.empty(), done=np.zeros(4, bool))
-        return np.asarray(segment(base, adapter, live, Heat.of(1.0)).logprobs)
+        return np.asarray(segment(base, adapter, live, SamplingParams.of(1.0)).logprobs)
 
     assert (draw(zeros)[:, 0] != draw(probe)[:, 0]).all()
 
