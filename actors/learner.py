@@ -206,8 +206,8 @@ class LearnerActor:
             return guarded("update", checked)
         except OutOfMemory as error:
             if kept is not None:
-                learner.put_back(kept)
-            elif learner.state is not begun or not learner.state.is_whole:
+                learner.restore_state(kept)
+            elif learner.state is not begun or not learner.state.is_intact:
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 

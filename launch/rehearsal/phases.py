@@ -237,7 +237,7 @@ class Rehearsal:
         return Did(
             self._rows_note(rows),
             lambda expected: expected.imitating(rows),
-            self._of_rows("imitation"),
+            self._of_rows("sft_gradient"),
         )
 
     async def _update(self) -> Did:
@@ -246,7 +246,7 @@ class Rehearsal:
         learned = await self._team.learner.update(full.to_learn(self._scored), rate=rate)
         programs = self._of_rows("gradient")
         if config.learner.uses_reference_top_k:
-            programs += self._of_rows("keep")
+            programs += self._of_rows("reference_top_k")
         note = f"{self._rows_note(rows)}, {learned['tokens_trained']:,.0f} tokens"
         return Did(note, lambda expected: expected.learning(rows), programs)
 

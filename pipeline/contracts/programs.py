@@ -1,7 +1,8 @@
 """Names of the compiled programs of a run, and the devices that execute each. No JAX.
 
 A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a
-prompt (prefill, fill), slots (segment), or packed rows (score, keep, gradient, imitation).
+prompt (prefill, fill), slots (segment), or packed rows (score, reference_top_k, gradient,
+sft_gradient).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from configs.schema import Config
 SAMPLER = ("empty", "prefill", "fill", "segment")
 """Kinds of a sampler's programs; those that compact slots are small and left out."""
 
-LEARNER = ("score", "keep", "gradient", "imitation", "apply")
+LEARNER = ("score", "reference_top_k", "gradient", "sft_gradient", "apply")
 """Kinds of a learner's programs."""
 
 

@@ -36,7 +36,7 @@ _JUST = 1.01
 than that, the search goes down by as little."""
 PHASE = {
     "gradient": "update",
-    "keep": "score",
+    "reference_top_k": "score",
     "score": "score",
     "segment": "decode",
     "prefill": "prefill",
@@ -279,7 +279,7 @@ def largest_programs(config: Config) -> list[str]:
     return [
         f"gradient {rows}",
         f"segment {config.slots}",
-        f"keep {rows}" if config.learner.uses_reference_top_k else f"score {rows}",
+        f"reference_top_k {rows}" if config.learner.uses_reference_top_k else f"score {rows}",
         f"prefill {bucket}",
     ]
 

@@ -229,7 +229,7 @@ def test_invariant_2_drawing_goes_on_with_fewer_slots_and_the_same_samples(
     assert max(actor.work().segments) == 3
 
 
-@pytest.mark.parametrize("name", ["keep", "gradient", "apply"])
+@pytest.mark.parametrize("name", ["reference_top_k", "gradient", "apply"])
 def test_invariant_11_learning_goes_on_with_smaller_micro_batches_and_the_same_state(
     actor: ColocatedActor, name: str
 ):
@@ -246,7 +246,7 @@ def test_invariant_11_learning_goes_on_with_smaller_micro_batches_and_the_same_s
     assert failing.calls == 1
     assert told.value.phase == "update"
     equal(host(learner.state), began)
-    assert (learner.state.version, learner.state.is_whole) == (0, True)
+    assert (learner.state.version, learner.state.is_intact) == (0, True)
     assert resident_bytes() == before
     fewer = smaller(actor.config, Sizes.of(actor.config), "update")
     assert fewer == FEWER_ROWS
@@ -345,7 +345,7 @@ def test_what_was_drawn_ahead_is_compared_before_the_update(monkeypatch: pytest.
     # Drawn by version 0, learned by version 1.
     metrics = actor.update(ROLLOUTS)
     expected = host(learner.state)
-    learner.put_back(kept)
+    learner.restore_state(kept)
     actor.prepare(WHOLE)
     learner._compiled, failing = fill_up(learner._compiled, "score")
     with pytest.raises(OutOfMemory) as told:

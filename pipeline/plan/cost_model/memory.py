@@ -62,7 +62,7 @@ def estimate(config: Config, shape: ModelShape) -> dict[str, Memory]:
         "decode": [f"segment {config.slots}"],
         "score": [
             f"score {rows}",
-            *([f"keep {rows}"] if config.learner.uses_reference_top_k else []),
+            *([f"reference_top_k {rows}"] if config.learner.uses_reference_top_k else []),
         ],
         "update": [f"gradient {rows}"],
     }

@@ -167,7 +167,9 @@ def _made_ready(sizes: Sizes, kind: str, size: int, others: int) -> int:
     if sizes.place.fsdp == 1:
         return sizes.layer if sizes.quantization != "none" else 0
     share = _GATHERED_BY_SEGMENTS if kind == "segment" else _GATHERED
-    if kind in {"gradient", "imitation"} and _rows_together(sizes, size) < _rows_here(sizes, size):
+    if kind in {"gradient", "sft_gradient"} and _rows_together(sizes, size) < _rows_here(
+        sizes, size
+    ):
         share = _GATHERED_AROUND_LOOPS
     room = (int(HBM_GIB * GIB) - others) // sizes.layer
     return sizes.layer * max(_LEAST_GATHERED, min(int(share * sizes.shape.layers), room))
@@ -229,7 +231,7 @@ def _score(sizes: Sizes, rows: int) -> Parts:
     }
 
 
-def _keep(sizes: Sizes, rows: int) -> Parts:
+def _reference_top_k(sizes: Sizes, rows: int) -> Parts:
     parts = _score(sizes, rows)
     tokens = _rows_here(sizes, rows) * sizes.config.row_tokens
     return parts | {"head": tokens * _top(sizes.config)}
@@ -266,9 +268,9 @@ _KINDS: dict[str, Callable[[Sizes, int], Parts]] = {
     "fill": _fill,
     "segment": _segment,
     "score": _score,
-    "keep": _keep,
+    "reference_top_k": _reference_top_k,
     "gradient": _gradient,
-    "imitation": _gradient,
+    "sft_gradient": _gradient,
     "apply": _apply,
 }
 

@@ -1,7 +1,7 @@
 """The compiled programs of a run by name, which devices run them, and what each depends on. No JAX.
 
-A name is a kind and, but for `empty` and `apply`, a size: the positions of a prompt (prefill,
-fill), slots (segment), or packed rows (score, keep, gradient, imitation); all over all devices.
+A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a prompt
+(prefill, fill), slots (segment), or packed rows (score, reference_top_k, gradient, sft_gradient).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def programs_of(config: Config) -> tuple[str, ...]:
     """Those that the TPU compiler can be asked about; `built_programs` has all."""
     buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
     learner = ["score", "gradient"]
-    learner += ["keep"] if config.learner.uses_reference_top_k else []
-    learner += ["imitation"] if config.run.warm_start else []
+    learner += ["reference_top_k"] if config.learner.uses_reference_top_k else []
+    learner += ["sft_gradient"] if config.run.warm_start else []
     return (
         "empty",
         *(f"prefill {bucket}" for bucket in buckets),
@@ -71,7 +71,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     if shape.global_layers:
         rings[most] = None
     named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
-    named += ["apply imitation"] if config.run.warm_start else []
+    named += ["apply_sft"] if config.run.warm_start else []
     for slots in config.plan.slot_ladder[1:]:
         named.append(f"compact {slots} slots")
         named += [f"compact {slots} rings of {positions}" for positions in rings]

@@ -66,7 +66,7 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
         "learner__importance_cap": 2.0,
         "plan__tp": 2,
     },
-    "keep 8": {"learner__kl_top_k": 64},
+    "reference_top_k 8": {"learner__kl_top_k": 64},
     "apply": {"lora__rank": 16, "learner__lr": 1e-4, "learner__adam_b1": 0.8},
 }
 
@@ -161,7 +161,7 @@ def test_programs_of_a_run():
         "segment 64",
         "score 8",
         "gradient 8",
-        "keep 8",
+        "reference_top_k 8",
         "apply",
     )
 

@@ -135,7 +135,7 @@ def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):
     assert Checkpoints(folder, keep=1).restore(fresh()) is None
 
 
-def test_as_many_are_kept_as_asked_for_the_newest(tmp_path: Path):
+def test_as_many_are_kept_as_gather_tokens_the_newest(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     for version in (1, 2, 3, 10):
         checkpoints.save(trained(version), META)

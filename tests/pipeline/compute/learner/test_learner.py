@@ -19,7 +19,7 @@ from pipeline.compute.model.policy import Params
 from pipeline.contracts.batches import TokenBatch
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, VersionSpan
 from tests import tiny
-from tests.pipeline.compute.learner.written_out import Whole, grpo, log_softmax
+from tests.pipeline.compute.learner.reference import Whole, grpo, log_softmax
 
 # Never clipped, so that Adam's first moment shows the gradient itself.
 UNCLIPPED = {"max_grad_norm": 1e6, "adam_b1": 0.9}
@@ -246,9 +246,9 @@ def test_metrics_of_tokens_are_means_over_the_learned_ones():
     )
     entropy = -np.sum(np.exp(scores) * np.maximum(scores, -1e9), axis=-1)[whole.learned].mean()
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
-    picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
+    gathered = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
     recorded = np.concatenate([rollout.completion.logprobs for rollout in kept])
-    differences = np.abs(picked - recorded)
+    differences = np.abs(gathered - recorded)
     assert metrics["parity_mean"] == pytest.approx(differences.mean(), rel=1e-5)
     assert metrics["parity_max"] == pytest.approx(differences.max(), rel=1e-5)
 
@@ -308,7 +308,7 @@ def test_a_step_without_rollouts_changes_nothing_but_the_version():
     assert (learner.adapter_sha256, learner.state.version, learner.state.updates) == (before, 1, 0)
 
 
-def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
+def test_scores_come_in_the_order_gather_tokens_and_under_the_adapter_given():
     learner = usual()
     completions = [rollout.completion for rollout in ROLLOUTS]
     whole, base = Whole.of(ROLLOUTS), tiny.base(layers=2)
@@ -319,8 +319,8 @@ def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
         (tiny.probe(layers=2), other),
     ):
         scores = np.asarray(log_softmax(adapter, chosen or base, whole.tokens))
-        picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
-        expected = [picked[row, whole.learned[row]] for row in range(len(completions))]
+        gathered = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
+        expected = [gathered[row, whole.learned[row]] for row in range(len(completions))]
         for order in (slice(None), slice(None, None, -1)):
             found = learner.score(completions[order], adapter=adapter, base=chosen)
             for one, two in zip(found, expected[order], strict=True):

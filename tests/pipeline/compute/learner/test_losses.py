@@ -57,7 +57,7 @@ def test_clipping_stops_the_gradient_where_it_is_active_and_only_there():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.1), (0.3, 0.4)])
-def test_the_clip_range_is_as_wide_as_asked_for(low: float, high: float):
+def test_the_clip_range_is_as_wide_as_gather_tokens(low: float, high: float):
     ratios = np.array([[1 + high - 0.01, 1 + high + 0.01, 1 - low - 0.01]] * 2)
     _, clipped = surrogate(ratios, low=low, high=high)
     np.testing.assert_array_equal(clipped, [[0, 1, 0], [0, 0, 1]])

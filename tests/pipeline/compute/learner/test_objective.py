@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from configs.learner import Learner
-from pipeline.compute.learner.batches import DeviceBatch, Inputs, Kept
-from pipeline.compute.learner.objective import asked_for, objective
+from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
+from pipeline.compute.learner.objective import gather_tokens, objective
 from pipeline.compute.model.head import Scores
 
 # Two rollouts in a row: two learned tokens, then one; prompts between, padding behind.
@@ -30,17 +30,17 @@ def batch(**changes: Any) -> DeviceBatch:
     return DeviceBatch(inputs, WEIGHTS, ADVANTAGES, **({"old_logprobs": OLD} | changes))
 
 
-def scores(logprobs: Any = POLICY, picked: Any = None) -> Scores:
+def scores(logprobs: Any = POLICY, gathered: Any = None) -> Scores:
     zeros = jnp.zeros((1, 6))
-    return Scores(logprobs, zeros, zeros + 0.5, picked, None)
+    return Scores(logprobs, zeros, zeros + 0.5, gathered, None)
 
 
 def at_learned(
-    given: DeviceBatch, *, logprobs: Any = POLICY, picked: Any = None, **settings: Any
+    given: DeviceBatch, *, logprobs: Any = POLICY, gathered: Any = None, **settings: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Loss and metrics of the learned tokens."""
     made = Learner(**({"updates_per_batch": 2} | settings))
-    loss, about = objective(scores(logprobs, picked), given, settings=made)
+    loss, about = objective(scores(logprobs, gathered), given, settings=made)
     return np.asarray(loss)[0, LEARNED], {k: np.asarray(v)[0, LEARNED] for k, v in about.items()}
 
 
@@ -109,7 +109,7 @@ def test_with_gspo_the_importance_weight_is_of_the_rollout_and_of_the_policy_tha
         ("k3", 1 - np.log(2)),
     ],
 )
-def test_the_kl_is_the_one_asked_for(kl: str, expected: float):
+def test_the_kl_is_the_one_gather_tokens(kl: str, expected: float):
     plain, _ = at_learned(batch())
     given = batch(reference_logprobs=POLICY + jnp.log(2))
     loss, about = at_learned(given, kl_coef=0.5, kl=kl)
@@ -117,23 +117,23 @@ def test_the_kl_is_the_one_asked_for(kl: str, expected: float):
     np.testing.assert_allclose(loss, plain + 0.5 * expected, rtol=1e-5)
 
 
-def kept(masses: list[float], tokens: list[int]) -> Kept:
+def kept(masses: list[float], tokens: list[int]) -> TopKLogprobs:
     """The same at all six positions."""
     logprobs = jnp.broadcast_to(jnp.log(jnp.array(masses)), (1, 6, len(masses)))
     ids = jnp.broadcast_to(jnp.array(tokens, jnp.int32), (1, 6, len(masses)))
-    return Kept(logprobs, ids, jnp.full((1, 6), np.log(1 - sum(masses))))
+    return TopKLogprobs(logprobs, ids, jnp.full((1, 6), np.log(1 - sum(masses))))
 
 
 def test_reference_and_teacher_each_get_the_log_probs_of_their_own_tokens():
     given = batch(reference=kept([0.6, 0.3], [4, 5]), teacher=kept([0.5, 0.25], [7, 4]))
-    asked = asked_for(given)
+    asked = gather_tokens(given)
     assert asked is not None
     np.testing.assert_array_equal(asked[0, 0], [4, 5, 7, 4])
     masses = jnp.array([0.2, 0.5, 0.1, 0.2])
-    picked = jnp.broadcast_to(jnp.log(masses), (1, 6, 4))
+    gathered = jnp.broadcast_to(jnp.log(masses), (1, 6, 4))
     settings = {"kl": "topk", "kl_coef": 0.1, "teacher": "t", "distill_coef": 10.0}
     plain, _ = at_learned(batch())
-    loss, about = at_learned(given, picked=picked, **settings)
+    loss, about = at_learned(given, gathered=gathered, **settings)
     kl = 0.2 * np.log(0.2 / 0.6) + 0.5 * np.log(0.5 / 0.3) + 0.3 * np.log(0.3 / 0.1)
     distilled = 0.5 * np.log(0.5 / 0.1) + 0.25 * np.log(0.25 / 0.2) + 0.25 * np.log(0.25 / 0.7)
     np.testing.assert_allclose(about["kl"], [kl] * 3, rtol=1e-5)
@@ -144,7 +144,7 @@ def test_reference_and_teacher_each_get_the_log_probs_of_their_own_tokens():
     # The drawn token is 0, which is in no list.
     np.testing.assert_array_equal(about["sampled_rank"], [2, 2, 2])
     np.testing.assert_array_equal(about["sampled_outside"], [1, 1, 1])
-    assert asked_for(batch()) is None
+    assert gather_tokens(batch()) is None
 
 
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo"])

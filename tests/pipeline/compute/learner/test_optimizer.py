@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from configs.schema import Config
-from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
+from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
 from tests import tiny
 
 
@@ -77,7 +77,7 @@ def warm(**sft: Any) -> Config:
     ],
 )
 def test_the_supervised_phase_has_a_rate_of_its_own(sft: dict[str, Any], expected: list[float]):
-    rate = imitation_rate(warm(**sft))
+    rate = sft_rate(warm(**sft))
     np.testing.assert_allclose([rate(n) for n in range(len(expected))], expected, atol=1e-5)
 
 

@@ -23,7 +23,7 @@ from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.policy import Params
 from tests import tiny
-from tests.pipeline.compute.learner.written_out import Whole, log_softmax
+from tests.pipeline.compute.learner.reference import Whole, log_softmax
 
 DRAWABLE = tiny.VOCAB - len(tiny.VOCABULARY.forbidden)
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
@@ -137,7 +137,7 @@ def test_importance_weights_are_against_what_was_drawn_from_and_parity_is_not(te
 def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher: str):
     learner = start(taught(teacher))
     compiled = learner._compiled
-    shapes = [(rows, 50, DRAWABLE) for rows in compiled.keep]
+    shapes = [(rows, 50, DRAWABLE) for rows in compiled.reference_top_k]
     seen: list[int] = []
 
     def watched(program: Any) -> Any:
@@ -147,8 +147,10 @@ def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher:
 
         return run
 
-    keep: Any = {rows: watched(program) for rows, program in compiled.keep.items()}
-    learner._compiled = dataclasses.replace(compiled, keep=keep)
+    watched_top_k: Any = {
+        rows: watched(program) for rows, program in compiled.reference_top_k.items()
+    }
+    learner._compiled = dataclasses.replace(compiled, reference_top_k=watched_top_k)
     learner.update(STILL)
     learner._compiled = compiled
     # In each of two batches: nothing before the reference's, then its values and indices.

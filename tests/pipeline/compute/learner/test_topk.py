@@ -10,9 +10,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compute.learner.batches import Kept
+from pipeline.compute.learner.batches import TopKLogprobs
 from pipeline.compute.learner.losses import SAMPLED_KL
-from pipeline.compute.learner.topk import forward_kl, keep, kept_mass, rank, reverse_kl, top_mass
+from pipeline.compute.learner.topk import (
+    forward_kl,
+    gathered_mass,
+    rank,
+    reverse_kl,
+    top_k_logprobs,
+    top_k_mass,
+)
 from pipeline.compute.model.head import TopK
 
 VOCAB = 12
@@ -26,11 +33,11 @@ def distributions(seed: int, *, spread: float = 1.0) -> tuple[jax.Array, jax.Arr
     return first, second
 
 
-def kept_of(logprobs: jax.Array, k: int, dtype: Any = jnp.float32) -> Kept:
-    return keep(TopK(*jax.lax.top_k(logprobs, k)), dtype=dtype)
+def kept_of(logprobs: jax.Array, k: int, dtype: Any = jnp.float32) -> TopKLogprobs:
+    return top_k_logprobs(TopK(*jax.lax.top_k(logprobs, k)), dtype=dtype)
 
 
-def at(logprobs: jax.Array, kept: Kept) -> jax.Array:
+def at(logprobs: jax.Array, kept: TopKLogprobs) -> jax.Array:
     return jnp.take_along_axis(logprobs, kept.tokens, axis=-1)
 
 
@@ -48,11 +55,11 @@ def test_by_hand():
     # Policy on tokens 1, 3 and the rest: 0.2, 0.1, 0.7; the other: 0.4, 0.3, 0.3.
     reverse = 0.2 * np.log(0.2 / 0.4) + 0.1 * np.log(0.1 / 0.3) + 0.7 * np.log(0.7 / 0.3)
     forward = 0.4 * np.log(0.4 / 0.2) + 0.3 * np.log(0.3 / 0.1) + 0.3 * np.log(0.3 / 0.7)
-    picked = at(policy, kept)
-    np.testing.assert_allclose(reverse_kl(picked, kept), [[reverse]], rtol=1e-5)
-    np.testing.assert_allclose(forward_kl(picked, kept), [[forward]], rtol=1e-5)
-    np.testing.assert_allclose(top_mass(picked), [[0.3]], rtol=1e-6)
-    np.testing.assert_allclose(kept_mass(kept), [[0.7]], rtol=1e-6)
+    gathered = at(policy, kept)
+    np.testing.assert_allclose(reverse_kl(gathered, kept), [[reverse]], rtol=1e-5)
+    np.testing.assert_allclose(forward_kl(gathered, kept), [[forward]], rtol=1e-5)
+    np.testing.assert_allclose(gathered_mass(gathered), [[0.3]], rtol=1e-6)
+    np.testing.assert_allclose(top_k_mass(kept), [[0.7]], rtol=1e-6)
 
 
 def test_the_rank_of_a_token_by_hand():
@@ -60,7 +67,7 @@ def test_the_rank_of_a_token_by_hand():
     np.testing.assert_array_equal(rank(kept, jnp.array([[1, 3, 2, 0]])), [[0, 1, 2, 2]])
 
 
-def rounding(of: jax.Array, to: jax.Array, kept: Kept) -> np.ndarray:
+def rounding(of: jax.Array, to: jax.Array, kept: TopKLogprobs) -> np.ndarray:
     """What float32 may do to sum p log(p / q): a tail q is 1 minus the rest, rounded like 1."""
     tails = []
     for logprobs in (of, to):
@@ -131,9 +138,9 @@ def test_a_tail_of_nothing_makes_no_nan():
         kept = kept_of(jax.nn.log_softmax(logits), 4)
         assert np.isfinite(kept.tail).all()
 
-        def both(x: jax.Array, kept: Kept = kept) -> jax.Array:
-            picked = at(jax.nn.log_softmax(x), kept)
-            return (reverse_kl(picked, kept) + forward_kl(picked, kept)).sum()
+        def both(x: jax.Array, kept: TopKLogprobs = kept) -> jax.Array:
+            gathered = at(jax.nn.log_softmax(x), kept)
+            return (reverse_kl(gathered, kept) + forward_kl(gathered, kept)).sum()
 
         near, far = logits, jnp.zeros_like(logits).at[..., 5].set(gap)
         for x in (near, far):
@@ -150,11 +157,13 @@ def test_bfloat16_halves_the_values_and_leaves_the_tail_exact():
     assert rounded.logprobs.dtype == jnp.bfloat16
     assert 2 * rounded.logprobs.nbytes == exact.logprobs.nbytes
     np.testing.assert_array_equal(rounded.tail, exact.tail)
-    picked = at(policy, exact)
+    gathered = at(policy, exact)
     # Relative rounding of 2^-9 of log-probs near -3.
     for function in (reverse_kl, forward_kl):
-        assert function(picked, rounded).dtype == jnp.float32
-        np.testing.assert_allclose(function(picked, rounded), function(picked, exact), atol=6e-3)
+        assert function(gathered, rounded).dtype == jnp.float32
+        np.testing.assert_allclose(
+            function(gathered, rounded), function(gathered, exact), atol=6e-3
+        )
 
 
 def test_distillation_moves_the_policy_to_the_teacher():

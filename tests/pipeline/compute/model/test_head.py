@@ -17,14 +17,14 @@ from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.gumbel import gumbel_noise
 from pipeline.compute.model.head import Head, Scores, TopK, scaled_logits, score
-from pipeline.compute.model.head import draw as draw_tokens
+from pipeline.compute.model.head import sample as sample_tokens
 from pipeline.compute.model.head_blocks import FORBIDDEN
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.truncation import Truncation
 from pipeline.compute.model.vocabulary import Vocabulary
 from tests import tiny
 
-ROWS, SEQ, EMBED, VOCAB, K, PICKS = 8, 7, 16, 96, 9, 4
+ROWS, SEQ, EMBED, VOCAB, K, NUM_GATHERED = 8, 7, 16, 96, 9, 4
 BANNED = (0, 5)
 TEMPERATURE = 0.7
 MESHES = [(1, 8, 1), (2, 2, 2)]
@@ -39,7 +39,7 @@ HIDDEN, EMBEDDING = draw(RNG, ROWS, SEQ, EMBED), draw(RNG, VOCAB, EMBED)
 MASK = jnp.isin(jnp.arange(VOCAB), jnp.asarray(BANNED))
 ALLOWED = [token for token in range(VOCAB) if token not in BANNED]
 TARGETS = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ)), jnp.int32)
-PICKED = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ, PICKS)), jnp.int32)
+GATHERED = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ, NUM_GATHERED)), jnp.int32)
 
 
 def mesh(data: int, fsdp: int, tp: int) -> Any:
@@ -64,23 +64,25 @@ def whole(hidden: jax.Array, *, softcap: float | None, embedding: jax.Array = EM
         logprobs=jnp.take_along_axis(logprobs, TARGETS[..., None], axis=-1)[..., 0],
         log_z=log_z,
         entropy=-jnp.sum(jnp.exp(logprobs) * jnp.where(MASK, 0.0, logprobs), axis=-1),
-        picked=jnp.take_along_axis(logprobs, PICKED, axis=-1),
+        gathered=jnp.take_along_axis(logprobs, GATHERED, axis=-1),
         top=TopK(values, ids),
     )
 
 
 def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
-    return score(hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, picks=PICKED, top_k=top_k)
+    return score(
+        hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, gather_tokens=GATHERED, top_k=top_k
+    )
 
 
 def total(scores: Scores) -> jax.Array:
     """A sum with another weight for each number that has a gradient."""
     rng = np.random.default_rng(1)
-    assert scores.picked is not None
+    assert scores.gathered is not None
     return (
         jnp.sum(scores.logprobs * draw(rng, ROWS, SEQ))
         + jnp.sum(scores.log_z * draw(rng, ROWS, SEQ))
-        + jnp.sum(scores.picked * draw(rng, ROWS, SEQ, PICKS))
+        + jnp.sum(scores.gathered * draw(rng, ROWS, SEQ, NUM_GATHERED))
     )
 
 
@@ -119,7 +121,7 @@ def test_by_hand():
     np.testing.assert_allclose(found.log_z, [[np.log(1 + 3**0.5), np.log(4)]], rtol=1e-6)
     expected = [-np.sum(p * np.log(p)) for p in (first, second)]
     np.testing.assert_allclose(found.entropy, [expected], rtol=1e-6)
-    assert found.picked is None
+    assert found.gathered is None
     assert found.top is not None
     np.testing.assert_array_equal(found.top.tokens, [[[1, 0], [1, 0]]])
     np.testing.assert_allclose(found.top.logprobs, [np.log([first[::-1], second[::-1]])], rtol=1e-6)
@@ -167,7 +169,7 @@ def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
     rng = np.random.default_rng(0)
     keys = jnp.asarray(rng.integers(0, 2**32, (len(hidden), 2), np.uint32))
     for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
-        found = draw_tokens(
+        found = sample_tokens(
             hidden,
             EMBEDDING,
             head=make_head(tokens=16, vocab=vocab, softcap=3.0, on=on),
@@ -193,7 +195,7 @@ def test_the_tail_of_a_whole_vocabulary_is_drawn_as_often_as_its_mass_says():
     scores[0] = np.log(1 - mass)
     run = jax.jit(
         partial(
-            draw_tokens,
+            sample_tokens,
             jnp.ones((draws, 1)),
             jnp.asarray(scores),
             head=make_head(tokens=32, vocab=2048, on=(2, 1, 1)),
@@ -256,7 +258,9 @@ def test_bfloat16_is_summed_in_float32():
     half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
 
     def run(hidden: jax.Array) -> Scores:
-        return score(hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, picks=PICKED)
+        return score(
+            hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, gather_tokens=GATHERED
+        )
 
     exact = whole(half[0].astype(jnp.float32), softcap=None, embedding=half[1].astype(jnp.float32))
     found = run(half[0])
@@ -329,7 +333,7 @@ def test_invariant_3_a_truncated_draw_holds_no_more_scores_than_four_blocks_of_a
     hidden, vocab = jnp.zeros((300, 64)), 8192
     drawn = jax.jit(
         partial(
-            draw_tokens,
+            sample_tokens,
             head=Head(None, 1.0, LIMIT, vocab, mesh(1, 1, 1)),
             truncation=Truncation(50, 0.9, 0.01),
         )

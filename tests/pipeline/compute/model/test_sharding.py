@@ -130,7 +130,7 @@ def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
             embedding,
             head=head,
             forbidden=forbidden,
-            picks=tokens[..., None],
+            gather_tokens=tokens[..., None],
             top_k=5,
         )
         return jnp.sum(scores.logprobs * weights), (hidden, scores)

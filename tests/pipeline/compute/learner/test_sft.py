@@ -18,7 +18,7 @@ from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.policy import Params
 from pipeline.contracts.rollouts import Demonstration
 from tests import tiny
-from tests.pipeline.compute.learner.written_out import Whole
+from tests.pipeline.compute.learner.reference import Whole
 
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=[1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0])
@@ -61,8 +61,8 @@ def written_out() -> tuple[float, dict[str, np.ndarray]]:
         hidden, _ = policy.bind(base, adapter)(jnp.asarray(whole.tokens), positions)
         scores = hidden @ base["embedder.input_embedding"].T
         scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
-        picked = jnp.take_along_axis(scores, jnp.asarray(whole.targets)[..., None], -1)[..., 0]
-        return -jnp.where(whole.learned, picked, 0.0).sum() / whole.learned.sum()
+        gathered = jnp.take_along_axis(scores, jnp.asarray(whole.targets)[..., None], -1)[..., 0]
+        return -jnp.where(whole.learned, gathered, 0.0).sum() / whole.learned.sum()
 
     value, grads = jax.jit(jax.value_and_grad(loss))(tiny.probe(layers=2))
     return float(value), {name: np.asarray(grad) for name, grad in grads.items()}
