@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from actors.learner import LearnerActor
-from actors.memory import guarded
-from actors.opening import begin_model
-from actors.program_cache import share_programs
 from actors.sampler import SamplerActor
 from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory
+from pipeline.compute.opening import start_loading
+from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.builds import Ready
 from pipeline.contracts.sizes import Sizes, sized
@@ -26,7 +26,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
         """Opens devices and model once, for both; see `LearnerActor.prepare`."""
         self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
-            self.opening = begin_model(self.config, which="learner")
+            self.opening = start_loading(self.config, role="learner")
         load_s = self.learn(self.opening)
         self.serve(self.opening)
         share_programs()
@@ -53,5 +53,5 @@ class ColocatedActor(LearnerActor, SamplerActor):
             adapter, _ = self._adapter(payload)
             self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
 
-        guarded("sync", take)
+        catch_out_of_memory("sync", take)
         return self.sha256

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.memory import guarded, memory_use
-from actors.opening import OpenedModel, OpeningModel, begin_model
-from actors.program_cache import share_programs
 from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory, memory_use
+from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
+from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.builds import Building, BuildLog, Ready
@@ -45,7 +45,7 @@ class LearnerActor:
     def __init__(self, config: Config) -> None:
         self.given = self.config = config
         self.log = BuildLog()
-        self.opening: OpeningModel | None = None
+        self.opening: LoadingModel | None = None
         self.learner: Learner
         self.exporter: Exporter
         self.checkpoints: Checkpoints
@@ -61,12 +61,12 @@ class LearnerActor:
         """
         self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
-            self.opening = begin_model(self.config, which="learner")
+            self.opening = start_loading(self.config, role="learner")
         load_s = self.learn(self.opening)
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def learn(self, model: OpeningModel | OpenedModel) -> float:
+    def learn(self, model: LoadingModel | OpenedModel) -> float:
         """Compiles while the base is read, then waits for it; returns the seconds that this took.
 
         Raises:
@@ -77,17 +77,17 @@ class LearnerActor:
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
         if not hasattr(self, "learner"):
-            self.learner = guarded(
+            self.learner = catch_out_of_memory(
                 "update",
                 lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
             )
-            self._give_base(guarded("load", model.wait))
+            self._give_base(catch_out_of_memory("load", model.wait))
             folder = RunFolder.of(config)
             self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         elif tokens != self._tokens:
             self._tokens = None  # unless it succeeds, no size has programs
-            guarded("update", lambda: self.learner.resize(config, log=self.log))
-            guarded("update", lambda: self._give_base(model.wait()))
+            catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
+            catch_out_of_memory("update", lambda: self._give_base(model.wait()))
         self._tokens = tokens
         return model.wait().load_s
 
@@ -122,7 +122,7 @@ class LearnerActor:
             OutOfMemory: if there is no room for one.
         """
         where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
-        found = guarded("load", lambda: self.checkpoints.restore(self.learner.state))
+        found = catch_out_of_memory("load", lambda: self.checkpoints.restore(self.learner.state))
         if found is None:
             return Restored(None, where=where)
         self.learner.state, meta, damaged = found
@@ -152,7 +152,7 @@ class LearnerActor:
             payload = jax.device_get(adapter)
             return (version, lora.sha256(payload)), payload
 
-        return guarded("publish", take)
+        return catch_out_of_memory("publish", take)
 
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
         """Log-probs of the completions' tokens.
@@ -163,10 +163,10 @@ class LearnerActor:
 
         def work() -> list[np.ndarray]:
             adapter = self._adapter(which)[0]
-            self._check_room("score")
+            self._check_fits("score")
             return self.learner.score(completions, adapter=adapter)
 
-        return guarded("score", work)
+        return catch_out_of_memory("score", work)
 
     def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
@@ -199,11 +199,11 @@ class LearnerActor:
         kept = learner.host_state() if goes_on else None
 
         def checked() -> dict[str, float]:
-            self._check_room("update")
+            self._check_fits("update")
             return work()
 
         try:
-            return guarded("update", checked)
+            return catch_out_of_memory("update", checked)
         except OutOfMemory as error:
             if kept is not None:
                 learner.restore_state(kept)
@@ -211,11 +211,11 @@ class LearnerActor:
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 
-    def _check_room(self, what: Literal["score", "update"]) -> None:
-        from pipeline.compute.model.footprint import check_room
+    def _check_fits(self, what: Literal["score", "update"]) -> None:
+        from pipeline.compute.device_memory import check_fits
 
         if self.config.plan.hbm_gib is not None:
-            check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
+            check_fits(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
 
     def learning_speed(self) -> LearnerSpeed:
         """See `pipeline.compute.learner.learner.Learner.speed`.
@@ -225,10 +225,10 @@ class LearnerActor:
         """
 
         def work() -> LearnerSpeed:
-            self._check_room("update")
+            self._check_fits("update")
             return self.learner.speed()
 
-        return guarded("update", work)
+        return catch_out_of_memory("update", work)
 
     def learner_memory(self) -> MemoryUse:
         """What scoring and learning hold of the devices, and what they have held."""
@@ -292,7 +292,7 @@ class LearnerActor:
             tuned = Tuned(*self._adapter(which))
             return self.exporter.export(Path(folder), tuned, examples=examples)
 
-        return guarded("export", work)
+        return catch_out_of_memory("export", work)
 
     @property
     def _best(self) -> Path:

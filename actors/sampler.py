@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.memory import guarded, memory_use
-from actors.opening import OpenedModel, OpeningModel, begin_model
-from actors.program_cache import share_programs
 from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory, memory_use
+from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
+from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.adapters import OpenedAdapter
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse
@@ -33,7 +33,7 @@ class SamplerActor:
     def __init__(self, config: Config) -> None:
         self.given = self.config = config
         self.log = BuildLog()
-        self.opening: OpeningModel | None = None
+        self.opening: LoadingModel | None = None
         self.policy: Policy
         self.engine: Engine
         self.weights: RolloutWeights
@@ -53,12 +53,12 @@ class SamplerActor:
         """
         self.config, known = sized(self.given, sizes), len(self.log.read().done)
         if self.opening is None:
-            self.opening = begin_model(self.config, which="sampler")
+            self.opening = start_loading(self.config, role="sampler")
         load_s = self.serve(self.opening)
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def serve(self, model: OpeningModel | OpenedModel) -> float:
+    def serve(self, model: LoadingModel | OpenedModel) -> float:
         """Compiles while the base is read, then waits for it; returns the seconds that this took.
 
         Raises:
@@ -70,7 +70,7 @@ class SamplerActor:
         config, slots = self.config, self.config.plan.slots
         if not hasattr(self, "engine"):
             self.policy = model.policy
-            self.engine = guarded(
+            self.engine = catch_out_of_memory(
                 "generate",
                 lambda: Engine(
                     rollout_policy(model.policy, config),
@@ -81,13 +81,13 @@ class SamplerActor:
                     log=self.log,
                 ),
             )
-            opened = guarded("load", model.wait)
-            self.weights = guarded(
+            opened = catch_out_of_memory("load", model.wait)
+            self.weights = catch_out_of_memory(
                 "load", lambda: RolloutWeights(opened.policy, opened.base, config)
             )
         elif slots != self._slots:
             self._slots = None  # unless it succeeds, no size has programs
-            guarded("generate", lambda: self.engine.resize(config, log=self.log))
+            catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
         return model.wait().load_s
 
@@ -109,7 +109,7 @@ class SamplerActor:
             adapter = self.policy.place_adapter(payload)
             self.take_over(adapter, version=version, sha256=lora.sha256(adapter))
 
-        guarded("sync", take)
+        catch_out_of_memory("sync", take)
         return self.sha256
 
     def take_over(self, adapter: Params, *, version: int, sha256: str) -> None:
@@ -153,7 +153,7 @@ class SamplerActor:
         Raises:
             OutOfMemory: if there is no room for so many slots.
         """
-        return guarded(
+        return catch_out_of_memory(
             "generate",
             lambda: self._generate(requests, temperature=temperature, min_finished=min_finished),
         )
@@ -161,7 +161,7 @@ class SamplerActor:
     def _generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, min_finished: int | None
     ) -> list[Completion]:
-        self._check_slots()
+        self._check_fits()
         return self.engine.generate(
             requests,
             base=self.weights.base,
@@ -180,18 +180,18 @@ class SamplerActor:
         """
 
         def work() -> SamplerSpeed:
-            self._check_slots()
+            self._check_fits()
             if not self.sha256:
                 self.weights.load(self.policy.no_adapter())
             return self.engine.speed(self.weights.base, self.weights.adapter)
 
-        return guarded("generate", work)
+        return catch_out_of_memory("generate", work)
 
-    def _check_slots(self) -> None:
-        from pipeline.compute.model.footprint import check_room
+    def _check_fits(self) -> None:
+        from pipeline.compute.device_memory import check_fits
 
         if self.config.plan.hbm_gib is not None:
-            check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
+            check_fits(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
 
     def work(self) -> DecodeWork:
         """What the last `generate` has computed."""

@@ -52,7 +52,8 @@ else:
     found = LearnerPrograms(policy, config, vocabulary).compile()
     programs = {f"gradient {size}": program for size, program in found.gradient.items()}
     programs |= {f"score {size}": program for size, program in found.score.items()}
-    programs |= {f"reference_top_k {size}": program for size, program in found.reference_top_k.items()}
+    for size, program in found.reference_top_k.items():
+        programs[f"reference_top_k {size}"] = program
     programs["apply"] = found.apply
 vocab = policy.vocab_size // (config.plan.fsdp * config.plan.tp)
 reports = {

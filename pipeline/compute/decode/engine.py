@@ -28,7 +28,7 @@ from pipeline.compute.decode.schedule import Group, HeldSlots, SlotAssignment, S
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.decode.stopping import StopStrings, TextOf
 from pipeline.compute.decode.timing import sampler_speed
-from pipeline.compute.model.footprint import array_bytes
+from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
@@ -45,7 +45,7 @@ from pipeline.contracts.speeds import SamplerSpeed
 Weights = tuple[Params, Params]
 """Base and adapter."""
 _UNBOUNDED_PREFILL_BELOW = 0.5
-"""Share of busy slots below which `plan.prefill_tokens` does not bound prefills between segments."""
+"""Share of busy slots below which `plan.prefill_tokens` does not bound prefills."""
 
 
 class Aborted(Exception):  # noqa: N818  # requested by the caller, not an error

@@ -28,8 +28,8 @@ from pipeline.compute.decode.cache import (
     flush,
 )
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
+from pipeline.compute.device_memory import program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, results
-from pipeline.compute.model.footprint import program_bytes, result_bytes
 from pipeline.compute.model.gumbel import keys_at
 from pipeline.compute.model.head import Head, sample
 from pipeline.compute.model.policy import Params, Policy

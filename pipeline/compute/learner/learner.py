@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config
+from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, place_inputs
 from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
 from pipeline.compute.learner.programs import (
@@ -27,7 +28,6 @@ from pipeline.compute.learner.scorer import score_completions
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.learner.timing import micro_batch_s
 from pipeline.compute.model import lora
-from pipeline.compute.model.footprint import array_bytes
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary

@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
+from pipeline.compute.device_memory import program_bytes
 from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, TopKLogprobs
 from pipeline.compute.learner.losses import weighted_sum
 from pipeline.compute.learner.objective import gather_tokens, objective
@@ -27,7 +28,6 @@ from pipeline.compute.learner.topk import top_k_logprobs
 from pipeline.compute.model.attention import PackedAttention
 from pipeline.compute.model.building import Builder, results
 from pipeline.compute.model.flash import FlashAttention
-from pipeline.compute.model.footprint import program_bytes
 from pipeline.compute.model.head import Head, Scores, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat

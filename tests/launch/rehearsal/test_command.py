@@ -205,7 +205,7 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
         learner, sampler = LearnerHere(actor), SamplerHere(actor)
         return FakeRunActors([sampler], learner, Scorer(Script(), config), one=True)
 
-    monkeypatch.setattr("actors.opening.open_mesh", one_device)
+    monkeypatch.setattr("pipeline.compute.opening.open_mesh", one_device)
     monkeypatch.setattr(RunActors, "spawn", spawn)
     # A run of that name, with other settings, is none of a rehearsal's business.
     other = load_config(path)

@@ -19,9 +19,9 @@ import pytest
 from configs.schema import Lora
 from pipeline.compute.learner.export import Exporter, Tuned
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from tests import tiny
 
 PYTHON = os.environ.get("GEMMA_GRPO_TORCH_PYTHON")

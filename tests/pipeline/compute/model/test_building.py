@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, results
-from pipeline.compute.model.footprint import array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.sharding import by_row, make_mesh, replicated
 from pipeline.contracts.builds import Building, BuildLog, Built, built_facts, built_line
 

@@ -13,10 +13,10 @@ from configs.schema import Lora
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.opening import open_policy
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from tests import tiny
 

@@ -20,11 +20,11 @@ from configs.schema import Lora
 from pipeline.compute.model import lora as lora_lib
 from pipeline.compute.model.adapter_source import load_adapter, needs_separate
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.peft_folder import MULTIMODAL, TEXT, write_peft
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import Place, to_pairs
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden"

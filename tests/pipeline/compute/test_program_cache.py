@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from jax._src.lru_cache import LRUCache
 
-from actors import program_cache
-from actors.program_cache import ProgramCache
+from pipeline.compute import program_cache
+from pipeline.compute.program_cache import ProgramCache
 
 
 def names(folder: Path) -> set[str]:
