@@ -1,6 +1,6 @@
 """Asks the TPU compiler what programs of a run take, and keeps its answers. No JAX, no TPU.
 
-The compiler runs in a child process (`pipeline.compute.aot.compile`). The cache key of an answer
+The compiler runs in a child process (`python -m pipeline.compute.aot`). The cache key of an answer
 holds everything that it depends on: the program's own settings, the model's sizes, the versions of
 compiler and libraries, and the sources of the programs.
 """
@@ -30,25 +30,23 @@ from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chips
 from pipeline.plan.cost_model.programs import depends_on
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
-_READ_BY = tuple(
-    f"pipeline/compute/aot/{name}.py" for name in ("compile", "figures", "hlo", "memory_report")
-)
-_OF_BOTH = (
+_COMMON_SOURCES = (
     "configs/*.py",
+    "pipeline/compute/aot/*.py",
     "pipeline/compute/model/*.py",
+    "pipeline/contracts/batches.py",
+    "pipeline/contracts/model_shape.py",
+    "pipeline/contracts/programs.py",
+    "pipeline/inputs/dataset/batching.py",
+    "pipeline/inputs/dataset/packing.py",
     "pipeline/inputs/hub/hf_config.py",
-    *_READ_BY,
+    "pipeline/inputs/hub/model_shape.py",
 )
 _SOURCES = {
-    "sampler": ("pipeline/compute/decode/*.py", *_OF_BOTH),
-    "learner": (
-        "pipeline/compute/learner/*.py",
-        "pipeline/inputs/dataset/batching.py",
-        "pipeline/inputs/dataset/packing.py",
-        *_OF_BOTH,
-    ),
+    "sampler": ("pipeline/compute/decode/*.py", *_COMMON_SOURCES),
+    "learner": ("pipeline/compute/learner/*.py", *_COMMON_SOURCES),
 }
-"""What the programs are made of and read by, below the folder of the project."""
+"""Files that determine the programs and their figures, below the project's folder."""
 
 Say = Callable[[str], None]
 """Takes a line about what is going on."""
@@ -181,7 +179,7 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     top = str(Path(pipeline.__file__).parents[1])
     paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.compute.aot.compile"],
+        [sys.executable, "-m", "pipeline.compute.aot"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

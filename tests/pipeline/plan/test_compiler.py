@@ -107,20 +107,21 @@ def test_model_sources_and_versions_count(monkeypatch):
     assert key_of("segment 64") != before
 
 
-DECIDE_NOTHING = {
-    *("pipeline/cores.py", "pipeline/data/order.py", "pipeline/datatypes.py"),
-    "pipeline/plan/building.py",
-    *("pipeline/model_files/hf_folder.py", "pipeline/model_files/model_source.py"),
-    *(f"pipeline/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
-    *("pipeline/text/sentencepieces.py", "pipeline/text/tokenizer_json.py"),
+NO_EFFECT_ON_PROGRAMS = {
+    "pipeline/compute/device_memory.py",
+    *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
+    *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
+    "pipeline/inputs/hub/hf_folder.py",
+    *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
 }
-"""What programs import of the project, and are the same with another version of."""
+"""Files that programs import and whose content does not affect them."""
 
 
 @pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
-def test_all_that_decides_a_program_counts(which, folder):
+def test_the_key_covers_all_sources_of_a_program(which, folder):
     top = PRESETS.parent
-    found, left = set(), [f"pipeline/{folder}/programs.py"]
+    found = set()
+    left = [f"pipeline/compute/{folder}/programs.py", "pipeline/compute/model/architecture.py"]
     while left:
         path = left.pop()
         if path not in found:
@@ -128,8 +129,8 @@ def test_all_that_decides_a_program_counts(which, folder):
             left += imported(top, path)
     hashed = {path for pattern in compiler._SOURCES[which] for path in top.glob(pattern)}
     names = {str(path.relative_to(top)) for path in hashed}
-    assert found - names <= DECIDE_NOTHING
-    assert not DECIDE_NOTHING & names
+    assert found - names <= NO_EFFECT_ON_PROGRAMS
+    assert not NO_EFFECT_ON_PROGRAMS & names
 
 
 def imported(top, path):
