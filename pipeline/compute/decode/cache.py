@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
-from pipeline.compute.model.attention import UNSEEN, attend_causally, soft_cap
+from pipeline.compute.model.attention import MASKED, attend_causally, soft_cap
 from pipeline.compute.model.gemma import Architecture
 
 RingCache = tuple[Shaped[Array, "batch kv_heads ..."], ...]
@@ -240,7 +240,7 @@ def _attend(
     slots = ring[0].shape[2]
     grouped = query.reshape(len(query), ring[0].shape[1], -1, query.shape[3])
     scores = jnp.concatenate([_scores(grouped, ring), _scores(grouped, recent)], axis=-1)
-    scores = jnp.where(visible[:, None, None], soft_cap(scores, softcap), UNSEEN)
+    scores = jnp.where(visible[:, None, None], soft_cap(scores, softcap), MASKED)
     weights = jax.nn.softmax(scores, axis=-1)
     encoded = _weighted(weights[..., :slots], ring, query.dtype)
     encoded += _weighted(weights[..., slots:], recent, query.dtype)

@@ -17,7 +17,6 @@ from pipeline.compute.learner.exchange import exchange
 from pipeline.compute.learner.model_card import base_name, model_card
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model import lora, peft_folder, save, weights
-from pipeline.compute.model.peft_fit import fit
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.sharding import placed
@@ -218,7 +217,7 @@ class Exporter:
         )
 
     def _check_adapter(self, folder: Path, tuned: Tuned) -> float:
-        found = fit(peft_folder.read_peft(folder), self.policy)
+        found = peft_folder.fit_to_policy(peft_folder.read_peft(folder), self.policy)
         if lora.sha256(found) != lora.sha256(tuned.adapter):
             raise RuntimeError(f"the adapter in {folder} differs from the exported one")
         return 0.0

@@ -114,7 +114,7 @@ def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch, kind: str):
         assert found == chips
     else:
         with pytest.raises(
-            ValueError, match=rf"^these are chips of kind '{kind}'; runs are for v5e"
+            ValueError, match=rf"^these are chips of kind '{kind}'; runs support v5e only"
         ):
             open_mesh(platform="tpu", count=2)
 

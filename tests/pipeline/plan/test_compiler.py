@@ -111,7 +111,7 @@ NO_EFFECT_ON_PROGRAMS = {
     "pipeline/compute/device_memory.py",
     *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
     *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
-    "pipeline/inputs/hub/hf_folder.py",
+    *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "published")),
     *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
 }
 """Files that programs import and whose content does not affect them."""

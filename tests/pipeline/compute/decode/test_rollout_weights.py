@@ -159,7 +159,7 @@ def test_integer_weights_sample_the_same_as_a_quantized_base(kind: str):
     weights = RolloutWeights(plain, base, config(kind))
     weights.load(adapter)
     policy = tiny.make_policy(num_hidden_layers=2, quantization=kind)
-    kept = policy.as_kept(base.items())
+    kept = policy.stored_base(base.items())
     expected = sample(policy, kept, adapter, tiny.make_config(model={"quantization": kind}))
     found = sample(weights.policy, weights.base, weights.adapter, config(kind))
     for one, two in zip(found, expected, strict=True):

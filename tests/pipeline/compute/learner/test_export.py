@@ -321,7 +321,7 @@ def test_a_nan_is_no_agreement(
 def test_a_quantized_base_is_exported_as_it_was_used(tmp_path: Path, like: Path, quantization: str):
     policy = tiny.make_policy(num_hidden_layers=2, quantization=quantization)
     plain = tiny.base(layers=2)
-    base = policy.as_kept(plain.items())
+    base = policy.stored_base(plain.items())
     config = tiny.make_config(
         run={"dir": str(tmp_path)}, model={"path": str(like), "quantization": quantization}
     )

@@ -66,9 +66,9 @@ def test_a_large_cap_is_none_and_a_small_one_is_not():
 def test_capped_attention_is_averaged_in_float32():
     half = [x.astype(jnp.bfloat16) for x in draw()]
     seen = jnp.ones((1, 1, SEQ), bool)
-    found = attend_where(*half, seen=seen, softcap=50.0)
+    found = attend_where(*half, visible=seen, softcap=50.0)
     assert found.dtype == jnp.bfloat16
-    exact = attend_where(*[x.astype(jnp.float32) for x in half], seen=seen, softcap=50.0)
+    exact = attend_where(*[x.astype(jnp.float32) for x in half], visible=seen, softcap=50.0)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
 
 

@@ -92,7 +92,7 @@ def test_its_gradient_is_that_of_what_the_codes_stand_for(equation: str, dtype: 
 
 
 def base_of(policy: Policy) -> Params:
-    return policy.as_kept(tiny.base(layers=2).items())
+    return policy.stored_base(tiny.base(layers=2).items())
 
 
 @pytest.fixture(scope="module")

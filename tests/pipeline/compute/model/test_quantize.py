@@ -28,7 +28,7 @@ INTEGERS = "int8_matmul"
 def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[Policy, Params]:
     policy = tiny.make_policy(num_hidden_layers=2, quantization=kind, devices=devices, dtype=dtype)
     plain = tiny.make_policy(num_hidden_layers=2, devices=devices, dtype=dtype)
-    return policy, policy.as_kept(tiny.make_base(plain).items())
+    return policy, policy.stored_base(tiny.make_base(plain).items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -198,7 +198,7 @@ def test_it_is_quantized_while_it_is_loaded(tmp_path: Path):
             yield name, base[name] + 0
 
     before = sum(x.nbytes for x in jax.live_arrays() if x.shape == (24, 40))
-    kept = policy.as_kept(one_by_one())
+    kept = policy.stored_base(one_by_one())
     assert asked == list(policy.plain_shapes)
     assert max(live) - before <= 24 * 40 * 4
     assert kept.keys() == policy.base_shapes.keys()

@@ -186,7 +186,7 @@ def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
     kept, hidden = [], []
     for shape in (ONE, MANY):
         policy = tiny.make_policy(**shape, quantization=kind)
-        base = policy.as_kept(tiny.make_base(tiny.make_policy(**shape)).items())
+        base = policy.stored_base(tiny.make_base(tiny.make_policy(**shape)).items())
         hidden.append(hidden_states(policy, base))
         kept.append((policy, base))
     (one, base), (many, parts) = kept
