@@ -25,6 +25,7 @@ from launch.preparation import open_model_files
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.record_files import write_atomically
+from pipeline.contracts.sizes import sized
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
@@ -33,7 +34,7 @@ from pipeline.inputs.dataset.rows import report_lines
 from pipeline.inputs.dataset.splits import SETS, LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.start import with_first_sizes
+from pipeline.plan.start import first_sizes
 from pipeline.run.run_folder import RunFolder
 
 _TOLD = 10
@@ -75,7 +76,7 @@ def prepare(
     adapter = _adapter(folder, is_run=is_run, checkpoint=checkpoint, base_only=base_only)
     result = _result(folder, is_run=is_run, json_file=json_file)
     tokenizer = open_model_files(config)
-    config = with_first_sizes(config)
+    config = sized(config, first_sizes(config, RunFolder.of(config).plan))
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     tests = {name.removeprefix(SETS): split for name, split in splits.items()}
     for name, split in tests.items():

@@ -15,7 +15,7 @@ from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
-from pipeline.control.reserve import least_run_s
+from pipeline.control.estimates import least_run_s
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_of
 from pipeline.inputs.dataset.order import check_window
 from pipeline.inputs.dataset.splits import LoadedData

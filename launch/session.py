@@ -19,16 +19,16 @@ from launch.preparation import Prepared
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
+from pipeline.contracts.decisions import EXIT, EXPORT
 from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.progress import Progress
 from pipeline.control.budget import Budget, replaces_budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
-from pipeline.control.reserve import EXIT, EXPORT, Reserve
-from pipeline.coordinator import Coordinator, Progress
-from pipeline.plan.balance import Balance
-from pipeline.plan.calibration import Beginning, Calibrated, calibrate
-from pipeline.plan.revision import Revision
-from pipeline.rollout.balanced import Balanced
-from pipeline.rollout.team import TrainingStopped, Workers
+from pipeline.control.estimates import ShutdownEstimate
+from pipeline.coordinator import Coordinator
+from pipeline.plan.calibration import CalibrationStart, calibrate
+from pipeline.plan.size_controller import SizeController
+from pipeline.rollout.workers import TrainingStopped, Workers, named_workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -53,7 +53,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
-    beginning = Beginning.of(prepared.config, prepared.folder)
+    beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
     # Held from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         clock = _clock(prepared, started=started)
@@ -107,24 +107,16 @@ def _noted(folder: RunFolder, clock: Clock) -> Iterator[None]:
 
 
 async def _run(
-    prepared: Prepared, beginning: Beginning, stop: Stop, clock: Clock, tracker: Tracker
+    prepared: Prepared, beginning: CalibrationStart, stop: Stop, clock: Clock, tracker: Tracker
 ) -> int:
     with cluster(prepared.config.plan):
         stop.listen()
-        crew = RunActors.spawn(prepared.config)
-        balanced = Balanced.of(
-            prepared.config,
-            prepared.folder,
-            samplers=crew.samplers,
-            learner=crew.learner,
-            say=partial(print, flush=True),
-            sizes=beginning.sizes,
-            one_process=crew.one_process,
-        )
+        actors = RunActors.spawn(prepared.config)
+        workers = _workers(prepared, actors, beginning, clock, stop)
         try:
-            started = await unless(stop, _start(crew, balanced, beginning, prepared, clock))
+            started = await unless(stop, _start(actors, workers, beginning, prepared, clock))
             return await _coordinate(
-                prepared, crew, balanced, stop, clock, tracker, started=started
+                prepared, actors, workers, stop, clock, tracker, started=started
             )
         except Stopped:
             return stop.exit_status
@@ -132,62 +124,84 @@ async def _run(
             print(error, file=sys.stderr)
             return EXIT_FAILED
         finally:
-            crew.kill()
+            actors.kill()
+
+
+def _workers(
+    prepared: Prepared, actors: RunActors, beginning: CalibrationStart, clock: Clock, stop: Stop
+) -> Workers:
+    """The workers of the run; none is prepared yet."""
+    samplers, learner = named_workers(
+        actors.samplers, actors.learner, one_process=actors.one_process
+    )
+    return Workers(
+        samplers=samplers,
+        learner=learner,
+        scorer=actors.scorer,
+        sizes=SizeController(prepared.config, beginning.sizes, partial(print, flush=True)),
+        config=prepared.config,
+        clock=clock,
+        stop=stop.event,
+    )
 
 
 async def _start(
-    crew: RunActors, balanced: Balanced, beginning: Beginning, prepared: Prepared, clock: Clock
-) -> tuple[float, Calibrated | None]:
-    """Seconds that loading took, and what was measured."""
+    actors: RunActors,
+    workers: Workers,
+    beginning: CalibrationStart,
+    prepared: Prepared,
+    clock: Clock,
+) -> float:
+    """Acquires the devices, loads, compiles and measures sizes; returns the seconds of loading."""
     config = prepared.config
     with clock.waiting(used=config.budget.from_submission):
-        await wait_for_devices(crew.devices, config.plan)
-    await crew.started()
-    print("devices are here; loading weights and compiling", flush=True)
-    load_s, _ = await asyncio.gather(balanced.start(), crew.scorer.start())
+        await wait_for_devices(actors.devices, config.plan)
+    await actors.started()
+    print("Devices acquired; loading weights and compiling.", flush=True)
+    load_s, _ = await asyncio.gather(workers.start(), actors.scorer.start())
+    learner, *samplers = workers.processes
     found = await calibrate(
-        balanced.balance,
+        workers.sizes,
         beginning,
-        sampler=(balanced.samplers[0].worker, crew.samplers[0]),
-        learner=(balanced.learner.worker, crew.learner),
+        sampler=((samplers or [learner])[0], actors.samplers[0]),
+        learner=(learner, actors.learner),
     )
-    return load_s, found
+    if found is not None:
+        workers.sizes.use(found)
+    return load_s
 
 
 async def _coordinate(
     prepared: Prepared,
-    crew: RunActors,
-    balanced: Balanced,
+    actors: RunActors,
+    workers: Workers,
     stop: Stop,
     clock: Clock,
     tracker: Tracker,
     *,
-    started: tuple[float, Calibrated | None],
+    started: float,
 ) -> int:
     config, folder = prepared.config, prepared.folder
-    load_s, calibrated = started
-    restored = await crew.learner.restore()
+    restored = await actors.learner.restore()
     _check_restored(restored, folder)
     _enter(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
-    progress, resumed_from = _resume(restored, folder, balanced.balance)
+    progress, resumed_from = _resume(restored, folder, workers.sizes)
     budget = Budget.of(config, folder)
-    deadline = _deadline(prepared, clock, budget, load_s=load_s)
-    if calibrated is not None:
-        balanced.balance.revise = Revision(balanced.balance, calibrated, deadline)
+    deadline = _deadline(prepared, clock, budget, load_s=started)
     console = Console(total=budget.steps, done=progress.step)
     records = Records(folder, tracker, console)
     await _track(prepared, clock, records, step=progress.step)
-    balanced.balance.record(records)
+    workers.sizes.record(records)
     coordinator = Coordinator(
         config,
         data=prepared.data,
         tokenizer=prepared.tokenizer,
-        workers=Workers(balanced.samplers, balanced.learner, crew.scorer),
+        workers=workers,
         records=records,
         deadline=deadline,
+        clock=clock,
         progress=progress,
         resumed_from=resumed_from,
-        stop=stop.event,
     )
     try:
         ended = await coordinator.run()
@@ -200,7 +214,7 @@ async def _coordinate(
             print(error, file=sys.stderr)
         else:
             traceback.print_exception(error)
-        print("the run failed; the same command goes on from its last checkpoint", flush=True)
+        print("the run failed; the same command continues from its last checkpoint", flush=True)
         return EXIT_FAILED
     finally:
         console.close()
@@ -232,13 +246,14 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
     config = prepared.config
     most, fewest = config.rollout.prompts_per_step, config.rollout.fewest_prompts
     deadline = Deadline(
-        clock,
         steps=budget.steps,
         time_s=budget.deadline_s(elapsed_s=clock.elapsed_s, now_s=time.time()),
         prompts=(most, fewest),
         validates=config.eval.validates,
         until_s=budget.until_s,
-        reserve=Reserve({EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s, EXIT: _EXIT_S}),
+        shutdown=ShutdownEstimate(
+            {EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s, EXIT: _EXIT_S}
+        ),
     )
     deadline.recall(prepared.folder.metrics, sft_steps=config.sft_steps)
     return deadline
@@ -273,15 +288,18 @@ def _last_checkpoint(folder: RunFolder) -> int | None:
     return max((entry["step"] for entry in folder.standing("checkpoint")), default=None)
 
 
-def _resume(restored: Restored, folder: RunFolder, balance: Balance) -> tuple[Progress, int | None]:
+def _resume(
+    restored: Restored, folder: RunFolder, sizes: SizeController
+) -> tuple[Progress, int | None]:
     """Resumes from the newest usable checkpoint; later steps are done again."""
     for line in restored.damaged:
         folder.journal("checkpoint_damaged", what=line)
         print(line, flush=True)
     progress, resumed_from = Progress(), None
     if restored.meta is not None:
-        progress = Progress.of_meta(balance.resume(restored.meta))
-        balance.step = resumed_from = progress.step
+        sizes.resume(restored.meta)
+        progress = Progress.of_meta(restored.meta)
+        resumed_from = progress.step
         print(f"resuming after step {progress.step}", flush=True)
     listed = _last_checkpoint(folder)
     if listed is not None and listed > progress.step and not restored.damaged:

@@ -1,139 +1,68 @@
-"""The synchronous loop: a warm start on worked examples, if asked for, then GRPO.
+"""The training loop: SFT steps if configured, then GRPO steps, and the duties between them.
 
-    prompts -> [samplers] -> completions -> [scorer] -> rollouts -> [learner] -> adapter v + 1
-                   ^                                                                  |
-                   +--------------------------- sync ---------------------------------+
+    prompts -> [samplers] -> completions -> [rewards] -> rollouts -> [learner] -> adapter v + 1
+                   ^                                                                   |
+                   +------------------------------ sync -------------------------------+
 
-    each step   produces   rollouts of version v, then version v + 1
-                waits for  all completions, all rewards, the update, the sync; with a cut-off for
-                           enough completions: what becomes of the others says waiting.py
-    warm start  examples -> [learner] -> adapter v + 1, steps like the others
-    between     validates now and then, keeps the best version (examiner.py)
-    the end     tests and exports the best version, writes the summary; when, and in which order
-                where there is a deadline, says timed.py
+    each step   produces   the data of version v, then version v + 1
+                waits for  the data of the step, the update, the sync
+    duties      start of the run, validations, exports, checkpoints, end of the run
 
-How rollouts are drawn says drawing.py, and that they may be drawn a step ahead says ahead.py.
-Whether sampler and learner share a process is not known here. A signal sets `stop`: sampling and
-scoring are abandoned, an update is finished, then a checkpoint is written.
+The controller decides (`control/controller.py`), the producer produces the data of a step
+(`rollout/producer.py`), the workers compute (`rollout/workers.py`). A signal sets `stop`: sampling
+and scoring are abandoned, an update finishes, then a checkpoint is written.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 from configs.schema import Config
-from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.clock import Clock, Stopwatch
+from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, JournalEntry, TrainStep
 from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.progress import Progress
+from pipeline.control.controller import (
+    BestVersion,
+    Duty,
+    DutyKind,
+    Exported,
+    RunController,
+    RunStatus,
+)
 from pipeline.control.deadline import Deadline
-from pipeline.control.timed import Timed
-from pipeline.evaluate.evaluation import Evaluation
+from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
-from pipeline.inputs.dataset.packing import sequences_for_step
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.rollout.ahead import Supply
-from pipeline.rollout.drawing import Drawer
-from pipeline.rollout.dynamic_sampling import Estimates
-from pipeline.rollout.partial import PartialRollouts
-from pipeline.rollout.rollout_step import RolloutStep, Start
+from pipeline.rollout.producer import RolloutProducer
+from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import too_many_excluded
-from pipeline.rollout.team import Interrupted, OutOfTime, Team, TrainingStopped, Workers
-from pipeline.run.records import Records, example_rows
+from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
+from pipeline.run.records import Records
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""So many skipped updates end the run: the next ones would hardly fare better."""
+"""This many consecutive skipped updates end the run: the next ones would hardly fare better."""
 
-
-@dataclass(frozen=True)
-class Progress:
-    """Counters that a checkpoint carries.
-
-    Attributes:
-        step: steps learned from; the policy version.
-        samples: rollouts drawn for training, to their end.
-        tokens_generated: tokens of all that were drawn, those that were cut included.
-        tokens_trained: tokens that were learned from.
-        tokens_padded: positions that the learner computed and that held nothing.
-        reward_errors: reward calls without a value.
-        skipped_updates: updates that were skipped, because loss or gradient were not finite.
-        skipped_in_a_row: those since the last one that was made.
-        cut: how often a rollout was cut at a step's cut-off.
-        continued: how often one was gone on with.
-        dropped: rollouts that were cut and lost.
-        waiting: rollouts that wait for a later step.
-        prompts_drawn: prompts that groups were drawn for.
-        unused: with dynamic sampling, rollouts that were drawn and not learned from.
-        estimates: with dynamic sampling, what was measured so far.
-        wall_s: time used when the checkpoint was written.
-    """
-
-    step: int = 0
-    samples: int = 0
-    tokens_generated: int = 0
-    tokens_trained: int = 0
-    tokens_padded: int = 0
-    reward_errors: int = 0
-    skipped_updates: int = 0
-    skipped_in_a_row: int = 0
-    cut: int = 0
-    continued: int = 0
-    dropped: int = 0
-    waiting: PartialRollouts = field(default_factory=PartialRollouts)
-    prompts_drawn: int = 0
-    unused: int = 0
-    estimates: Estimates = field(default_factory=Estimates)
-    wall_s: float = 0.0
-
-    def to_meta(self) -> dict[str, Any]:
-        """As a checkpoint carries it: JSON."""
-        waiting, estimates = self.waiting.to_json(), self.estimates.to_json()
-        return {**vars(self), "waiting": waiting, "estimates": estimates}
-
-    @staticmethod
-    def of_meta(meta: Mapping[str, Any]) -> Progress:
-        """What `to_meta` made."""
-        known = {name: value for name, value in meta.items() if name != "journal_lines"}
-        found = {**known, "waiting": PartialRollouts.of_json(meta["waiting"])}
-        if "estimates" in meta:  # not in checkpoints from before there was dynamic sampling
-            found["estimates"] = Estimates.of_json(meta["estimates"])
-        return Progress(**found)
-
-    def learned(self, metrics: Mapping[str, float]) -> Progress:
-        """With the counters of an update that has these metrics; the step is not counted."""
-        trained, skipped = int(metrics["tokens_trained"]), int(metrics.get("skipped_updates", 0))
-        # Where tokens were learned from, an update was made before the one that was skipped.
-        in_a_row = (0 if trained else self.skipped_in_a_row) + skipped
-        return replace(
-            self,
-            tokens_trained=self.tokens_trained + trained,
-            tokens_padded=self.tokens_padded + int(metrics["tokens_padded"]),
-            skipped_updates=self.skipped_updates + skipped,
-            skipped_in_a_row=in_a_row,
-        )
-
-    @property
-    def start(self) -> Start:
-        """What the next step is drawn by."""
-        return Start(self.step, self.waiting, self.prompts_drawn, self.estimates)
+Decision = TypeVar("Decision", bound="Any")
 
 
 class Coordinator:
-    """One run from the first probe to the summary.
+    """One process of a run, from the first probe to the summary.
 
     Args:
-        config: what to do.
-        data: prompts of the splits, and worked examples if there is a warm start.
-        tokenizer: for turning completions into text.
-        workers: who does it.
-        records: where it is written down.
-        deadline: when to stop.
-        progress: where to go on.
-        resumed_from: step of the checkpoint this process started from, if any.
-        stop: set from outside to end early.
+        config: of the run.
+        data: prompts of the splits, and demonstrations if there is an SFT phase.
+        tokenizer: decodes completions.
+        workers: sample, score and learn.
+        records: where the run is recorded.
+        deadline: arithmetic of the budget, with earlier measurements.
+        clock: the run's.
+        progress: where to continue.
+        resumed_from: step of the checkpoint that this process started from, if any.
     """
 
     def __init__(
@@ -145,206 +74,282 @@ class Coordinator:
         workers: Workers,
         records: Records,
         deadline: Deadline,
+        clock: Clock,
         progress: Progress,
         resumed_from: int | None,
-        stop: asyncio.Event,
     ) -> None:
         self.config = config
         self.data = data
-        self.team = Team(
-            workers,
-            config=config,
-            stop=stop,
-            patience_s=deadline.patience_s,
-            ending_s=deadline.ending_s,
-        )
+        self.workers = workers
         self.records = records
-        self.deadline = deadline
+        self.clock = clock
         self.progress = progress
         self.resumed_from = resumed_from
-        self.uncounted = False
-        drawer = Drawer(
+        self.controller = RunController(
+            config,
+            deadline,
+            entries=list(records.folder.entries()),
+            step=progress.step,
+            began_s=clock.elapsed_s,
+            used_before_s=clock.used_before_s,
+            test_prompts=len(data.test.prompts),
+        )
+        self.producer = RolloutProducer(
             config,
             data=data,
             maker=PromptMaker(config.prompt, tokenizer),
-            team=self.team,
-            folder=records.folder,
-            prompts=lambda: self.timed.prompts,
-            may_go_on=deadline.allows,
-            now=deadline.clock.now,
+            workers=workers,
+            log=records,
+            has_time_for=self._has_time_for,
+            now=clock.now,
         )
-        self.supply = Supply(
-            drawer,
-            self.team,
-            ahead=config.rollout.ahead != "off",
-            first=config.sft_steps,
-            will_be=deadline.allows,
-        )
-        self.examiner = EvaluationSchedule(
+        self.schedule = EvaluationSchedule(
             config,
             data=data,
             tokenizer=tokenizer,
-            team=self.team,
+            workers=workers,
             records=records,
-            deadline=deadline,
+            now=clock.now,
+            measure=self._measured,
         )
-        self.timed = Timed(
-            config,
-            examiner=self.examiner,
-            team=self.team,
+        self.exports = Exports(
+            self.schedule,
+            workers=workers,
             records=records,
-            deadline=deadline,
-            step=progress.step,
+            now=clock.now,
+            measure=self._measured,
         )
+        saved = [entry["step"] for entry in records.folder.events("checkpoint")]
+        self._saved = saved[-1] if saved else -1
+        self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """The whole run.
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
-            OutOfMemory: if there is nothing smaller to go on with; a checkpoint is written first.
+            OutOfMemory: if no smaller sizes are left; a checkpoint is written first.
             TrainingStopped: if too many rewards are missing or too many updates were skipped;
                 likewise.
-            BudgetTooSmallError: if not one step fits into a budget of time.
+            BudgetTooSmallError: if not one step fits into a time budget.
         """
+        self.records.truncation(self.config)
         try:
-            self.records.truncation(self.config)
-            await self._check_parity()
-            # Validated, too: a signal may have come between a step and its validation.
-            before = await self.timed.rehearse(self.progress.step, self._validate, self._save)
-            try:
-                while self.timed.allows(self.progress.step):
-                    await self._turn()
-                    await self.timed.last_look(self.progress.step, self._validate)
-            except OutOfTime:
-                self.timed.abandoned("what was being done", self.progress.step)
-            await self._save()
-            await self._finish(before)
+            await self._perform_duties()
+            while step := self._decide(self.controller.next(self._status, self._now_s)):
+                try:
+                    await self._train(step)
+                except OutOfTime:
+                    self._abandon()
+                await self._perform_duties()
+            await self._perform_duties()
         except Interrupted:
             await self._save()
             self._summarize(ended="interrupted")
             return "interrupted"
         except (OutOfMemory, TrainingStopped):
-            # A step that was learned and not counted would be learned twice after a resume.
-            if not self.uncounted:
+            # A step that was trained and not counted would be trained twice after a resume.
+            if not self._is_uncounted:
                 await self._save()
             raise
         return "finished"
 
-    async def _turn(self) -> None:
-        """A step and what is due after it."""
-        self.team.raise_if_stopped()
-        with self.timed.step(self.progress.step):
-            warming_up = self.progress.step < self.config.sft_steps
-            await (self._imitate() if warming_up else self._step())
-        with self.timed.between():
-            await self._validate()
-            await self.timed.follow(self.progress.step)
-            if self.progress.step % self.config.checkpoint.every_steps == 0:
-                await self._save()
-
-    async def _imitate(self) -> None:
-        """Worked examples -> update -> publish."""
-        config, step, watch = self.config, self.progress.step, self._stopwatch()
-        assert self.data.sft is not None
-        sequences = sequences_for_step(
-            self.data.sft.examples,
-            seed=config.run.seed,
-            step=step,
-            sequences=config.sft.sequences_per_step,
-            length=config.row_tokens,
-        )
-        learned = await self.team.learner.sft_update(sequences)
-        self.uncounted = True
-        watch.lap("learn")
-        await self.team.publish()
-        watch.lap("sync")
-        self.timed.synced(watch.lap_s("sync"))
-        self.progress = replace(self.progress.learned(learned), step=step + 1)
-        self.uncounted = False
-        metrics = {f"sft/{name}": value for name, value in learned.items()}
-        self.records.imitation(step + 1, metrics | watch.metrics() | self.timed.metrics)
-        if "skipped_updates" in learned:
-            batch = f"sft_{step + 1:06d}"
-            self.records.folder.write_rollouts(batch, example_rows(sequences))
-            self._skipped(step + 1, _not_finite(learned), batch=batch)
-
-    async def _step(self) -> None:
-        """Prompts -> rollouts -> scores -> update -> publish."""
-        config, step, watch = self.config, self.progress.step, self._stopwatch()
-        drawn = await self.supply.take(self.progress.start, watch)
-        self._check_rewards(drawn, watch)
-        async with self.supply.beside(drawn.following):
-            with self.timed.update(drawn.seconds):
-                learned = await self.team.learner.update(drawn.rollouts, rate=self.timed.rate)
-            self.uncounted = True
+    async def _train(self, step: TrainStep) -> None:
+        """Data -> update -> publish -> records."""
+        watch = Stopwatch(self.clock.now)
+        data = await self.producer.take(step, self.progress.sampling, watch)
+        self._check_rewards(data, step, watch)
+        update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
+        if update is None:
+            raise OutOfTime
+        async with self.producer.ahead(update.ahead, data.next_state):
+            learned = await self.workers.update(data, step, update.left)
+            self._is_uncounted = True
             watch.lap("learn")
-        if drawn.overflow and not learned["tokens_trained"]:
-            learned = {**learned, "skipped_updates": 1.0}
-        if config.rollout.ahead != "off":
+        self.controller.observe_update(step, watch.lap_s("learn"))
+        if self.config.rollout.ahead != "off" and step.phase == "grpo":
             watch.lap("wait")
-        self._watch_parity(learned)
-        await self.team.publish()
+        self._check_parity_of(learned)
+        await self.workers.publish()
         watch.lap("sync")
-        self.timed.synced(watch.lap_s("sync"))
-        errors, settled, all_rollouts = drawn.errors, drawn.settled, drawn.all_rollouts
-        self.progress = replace(
-            self.progress.learned(learned),
-            step=step + 1,
-            samples=self.progress.samples + len(all_rollouts),
-            tokens_generated=self.progress.tokens_generated + drawn.tokens,
-            reward_errors=self.progress.reward_errors + sum(map(len, errors.values())),
-            cut=self.progress.cut + settled.cut,
-            continued=self.progress.continued + settled.continued,
-            dropped=self.progress.dropped + settled.dropped,
-            waiting=settled.waiting,
-            prompts_drawn=drawn.following.prompts_drawn,
-            unused=self.progress.unused + len(all_rollouts) - len(drawn.rollouts),
-            estimates=drawn.learned(watch),
-        )
-        self.uncounted = False
-        metrics = drawn.metrics(config) | {
-            f"learner/{name}": value for name, value in learned.items()
-        }
-        self.records.reward_errors(step + 1, errors)
-        skipped = "skipped_updates" in learned
-        self.records.step(
-            step + 1,
-            metrics | watch.metrics() | self.timed.metrics,
-            drawn.rollouts,
-            tokens=config.records.tokens or skipped,
-        )
-        overflow = f"rewards are so large that the advantages of {drawn.overflow} groups overflow"
-        if skipped:
-            why = overflow if drawn.overflow else _not_finite(learned)
-            self._skipped(step + 1, why, batch=f"step_{step + 1:06d}")
-        elif drawn.overflow:
-            self.records.event("overflow", f"step {step + 1}: {overflow}", step=step + 1)
+        self._measured(SYNC, watch.lap_s("sync"))
+        self._count(data, step, learned, watch)
 
-    def _check_rewards(self, drawn: RolloutStep, watch: Stopwatch) -> None:
-        """Ends the run before too few rewards are learned from; the step is recorded, not counted.
+    async def _perform_duties(self) -> None:
+        """Start and end of the run, and what is due between two steps."""
+        duties: Mapping[DutyKind, Callable[[Duty], Awaitable[None]]] = {
+            "check_parity": self._check_parity,
+            "evaluate_before": self._evaluate_before,
+            "validate": self._validate,
+            "recover_best": self._recover_best,
+            "repair_answers": self._repair_answers,
+            "export": self._export,
+            "checkpoint": self._checkpoint,
+            "load_best": self._load_best,
+            "test": self._test,
+            "refuse": self._refuse,
+            "summarize": self._finish,
+        }
+        while duty := self._decide(self.controller.due(self._status, self._now_s)):
+            try:
+                await duties[duty.kind](duty)
+            except OutOfTime:
+                self._abandon()
+
+    # --- decisions
+
+    def _decide(self, decision: Decision) -> Decision:
+        """Journals a decision; the controller replays those of earlier processes."""
+        if decision is not None:
+            for entry in decision.journal:
+                self._journal(entry)
+        return decision
+
+    def _abandon(self) -> None:
+        self._journal(self.controller.abandoned(self._now_s))
+
+    def _journal(self, entry: JournalEntry) -> None:
+        if entry.text is None:
+            self.records.journal(entry.event, **entry.facts)
+        else:
+            self.records.event(entry.event, entry.text, **entry.facts)
+
+    @property
+    def _now_s(self) -> float:
+        return self.clock.elapsed_s
+
+    @property
+    def _status(self) -> RunStatus:
+        best, exported = self.schedule.best, self.exports.current
+        result, loaded = self.schedule.result, self.workers.published
+        return RunStatus(
+            self.progress.step,
+            validated=self.schedule.validated,
+            best=None if best is None else BestVersion(best["step"], best["adapter_sha256"]),
+            exported=None
+            if exported is None
+            else Exported(
+                exported["version"], exported["adapter_sha256"], self.exports.is_evaluated
+            ),
+            loaded_sha256=None if loaded is None else loaded.sha256,
+            tested=result is not None and result.tested,
+        )
+
+    def _has_time_for(self, step: int) -> bool:
+        return self.controller.has_time_for(step, self._now_s)
+
+    def _measured(self, part: str, seconds: float) -> None:
+        """Reports the duration of a part of the shutdown; a resumed run reads it in the journal."""
+        self.controller.observe(part, seconds)
+        in_journal = part == EXPORT and self.controller.deadline.time_s is not None
+        if in_journal or part not in {EXPORT, SYNC, CHECKPOINT}:
+            self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self._now_s)
+
+    # --- duties
+
+    async def _check_parity(self, duty: Duty) -> None:  # noqa: ARG002
+        largest = await self.workers.probe(self.data.train.prompts)
+        self.records.event(
+            "parity",
+            f"parity: sampler and learner agree to {largest:.1e} under a random adapter",
+            largest=largest,
+            bound=self.workers.bounds.probe,
+        )
+        watch = Stopwatch(self.clock.now)
+        await self.workers.publish()
+        self._measured(SYNC, watch.total_s)
+
+    async def _evaluate_before(self, duty: Duty) -> None:
+        await self.schedule.evaluate_before(self.progress.step, duty.deadline)
+
+    async def _validate(self, duty: Duty) -> None:
+        await self.schedule.validate(self.progress.step, duty.deadline, save=self._save)
+
+    async def _recover_best(self, duty: Duty) -> None:  # noqa: ARG002
+        await self.schedule.recover_best(self.progress.step, save=self._save)
+
+    async def _repair_answers(self, duty: Duty) -> None:
+        await self.schedule.repair_answers(self.progress.step, duty.deadline)
+
+    async def _export(self, duty: Duty) -> None:
+        await self.exports.export(duty.adapter, reason=duty.reason)
+
+    async def _checkpoint(self, duty: Duty) -> None:  # noqa: ARG002
+        await self._save()
+
+    async def _load_best(self, duty: Duty) -> None:  # noqa: ARG002
+        await self.schedule.load_best(self.progress.step)
+
+    async def _test(self, duty: Duty) -> None:
+        await self.schedule.test(self.progress.step, duty.deadline, share=duty.share)
+
+    async def _refuse(self, duty: Duty) -> None:
+        assert duty.error is not None
+        raise duty.error
+
+    async def _finish(self, duty: Duty) -> None:  # noqa: ARG002
+        result = self.schedule.result
+        assert result is not None
+        best = {} if result.best is None else {"best": result.best}
+        self._summarize(ended="finished", eval=result.compared, **best)
+
+    async def _save(self) -> None:
+        watch, step = Stopwatch(self.clock.now), self.progress.step
+        self.progress = replace(self.progress, wall_s=self._now_s)
+        meta = {**self.progress.to_meta(), "journal_lines": self.records.folder.sync()}
+        await self.workers.save(meta)
+        seconds = watch.total_s
+        if step != self._saved:
+            self._measured(CHECKPOINT, seconds)
+        self._saved = step
+        self.records.journal("checkpoint", step=step, wall_s=self.progress.wall_s, seconds=seconds)
+
+    # --- records of a step
+
+    def _check_rewards(self, data: TrainingStep, step: TrainStep, watch: Stopwatch) -> None:
+        """Ends the run if too few rollouts have a reward; the step is recorded, not counted.
 
         Raises:
-            TrainingStopped: saying what failed.
+            TrainingStopped: with the reward functions that failed.
         """
-        config, step = self.config, self.progress.step + 1
-        why = too_many_excluded(drawn.all_rollouts, drawn.errors, config.rewards)
+        if not isinstance(data, RolloutStep):
+            return
+        why = too_many_excluded(data.all_rollouts, data.errors, self.config.rewards)
         if why is None:
             return
-        self.records.reward_errors(step, drawn.errors)
-        self.records.step(
-            step,
-            drawn.metrics(config) | watch.metrics() | self.timed.metrics,
-            drawn.all_rollouts,
-            tokens=config.records.tokens,
-        )
-        raise TrainingStopped(f"step {step}: {why}")
+        metrics = data.metrics(self.config, {}) | self._time_metrics(step, watch)
+        data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
+        raise TrainingStopped(f"step {step.number + 1}: {why}")
 
-    def _skipped(self, step: int, why: str, *, batch: str) -> None:
-        """Says that an update was skipped, and ends the run after several in a row.
+    def _count(
+        self, data: TrainingStep, step: TrainStep, learned: dict[str, float], watch: Stopwatch
+    ) -> None:
+        """Counts and records a step.
 
         Raises:
-            TrainingStopped: naming the version that the policy still is.
+            TrainingStopped: after several skipped updates in a row.
+        """
+        if data.overflow and not learned["tokens_trained"]:
+            learned = {**learned, "skipped_updates": 1.0}
+        number, skipped = step.number + 1, "skipped_updates" in learned
+        progress = data.counted(self.progress.after_update(learned), watch)
+        self.progress = replace(progress, step=number)
+        self._is_uncounted = False
+        metrics = data.metrics(self.config, learned) | self._time_metrics(step, watch)
+        data.record(self.records, metrics, tokens=self.config.records.tokens, skipped=skipped)
+        overflow = f"rewards are so large that the advantages of {data.overflow} groups overflow"
+        if skipped:
+            loss, norm = learned.get("loss", 0.0), learned.get("grad_norm", 0.0)
+            not_finite = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
+            self._skipped(number, overflow if data.overflow else not_finite, batch=data.name)
+        elif data.overflow:
+            self.records.event("overflow", f"step {number}: {overflow}", step=number)
+
+    def _skipped(self, step: int, why: str, *, batch: str) -> None:
+        """Records a skipped update; ends the run after several in a row.
+
+        Raises:
+            TrainingStopped: with the number of skipped updates.
         """
         self.records.skipped_update(step, why, batch=batch)
         in_a_row = self.progress.skipped_in_a_row
@@ -355,70 +360,43 @@ class Coordinator:
                 f"{self.records.folder.rollouts}"
             )
 
-    async def _validate(self, *, last: bool = False) -> None:
-        if self.examiner.is_due(self.progress.step, last=last):
-            await self.examiner.validate(self.progress.step, save=self._save)
-
-    async def _check_parity(self) -> None:
-        largest = await self.team.probe(self.data.train.prompts)
-        bound = self.team.bounds.probe
-        self.records.event(
-            "parity",
-            f"parity: sampler and learner agree to {largest:.1e} under a random adapter",
-            largest=largest,
-            bound=bound,
-        )
-        watch = self._stopwatch()
-        await self.team.publish()
-        self.timed.synced(watch.total_s)
-
-    def _watch_parity(self, learned: dict[str, float]) -> None:
-        alarm = self.team.bounds.alarm(learned)
+    def _check_parity_of(self, learned: Mapping[str, float]) -> None:
+        """Raises `ParityError` or journals an alarm where sampler and learner differ too much."""
+        alarm = self.workers.bounds.alarm(learned)
         if alarm:
             self.records.event("parity_alarm", f"parity alarm: {alarm}", step=self.progress.step)
 
-    async def _finish(self, before: dict[str, Evaluation]) -> None:
-        """Tests the policy that is exported, exports it, sums up."""
-        result = await self.timed.end(self.progress.step, before, self._validate)
-        best = {} if result.best is None else {"best": result.best}
-        self._summarize(ended="finished", eval=result.compared, **best)
-
-    async def _save(self) -> None:
-        watch, step = self._stopwatch(), self.progress.step
-        self.progress = replace(self.progress, wall_s=self.deadline.clock.elapsed_s)
-        meta = {**self.progress.to_meta(), "journal_lines": self.records.folder.sync()}
-        await self.team.learner.save(meta)
-        seconds = watch.total_s
-        self.timed.saved(step, seconds)
-        self.records.folder.journal(
-            "checkpoint", step=step, wall_s=self.progress.wall_s, seconds=seconds
-        )
+    def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
+        found = watch.metrics() | {"time/elapsed_s": self._now_s}
+        if self.controller.deadline.time_s is not None:
+            found["rollout/prompts_planned"] = float(step.prompts)
+        return found
 
     def _summarize(self, *, ended: str, **more: Any) -> None:
-        progress, left = self.progress, self.supply.left if ended == "finished" else None
-        lost = len(progress.waiting) if ended == "finished" else 0
-        if left is not None:
-            lost += len(left.all_rollouts)
+        progress, deadline = self.progress, self.controller.deadline
+        untaken = self.producer.untaken if ended == "finished" else None
+        lost = len(progress.sampling.partial) if ended == "finished" else 0
+        if untaken is not None:
+            lost += len(untaken.all_rollouts)
         dynamic = self.config.rollout.dynamic_sampling != "off"
-        unused = {"unused": progress.unused} if dynamic else {}
         summary = {
             "ended": ended,
             "steps": progress.step,
             "samples": progress.samples,
-            "tokens_generated": progress.tokens_generated + (left.tokens if left else 0),
+            "tokens_generated": progress.tokens_generated + (untaken.tokens if untaken else 0),
             "tokens_trained": progress.tokens_trained,
             "tokens_padded": progress.tokens_padded,
             "rollouts": {
-                "cut": progress.cut,
+                "truncated": progress.truncated,
                 "continued": progress.continued,
                 "dropped": progress.dropped + lost,
-                **unused,
+                **({"unused": progress.unused} if dynamic else {}),
             },
-            "wall_s": self.deadline.clock.elapsed_s,
-            "deadline_s": self.deadline.time_s,
-            **({} if self.deadline.until_s is None else {"until_s": self.deadline.until_s}),
+            "wall_s": self._now_s,
+            "deadline_s": deadline.time_s,
+            **({} if deadline.until_s is None else {"until_s": deadline.until_s}),
             **more,
-            "adapter_sha256": self.team.published.sha256 if self.team.published else None,
+            "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
             "resumed_from": self.resumed_from,
             "faults": {
                 "reward_errors": progress.reward_errors,
@@ -427,12 +405,3 @@ class Coordinator:
         }
         self.records.folder.write_summary(summary)
         self.records.tracker.summarize(summary)
-
-    def _stopwatch(self) -> Stopwatch:
-        return Stopwatch(self.deadline.clock.now)
-
-
-def _not_finite(learned: Mapping[str, float]) -> str:
-    """Why an update with these metrics was skipped."""
-    loss, norm = learned["loss"], learned["grad_norm"]
-    return f"its loss is {loss:g} and the norm of its gradient {norm:g}"

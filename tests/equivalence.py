@@ -23,9 +23,12 @@ from typing import Any
 
 from safetensors import safe_open
 
-RENAMED_SETTINGS: Mapping[str, str] = {}
-"""New name of a setting by the name that the cases below use; for versions that have it."""
-RENAMED_METRICS: Mapping[str, str] = {}
+RENAMED_SETTINGS: Mapping[str, str] = {"plan.slots": "plan.rollout_rows"}
+"""Earlier name of a setting, for projects whose configs have no other."""
+RENAMED_METRICS: Mapping[str, str] = {
+    "rollout/cut": "rollout/truncated",
+    "rollout/waiting": "rollout/partial",
+}
 """New name of a metric by its old one, applied to the recording before."""
 IGNORED = ("time/", "crc32")
 """Beginnings of what is not compared."""
@@ -38,7 +41,7 @@ SHORT = {
     "data.validation.limit": "24",
     "eval.every_steps": "2",
     "rollout.prompts_per_step": "6",
-    "plan.rollout_rows": "24",
+    "plan.slots": "24",
     "plan.micro_batch_tokens": "1536",
 }
 WARM = {
@@ -97,7 +100,9 @@ def _run(project: Path, python: str, folder: Path, case: str, settings: Mapping[
     given: dict[str, str] = {} if case.startswith("demo") else dict(SHORT)
     given |= {**settings, "run.dir": str(folder), "run.name": name}
     command = [python, "-m", "launch.train", "configs/demo.toml", "--wandb.mode=disabled"]
-    command += [f"--{RENAMED_SETTINGS.get(key, key)}={value}" for key, value in given.items()]
+    known = (project / "configs" / "plan.py").read_text(encoding="utf-8")
+    names = {} if "    slots: " in known else RENAMED_SETTINGS
+    command += [f"--{names.get(key, key)}={value}" for key, value in given.items()]
     environment = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}
     log = folder / f"{name}.log"
 

@@ -20,6 +20,7 @@ from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Publ
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.clock import Clock
+from pipeline.contracts.progress import Progress
 from pipeline.contracts.rollouts import (
     Completion,
     DecodeWork,
@@ -31,12 +32,13 @@ from pipeline.contracts.rollouts import (
 from pipeline.contracts.sizes import Sizes
 from pipeline.control.budget import used_s
 from pipeline.control.deadline import Deadline
-from pipeline.coordinator import Coordinator, Progress
+from pipeline.coordinator import Coordinator
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.rollout.balanced import Balanced
-from pipeline.rollout.team import Workers
+from pipeline.plan.size_controller import SizeController
+from pipeline.plan.start import first_sizes
+from pipeline.rollout.workers import Workers, named_workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -498,38 +500,51 @@ class Process:
             for number in range(config.plan.num_samplers)
         ]
         self.scorer = FakeScorer(self.script, config)
-        self.balanced = Balanced.of(
-            config, self.folder, samplers=self.samplers, learner=self.learner, say=print
-        )
-        balance = self.balanced.balance
-        records = Records(self.folder, self.tracker, Console(total=None, done=0))
+        self.sizes = SizeController(config, first_sizes(config, self.folder.plan), print)
+        self.records = Records(self.folder, self.tracker, Console(total=None, done=0))
         restored = disk[self.learner.version][1] if disk else None
-        progress = Progress.of_meta(balance.resume(restored)) if restored else Progress()
-        balance.step = progress.step
+        progress = Progress.of_meta(restored) if restored else Progress()
+        if restored:
+            self.sizes.resume(restored)
         self.folder.create(config)
-        clock = Clock(
+        self.clock = Clock(
             started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
         )
-        deadline = Deadline(
-            clock,
+        self.deadline = Deadline(
             config.budget.steps,
             config.budget.time_s,
             prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
             validates=config.eval.validates,
         )
         self.folder.resume_at(progress.step)
-        balance.record(records)
-        deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
-        self.coordinator = Coordinator(
-            config,
-            data=data or make_data(),
-            tokenizer=CharTokenizer(),
-            workers=Workers(self.balanced.samplers, self.balanced.learner, self.scorer),
-            records=records,
-            deadline=deadline,
-            progress=progress,
-            resumed_from=progress.step if restored else None,
+        self.sizes.record(self.records)
+        self.deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
+        self.resumed_from = progress.step if restored else None
+        self.progress, self.config, self.data = progress, config, data or make_data()
+        self.connect()
+
+    def connect(self) -> None:
+        """Makes workers and coordinator of the samplers, the learner and the scorer."""
+        samplers, learner = named_workers(self.samplers, self.learner, one_process=False)
+        self.workers = Workers(
+            samplers=samplers,
+            learner=learner,
+            scorer=self.scorer,
+            sizes=self.sizes,
+            config=self.config,
+            clock=self.clock,
             stop=self.script.stop,
+        )
+        self.coordinator = Coordinator(
+            self.config,
+            data=self.data,
+            tokenizer=CharTokenizer(),
+            workers=self.workers,
+            records=self.records,
+            deadline=self.deadline,
+            clock=self.clock,
+            progress=self.progress,
+            resumed_from=self.resumed_from,
         )
 
     def run(self) -> Literal["finished", "interrupted"]:

@@ -17,6 +17,7 @@ import numpy as np
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, ExportReport, Published
 from pipeline.contracts.batches import Packed
+from pipeline.contracts.clock import Clock
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
 from tests.fakes import PROMPTS, Disk, FakeLearner, FakeSampler, FakeScorer, Killed, Process, Script
@@ -201,20 +202,15 @@ class TimedProcess(Process):
 
     def __init__(self, config: Config, *, world: World, disk: Disk, **more: Any) -> None:
         super().__init__(config, disk=disk, **more)
-        timeline = Timeline(
-            world, used_s=self.coordinator.deadline.clock.used_before_s, config=config
-        )
+        timeline = Timeline(world, used_s=self.clock.used_before_s, config=config)
         self.script = timeline
-        clock = self.coordinator.deadline.clock
-        clock.started, clock.now = 0.0, timeline.clock
+        self.clock = Clock(0.0, used_before_s=timeline.used_s, now=timeline.clock)
         skills = np.random.default_rng(world.seed).uniform(0.1, 0.9, 1000)
         sampler = SlowSampler(timeline, seed=config.run.seed, number=0)
         sampler.skill = lambda version: float(skills[version % 1000])
-        learner = SlowLearner(timeline, disk=disk)
-        scorer = SlowScorer(timeline, config)
-        self.learner = learner
-        team = self.coordinator.team
-        team.samplers, team.learner, team.scorer = [sampler], learner, scorer
+        self.samplers = [sampler]
+        self.learner = SlowLearner(timeline, disk=disk)
+        self.scorer = SlowScorer(timeline, config)
 
     def run_in_time(self) -> str:
         """Runs until it ends, is refused or is killed."""
@@ -232,6 +228,7 @@ class TimedProcess(Process):
         assert isinstance(timeline, Timeline)
         await timeline.spend("start")
         self.ready_s = timeline.used_s + timeline.clock()
+        self.connect()
         return await self.coordinator.run()
 
 

@@ -41,9 +41,8 @@ from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
-from pipeline.plan.balance import Balance, Worker
-from pipeline.plan.calibration import Beginning, calibrate
-from pipeline.run.run_folder import RunFolder
+from pipeline.plan.calibration import CalibrationStart, calibrate
+from pipeline.plan.size_controller import SizeController, Worker
 
 _RECIPE_STEPS = 32
 """Steps of the recipe in each run: it is slow, and they are alike."""
@@ -53,7 +52,7 @@ Step = Callable[[], int]
 
 
 class Process:
-    """Sampler and learner of one policy, as `pipeline.plan.balance` and calibration see them.
+    """Sampler and learner of one policy, as `pipeline.plan` sees them.
 
     Args:
         config: sizes are open.
@@ -164,18 +163,18 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
 def _calibrated(process: Process) -> tuple[Sizes, dict[str, Any]]:
     """Sizes as a run finds them at its start, and what that took."""
     config, lines = process.config, list[str]()
-    folder = RunFolder.of(config)
-    beginning = Beginning.of(config, folder)
-    balance = Balance.of(config, folder, say=lines.append, sizes=beginning.sizes)
+    beginning = CalibrationStart.of(config, None)
+    controller = SizeController(config, beginning.sizes, lines.append)
     worker = Worker("process", process)
 
     async def start() -> None:
-        await balance.start([worker])
-        await calibrate(balance, beginning, sampler=(worker, process), learner=(worker, process))
+        await controller.start([worker])
+        measured = (worker, process)
+        await calibrate(controller, beginning, sampler=measured, learner=measured)
 
     began = time.monotonic()
     asyncio.run(start())
-    sizes = balance.sizes
+    sizes = controller.in_force
     return sizes, {
         "slots": sizes.slots,
         "rows": sizes.micro_batch_tokens // config.row_tokens,
@@ -246,7 +245,7 @@ def _config(folder: Path, prompts_per_step: int) -> Config:
         # The peer's backward pass computes nothing twice either.
         plan__remat="none",
         plan__fixed="false",
-        plan__rollout_rows="none",
+        plan__slots="none",
         plan__micro_batch_tokens="none",
     )
 

@@ -115,7 +115,7 @@ BENCHMARK = Benchmark(
                     "1b, 16,384 positions",
                     CHECKED,
                     plan__prefill_tokens=16_384,
-                    plan__rollout_rows=64,
+                    plan__slots=64,
                 ),
                 _prompts("4b, 4,096 positions", CHECKED, **_4B),
             ),

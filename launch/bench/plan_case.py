@@ -55,7 +55,7 @@ def _config(model: str, program: str, *, length: int, settings: dict[str, Any]) 
         length=length,
         plan__learner_devices=devices,
         plan__micro_batch_tokens=rows * length,
-        plan__rollout_rows=settings.pop("plan__rollout_rows", slots),
+        plan__slots=settings.pop("plan__slots", slots),
         plan__slot_buckets=[],
         plan__prompt_buckets=[],
         **settings,

@@ -164,7 +164,7 @@ def _programs(
         length=length,
         plan__learner_devices=devices,
         plan__micro_batch_tokens=length * devices,
-        plan__rollout_rows=slots * devices,
+        plan__slots=slots * devices,
         plan__slot_buckets=[],
         **settings,
     )

@@ -41,7 +41,7 @@ def segments(*, slots: int, length: int, repeats: int, **settings: Any) -> dict[
     config = case_config(
         rollout__max_new_tokens=length - PROMPT,
         plan__platform=jax.default_backend(),
-        plan__rollout_rows=slots,
+        plan__slots=slots,
         plan__slot_buckets=[],
         plan__row_tokens=length,
         plan__micro_batch_tokens=length,

@@ -23,6 +23,7 @@ from launch.rehearsal.phases import Rehearsal, Stage
 from launch.rehearsal.scratch import rehearsed, scratch
 from launch.rehearsal.table import lines, report
 from launch.stop import Stop, Stopped, unless
+from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.topology import GIB
@@ -31,9 +32,10 @@ from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.hub.model_source import HF
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
 from pipeline.inputs.text.tokenizer_files import JSON, SENTENCEPIECE
-from pipeline.plan.calibration import Beginning, calibrate
+from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.size_controller import SizeController
+from pipeline.rollout.workers import Workers, named_workers
 
 _ADAPTER_COPIES = 4
 """Of a checkpoint, moments included, and of the best version."""
@@ -77,7 +79,7 @@ def rehearse(request: Request) -> int:
             prepared = _prepare_random(aside, shape, folder / "model")
         else:
             prepared = prepare(aside, extend=None, tracked=False)
-        beginning = Beginning.of(prepared.config, prepared.folder)
+        beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
         return asyncio.run(_run(request, prepared, target, beginning))
 
 
@@ -86,7 +88,7 @@ def _end(number: int, _: object) -> None:
 
 
 async def _run(
-    request: Request, prepared: Prepared, target: Target | None, beginning: Beginning
+    request: Request, prepared: Prepared, target: Target | None, beginning: CalibrationStart
 ) -> int:
     stop = Stop(notice="stopping: nothing is left behind")
     stop.listen()
@@ -112,38 +114,39 @@ async def _rehearse(
     crew: RunActors,
     prepared: Prepared,
     target: Target | None,
-    beginning: Beginning,
+    beginning: CalibrationStart,
     *,
     started: float,
 ) -> Result:
     config, say = prepared.config, partial(print, flush=True)
-    balanced = Balanced.of(
-        config,
-        prepared.folder,
-        samplers=crew.samplers,
-        learner=crew.learner,
-        say=say,
-        sizes=beginning.sizes,
-        one_process=crew.one_process,
+    samplers, learner = named_workers(crew.samplers, crew.learner, one_process=crew.one_process)
+    workers = Workers(
+        samplers=samplers,
+        learner=learner,
+        scorer=crew.scorer,
+        sizes=SizeController(config, beginning.sizes, say),
+        config=config,
+        clock=Clock(started),
+        # The command ends the rehearsal as a whole.
+        stop=asyncio.Event(),
     )
     calibration = partial(
         calibrate,
-        balanced.balance,
+        workers.sizes,
         beginning,
-        sampler=(balanced.samplers[0].worker, crew.samplers[0]),
-        learner=(balanced.learner.worker, crew.learner),
+        sampler=(samplers[0], crew.samplers[0]),
+        learner=(learner, crew.learner),
     )
     await wait_for_devices(crew.devices, config.plan)
     await crew.started()
     waited_s = time.monotonic() - started
-    say("devices are here; loading weights and compiling")
+    say("Devices acquired; loading weights and compiling.")
     rehearsal = Rehearsal(
         Stage(
             config=config,
             data=prepared.data,
             tokenizer=prepared.tokenizer,
-            balanced=balanced,
-            scorer=crew.scorer,
+            workers=workers,
             processes=[crew.learner, *crew.samplers],
             calibrate=calibration,
             restore=crew.learner.restore,

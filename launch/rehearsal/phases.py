@@ -10,7 +10,6 @@ run: what runs out of memory is answered by the balance, what fails otherwise en
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,19 +23,17 @@ from launch.rehearsal.expected import Target
 from pipeline.contracts.adapters import AdapterRef, Published, Restored
 from pipeline.contracts.builds import Built
 from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
+from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.workers import Scorer
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.exports import COMPARED
 from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.calibration import Calibrated
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.choice import Calibrated
 from pipeline.rollout.scoring import reward_inputs
-from pipeline.rollout.team import Team, Workers
+from pipeline.rollout.workers import Workers
 from rewards.base import Outcome, Tags
 
 _Phase = tuple[str, Callable[[], Awaitable[Did]]]
@@ -50,8 +47,7 @@ class Stage:
         config: of the rehearsal: its run folder is a temporary one.
         data: the run's.
         tokenizer: the model's.
-        balanced: samplers and learner.
-        scorer: runs the reward functions.
+        workers: samplers, learner and reward workers.
         processes: that hold devices.
         calibrate: measures sizes and puts the best in force, where they are not fixed.
         restore: lets the learner go on from its newest checkpoint.
@@ -62,8 +58,7 @@ class Stage:
     config: Config
     data: LoadedData
     tokenizer: Tokenizer
-    balanced: Balanced
-    scorer: Scorer
+    workers: Workers
     processes: Sequence[Process]
     calibrate: Callable[[], Awaitable[Calibrated | None]]
     restore: Callable[[], Awaitable[Restored]]
@@ -87,16 +82,15 @@ class Rehearsal:
     _drawn: list[Completion] = field(default_factory=list)
     _scored: list[Completion] = field(default_factory=list)
     _first: Sizes = field(init=False)
-    _team: Team = field(init=False)
+    _work: DecodeWork = field(default_factory=DecodeWork)
     _account: Account = field(init=False)
+    _workers: Workers = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing is done yet."""
         stage = self.stage
-        workers = Workers(stage.balanced.samplers, stage.balanced.learner, stage.scorer)
-        # Whoever runs this ends it as a whole.
-        self._team = Team(workers, config=stage.config, stop=asyncio.Event())
-        self._first = stage.balanced.balance.sizes
+        self._workers = stage.workers
+        self._first = stage.workers.sizes.in_force
         self._account = Account(stage.processes, stage.target)
 
     async def start(self, *, waited_s: float) -> None:
@@ -111,7 +105,7 @@ class Rehearsal:
             OutOfMemory: if there are no sizes with which they can begin.
         """
         stage = self.stage
-        load_s = await stage.balanced.start()
+        load_s = await stage.workers.start()
         built = await self._built()
         cached = sum(one.cached for one in built)
         await self._account.write(
@@ -140,7 +134,7 @@ class Rehearsal:
             except Exception as error:  # noqa: BLE001  # whatever it is: told, exit status 1
                 failure = Failure(name, _words(error))
                 break
-        sizes = self.stage.balanced.balance.sizes
+        sizes = self.stage.workers.sizes.in_force
         return Result(tuple(self._account.rows), failure, self._first, sizes, self._account.limit)
 
     def _phases(self) -> Iterator[_Phase]:
@@ -169,17 +163,17 @@ class Rehearsal:
     async def _calibrate(self) -> Did:
         found = await self.stage.calibrate()
         # What is chosen is not for want of memory.
-        self._first = self.stage.balanced.balance.sizes
+        self._first = self.stage.workers.sizes.in_force
         if found is None:
             return Did("nothing is measured")
         return Did(f"about {found.choice.tokens_per_s:,.0f} trained tokens a second")
 
     async def _probe(self) -> Did:
-        largest = await self._team.probe(self.stage.data.train.prompts)
+        largest = await self._workers.probe(self.stage.data.train.prompts)
         return Did(f"sampler and learner agree to {largest:.1e}")
 
     async def _sync(self) -> Did:
-        published = await self._team.publish()
+        published = await self._workers.publish()
         return Did(f"version {published.version}", lambda expected: expected.sync())
 
     async def _read(self, bucket: int) -> Did:
@@ -203,14 +197,20 @@ class Rehearsal:
 
     async def _generate(self, requests: Sequence[RolloutRequest]) -> list[Completion]:
         temperature = self._config.rollout.temperature
-        return await self._team.generate(requests, temperature=temperature)
+        return await self._generated(requests, temperature)
+
+    async def _generated(
+        self, requests: Sequence[RolloutRequest], temperature: float
+    ) -> list[Completion]:
+        completions, self._work = await self._workers.generate(requests, temperature=temperature)
+        return completions
 
     async def _reward(self) -> Did:
         config = self._config
         prompts = {prompt.id: prompt for prompt in self._train}
         maker = PromptMaker(config.prompt, self.stage.tokenizer)
         inputs = reward_inputs(self._drawn, prompts, maker=maker, tags=Tags.of(config.prompt))
-        outcomes = await self._team.scorer.score(inputs)
+        outcomes = await self._workers.scorer.score(inputs)
         for part in config.rewards.functions:
             _check_rewarded(part.name, [row[part.name] for row in outcomes])
         note = f"{len(inputs)} completions, {_failed(outcomes)} calls without a value"
@@ -219,7 +219,7 @@ class Rehearsal:
     async def _score(self) -> Did:
         rows = full.learned_rows(self._config)
         completions = full.to_score(self._config, self._drawn, self._published)
-        scored = await self._team.learner.score(completions, which="current")
+        scored = await self._workers.learner.score(completions, which="current")
         self._scored = [
             replace(one, logprobs=logprobs, processed_logprobs=None)
             for one, logprobs in zip(completions, scored, strict=True)
@@ -232,7 +232,7 @@ class Rehearsal:
 
     async def _imitate(self) -> Did:
         sequences = full.to_imitate(self._config, self._train)
-        await self._team.learner.sft_update(sequences)
+        await self._workers.learner.sft_update(sequences)
         rows = len(sequences)
         return Did(
             self._rows_note(rows),
@@ -243,7 +243,7 @@ class Rehearsal:
     async def _update(self) -> Did:
         config, rows = self._config, full.learned_rows(self._config)
         rate = config.learner.lr if config.plans_decay else None
-        learned = await self._team.learner.update(full.to_learn(self._scored), rate=rate)
+        learned = await self._workers.learner.update(full.to_learn(self._scored), rate=rate)
         programs = self._of_rows("gradient")
         if config.learner.uses_reference_top_k:
             programs += self._of_rows("reference_top_k")
@@ -254,7 +254,7 @@ class Rehearsal:
         config, protocol = self._config, self._config.eval
         prompts = full.to_answer(config, self.stage.data.test.prompts)
         requests = evaluation.requests(prompts, phase="test", samples=protocol.samples)
-        drawn = await self._team.generate(requests, temperature=protocol.temperature)
+        drawn = await self._generated(requests, protocol.temperature)
         found = evaluation.judge(
             prompts,
             drawn,
@@ -266,7 +266,7 @@ class Rehearsal:
         return self._drawn_as(note, self._longest, ())
 
     async def _save(self) -> Did:
-        learner, validates = self._team.learner, self._config.eval.validates
+        learner, validates = self._workers.learner, self._config.eval.validates
         await learner.save({"rehearsal": self._published.version})
         if validates:
             await learner.keep_best()
@@ -275,7 +275,7 @@ class Rehearsal:
     async def _restore(self) -> Did:
         before, found = self._published, await self.stage.restore()
         saved = (found.meta or {}).get("rehearsal")
-        after = await self._team.publish()
+        after = await self._workers.publish()
         if found.damaged or saved != before.version or after.sha256 != before.sha256:
             damaged = "; ".join(found.damaged) or f"version {saved}, {after.sha256[:12]}"
             raise RuntimeError(
@@ -286,7 +286,9 @@ class Rehearsal:
     async def _export(self) -> Did:
         which: AdapterRef = "best" if self._config.eval.validates else "current"
         folder = self.stage.export
-        report = await self._team.learner.export(str(folder), self._scored[:COMPARED], which=which)
+        report = await self._workers.learner.export(
+            str(folder), self._scored[:COMPARED], which=which
+        )
         equal = (
             "the same numbers"
             if report.max_difference is None
@@ -298,7 +300,7 @@ class Rehearsal:
     @property
     def _config(self) -> Config:
         """With the sizes in force."""
-        return sized(self.stage.config, self.stage.balanced.balance.sizes)
+        return sized(self.stage.config, self.stage.workers.sizes.in_force)
 
     @property
     def _train(self) -> Sequence[Prompt]:
@@ -310,11 +312,11 @@ class Rehearsal:
 
     @property
     def _published(self) -> Published:
-        assert self._team.published is not None, "a version was published first"
-        return self._team.published
+        assert self._workers.published is not None, "a version was published first"
+        return self._workers.published
 
     def _drawn_as(self, note: str, seq: int, programs: tuple[str, ...]) -> Did:
-        work = self._team.work
+        work = self._work
         return Did(note, lambda expected: expected.drawing(work, seq=seq), programs)
 
     def _of_rows(self, kind: str) -> tuple[str, ...]:
@@ -326,7 +328,7 @@ class Rehearsal:
         return f"{counted} rows of {self._config.row_tokens}"
 
     async def _built(self) -> list[Built]:
-        workers = self.stage.balanced.workers
+        workers = self._workers.processes
         return [built for one in workers for built in (await one.process.building()).done]
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from configs.budget import Budget as Setting
 from configs.schema import Config, parse_duration_s
-from pipeline.control.reserve import CHECKPOINT, EXPORT
-from pipeline.run.run_folder import RunFolder
+from pipeline.contracts.decisions import CHECKPOINT, EXPORT, RunHistory
 
 _TYPING_S = 60.0
 """An instant that is named as the least is still to come when it is given."""
@@ -33,15 +32,15 @@ class Budget:
         return Budget(None, (self.time_s or 0.0) + (other.time_s or 0.0))
 
     @staticmethod
-    def of(config: Config, folder: RunFolder) -> Budget:
+    def of(config: Config, history: RunHistory) -> Budget:
         """The configured budget and its extensions, which are in the run's journal.
 
         One that the run has not gone on with last replaces that and all that had been added to it.
         """
         total = given = Budget.given(config.budget)
-        if replaces_budget(config, folder):
+        if replaces_budget(config, history):
             return given
-        for entry in folder.entries():
+        for entry in history.entries():
             # Another one than this was never in force, or is not any more.
             if entry["event"] == "budget" and Budget.of_entry(entry) == given:
                 total = given
@@ -79,28 +78,28 @@ class Budget:
         return f"budget.until = {until.isoformat(timespec='seconds')}"
 
 
-def replaces_budget(config: Config, folder: RunFolder) -> bool:
+def replaces_budget(config: Config, history: RunHistory) -> bool:
     """Whether there is a run, and its configuration had another budget until now."""
-    if not folder.is_begun:
+    if not history.is_begun:
         return False
-    before = Setting.model_validate(folder.settings["budget"])
+    before = Setting.model_validate(history.settings["budget"])
     return Budget.given(before) != Budget.given(config.budget)
 
 
-def used_s(folder: RunFolder) -> float:
+def used_s(history: RunHistory) -> float:
     """Seconds that earlier processes used, also those that ended without a new checkpoint.
 
     What a process did after the last thing that it wrote down is not known. To be asked before the
     folder is rewound.
     """
-    known = [folder.noted_s]
-    known += [row.get("time/elapsed_s", 0.0) for row in folder.metrics]
-    for entry in folder.entries():
+    known = [history.noted_s]
+    known += [row.get("time/elapsed_s", 0.0) for row in history.metrics]
+    for entry in history.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
     return max(known, default=0.0)
 
 
-def least_more_s(folder: RunFolder) -> float:
+def least_more_s(history: RunHistory) -> float:
     """Seconds that a run took at least, by its own records, to start, for a step and for its end.
 
     Of all times that a part was done the shortest one counts: with less nothing can be gained.
@@ -111,7 +110,7 @@ def least_more_s(folder: RunFolder) -> float:
         parts[part] = min(seconds, parts.get(part, seconds))
 
     before_s = waited_s = 0.0
-    for entry in folder.entries():
+    for entry in history.entries():
         match entry["event"]:
             case "waited":
                 # Written down when the process has started, as if it had waited until then.
@@ -129,19 +128,19 @@ def least_more_s(folder: RunFolder) -> float:
             case "checkpoint":
                 took(CHECKPOINT, entry["seconds"])
         before_s = max(before_s, entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0))
-    for row in folder.metrics:
+    for row in history.metrics:
         took("step", row["time/step_s"])
     return sum(parts.values())
 
 
 def check_more(
-    budget: Budget, folder: RunFolder, *, waited_s: float, now_s: float, added: Budget | None
+    budget: Budget, history: RunHistory, *, waited_s: float, now_s: float, added: Budget | None
 ) -> None:
     """Refuses a budget that leaves a finished run no time for anything but another, worse end.
 
     Args:
         budget: extensions included.
-        folder: of a finished run.
+        history: of a finished run.
         waited_s: seconds before this process started that count as used.
         now_s: seconds since 1970 now.
         added: the extension that is asked for, if one is.
@@ -149,7 +148,7 @@ def check_more(
     Raises:
         ValueError: naming the least that is not refused.
     """
-    elapsed_s, more_s = used_s(folder) + waited_s, least_more_s(folder)
+    elapsed_s, more_s = used_s(history) + waited_s, least_more_s(history)
     deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
     if deadline_s is None or deadline_s >= elapsed_s + more_s:
         return
@@ -162,7 +161,7 @@ def check_more(
     left = show_duration(max(deadline_s - elapsed_s, 0.0))
     raise ValueError(
         f"{budget.name} is too short: {left} of it are left after what the finished run in "
-        f"{folder.path} has used; to start, a step and the end took it at least "
+        f"{history.path} has used; to start, a step and the end took it at least "
         f"{show_duration(more_s)}; the least that does is {least}"
     )
 
@@ -176,17 +175,17 @@ def show_duration(seconds: float) -> str:
     return "".join(f"{amount}{unit}" for amount, unit in parts if amount) or "0s"
 
 
-def extension(text: str, config: Config, folder: RunFolder) -> Budget:
+def extension(text: str, config: Config, history: RunHistory) -> Budget:
     """The budget that `--extend TEXT` adds.
 
     Raises:
         ValueError: if there is no finished run to extend, or the amount is not of the budget's
             kind, or the learning rate has decayed to zero, so that nothing would be learned.
     """
-    if folder.summary is None or folder.summary["ended"] != "finished":
+    if history.summary is None or history.summary["ended"] != "finished":
         # Else the same command again, which resumes, would extend a second time.
         raise ValueError(
-            f"--extend: there is no finished run in {folder.path}; without --extend the same "
+            f"--extend: there is no finished run in {history.path}; without --extend the same "
             "command starts it or goes on with it"
         )
     if config.learner.schedule != "constant":

@@ -1,9 +1,8 @@
-"""The plan of a run with a budget of time: how many steps there will be, how large the next one is.
+"""Plans a run with a time budget: number of steps, size and learning rate of the next step.
 
-The plan follows measured time, and the learning rate's decay follows the plan, so that it is done
-when the time is. Each change is a decision in the journal (`planned`). A resume replays what is
-there, so what it does again is bit for bit what was done; it decides anew only after that, or where
-the run is given another budget than the one that those decisions were for.
+The plan follows measured time, and the learning-rate decay follows the plan, so that both end
+together. Each change is a decision in the journal (`planned`). A resumed run replays the journaled
+decisions and decides anew only after them, or where the budget is another one.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any
 from configs.schema import Config
 
 MOVED = 0.1
-"""Share of the steps to come by which their number must move to be planned anew."""
+"""Relative change of the remaining steps that causes a new plan."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A decision.
+class StepPlan:
+    """A planning decision.
 
     Attributes:
-        step: before which step it was taken; in force from there on.
+        step: the first step that it applies to.
         total_steps: steps that the run will have.
-        prompts: of this step.
+        prompts: prompts of this step.
     """
 
     step: int
@@ -35,10 +34,10 @@ class Plan:
 
 
 def plans_in_force(journal: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The `planned` events that are to be replayed, oldest first.
+    """The `planned` entries to replay, oldest first.
 
-    With a `budget` or `extended` event there is another budget from its `step` on: what was planned
-    from there on is void.
+    A `budget` or `extended` entry changes the budget from its `step` on and cancels the plans for
+    these steps.
     """
     plans: list[Mapping[str, Any]] = []
     for entry in journal:
@@ -54,8 +53,8 @@ class StepPlanner:
 
     Args:
         config: of the run.
-        entries: what `plans_in_force` found.
-        step: where the run goes on.
+        entries: the result of `plans_in_force`.
+        step: where the run continues.
     """
 
     def __init__(self, config: Config, *, entries: Iterable[Mapping[str, Any]], step: int) -> None:
@@ -64,22 +63,22 @@ class StepPlanner:
         self._decays_from = config.sft_steps + config.learner.warmup_steps
         self._begins = config.sft_steps
         self._replayed = {
-            entry["step"]: Plan(entry["step"], entry["total_steps"], entry["prompts"])
+            entry["step"]: StepPlan(entry["step"], entry["total_steps"], entry["prompts"])
             for entry in entries
         }
         self._last_replayed = max(self._replayed, default=-1)
-        self.plan = Plan(0, 0, self._full)
+        self.plan = StepPlan(0, 0, self._full)
         self._left = 1.0
         for done in range(step):
             self._enter(self._known(done))
 
-    def decide(self, step: int, *, steps_left: int, prompts: int) -> Plan | None:
-        """Enters `step`; returns the plan if this is a new decision, to be journaled.
+    def decide(self, step: int, *, steps_left: int, prompts: int) -> StepPlan | None:
+        """Enters `step`; returns the plan if it is a new decision, to be journaled.
 
         Args:
-            step: the next one; all are entered, in order.
-            steps_left: how many there are left, this one included, by the clock.
-            prompts: how many it may have, by the clock.
+            step: the next step; steps are entered in order.
+            steps_left: steps that the clock leaves, this one included.
+            prompts: prompts that the clock leaves time for.
         """
         plan = known = self._known(step)
         if step > self._last_replayed:
@@ -93,16 +92,16 @@ class StepPlanner:
 
     @property
     def prompts(self) -> int:
-        """Prompts of the step that was entered last."""
+        """Prompts of the current step."""
         return self.plan.prompts
 
     @property
     def rate(self) -> float:
-        """Learning rate of the step that was entered last, one of the GRPO phase.
+        """Learning rate of the current step of the GRPO phase.
 
-        A linear rise over the warm-up. Then, while the plan does not change, the values of
-        `learner.schedule` for a decay over the planned steps; where it does, the decay goes on from
-        where it is, faster or slower, and is done at the new end.
+        A linear warm-up, then the decay. While the plan does not change, the values are those of
+        `learner.schedule` for a decay over the planned steps. After a change the decay continues
+        from its current value, faster or slower, and ends at the new end.
         """
         settings, step = self._settings, self.plan.step - self._begins
         if step < settings.warmup_steps:
@@ -111,13 +110,13 @@ class StepPlanner:
             return settings.lr * 0.5 * (1 + math.cos(math.pi * (1 - self._left)))
         return settings.lr * self._left
 
-    def _known(self, step: int) -> Plan:
+    def _known(self, step: int) -> StepPlan:
         return replace(self._replayed.get(step, self.plan), step=step)
 
-    def _enter(self, plan: Plan) -> None:
+    def _enter(self, plan: StepPlan) -> None:
         if plan.step > self._decays_from:
-            # Of n steps that are left with this one, and the one before, n are still to come: with
-            # n falling by one each time the product is linear, and it never is 0 at a step.
+            # With n steps left, this one included, the factor is n / (n + 1): with n falling by one
+            # at each step the product is linear and never reaches 0 at a step.
             coming = max(plan.total_steps - plan.step, 1)
             self._left *= coming / (coming + 1)
         self.plan = plan

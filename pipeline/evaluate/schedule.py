@@ -1,7 +1,8 @@
-"""When the policy is examined, on what, and which version of it is the best.
+"""Evaluations of a run: before training, validations, and the final evaluation.
 
-Test and the further sets are read twice: before the first step and after the last one. In between
-only the validation split is; the version that did best on it is kept and is what is exported.
+The test split and the further sets are read twice: before the first step and after the last one.
+In between only the validation split is read; the version with the best validation is kept and
+exported. When to evaluate is the controller's decision.
 """
 
 from __future__ import annotations
@@ -16,62 +17,59 @@ from typing import Any
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.rollouts import Completion, Prompt
-from pipeline.control.deadline import Deadline
-from pipeline.control.reserve import VALIDATION
-from pipeline.control.reserve import evaluation as part_of
 from pipeline.evaluate import evaluation
-from pipeline.evaluate.earlier import earlier_result
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.rollout.team import OutOfTime, Team
+from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.records import Records
-from pipeline.run.run_folder import RunFolder
+from pipeline.run.run_folder import ENDED, RunFolder
 from rewards.base import Tags
 
-_MINUTE_S = 60.0
-_DUE = "validation_due"
 _PIECES = (0.5, 0.75, 1.0)
-"""Where the pieces end in which a set is read when there may be no time for all of it."""
+"""Ends of the pieces in which a set is evaluated where time may not suffice for all of it."""
+
+Save = Callable[[], Awaitable[None]]
+"""Writes a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out at the end.
+    """The result of the final evaluation.
 
     Attributes:
         compared: for `summary.json`: the test split before and after, and each further set. Where
-            the deadline left no time for one, what it said when the run had ended before, with the
-            `step` that it said that of, or else only what was before. Without what was before,
-            where that was damaged and there was no time to measure it again.
-        best: for `summary.json`: the exported version and the last one, by validation; None
-            without a validation split.
-        which: the adapter that was tested and is to be exported.
+            the deadline left no time, the result of an earlier end of the run with the `step` that
+            it belongs to, else only the evaluation before training. Without that one if its file
+            was damaged and there was no time to measure it again.
+        best: for `summary.json`: the exported version and the last one, by validation; None without
+            a validation split.
     """
 
     compared: dict[str, Any]
     best: dict[str, Any] | None
-    which: AdapterRef
 
     @property
     def tested(self) -> bool:
-        """Whether the test split says something of what is to be exported."""
+        """Whether the test split was evaluated with the version to export."""
         return "after" in self.compared and "step" not in self.compared
 
 
 class EvaluationSchedule:
-    """Evaluations of one run.
+    """Evaluations of one run, and which version is the best.
 
     Args:
-        config: the protocol, and when to validate.
+        config: the evaluation protocol.
         data: the splits.
-        tokenizer: for turning completions into text.
-        team: who answers.
-        records: where it is written down, and found again after a resume.
-        deadline: is told how long the evaluations take.
+        tokenizer: decodes completions.
+        workers: generate answers.
+        records: where results are written, and found again after a resume.
+        now: reads the clock, in seconds.
+        measure: receives how long each evaluation takes.
     """
 
     def __init__(
@@ -80,9 +78,10 @@ class EvaluationSchedule:
         *,
         data: LoadedData,
         tokenizer: Tokenizer,
-        team: Team,
+        workers: Workers,
         records: Records,
-        deadline: Deadline,
+        now: Callable[[], float],
+        measure: Measure,
     ) -> None:
         self._config = config.eval
         self._tags = Tags.of(config.prompt)
@@ -91,52 +90,74 @@ class EvaluationSchedule:
             name: split.prompts for name, split in data.sets.items()
         }
         self._maker = PromptMaker(config.prompt, tokenizer)
-        self._team = team
+        self._workers = workers
         self._records = records
         self._folder = records.folder
-        self._deadline = deadline
-        self._drawn: list[Completion] = []
+        self._now = now
+        self._measure = measure
+        self._sampled: list[Completion] = []
         self._validated = _validations(self._folder)
         self._read: dict[int, Evaluation] = {}
-        measured = list(self._folder.events("reserved"))
-        deadline.reserve.read(measured)
-        # On the run's own clock: a process may end before the minutes are over.
-        ended_s = [entry["elapsed_s"] for entry in measured if entry["reason"] == VALIDATION]
-        self._validated_at_s = max(ended_s, default=0.0)
-        self._was_due = {entry["step"] for entry in self._folder.events(_DUE)}
+        self._before: dict[str, Evaluation] | None = None
+        self._best_facts: dict[str, Any] | None = None
+        self.result: Result | None = None
 
-    async def before(self, step: int) -> dict[str, Evaluation]:
-        """The policy that the run began with, on each test set: from the run folder, or measured.
+    @property
+    def validated(self) -> frozenset[int]:
+        """Steps with a validation that counts."""
+        return frozenset(self._validated)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The journal entry of the best validation so far, the earliest of equal ones."""
+        validated = [self._validated[step] for step in sorted(self._validated)]
+        return max(validated, key=lambda entry: entry["accuracy"], default=None)
+
+    async def examples(self, count: int) -> list[Completion]:
+        """Answers of the last evaluation, to compare two ways of scoring."""
+        if not self._sampled:
+            prompts = self._tests["test"][:count]
+            self._sampled = (await self._evaluate("test", prompts, None))[1]
+        return self._sampled[:count]
+
+    # --- before training
+
+    async def evaluate_before(self, step: int, deadline: WorkDeadline | None) -> None:
+        """Evaluates the policy at the start of the run on each test set, if the folder lacks it.
 
         Args:
-            step: steps done so far.
+            step: training steps done.
+            deadline: when the evaluation is abandoned.
+
+        Raises:
+            OutOfTime: at the deadline.
         """
-        found = self.recorded_before()
+        found = self._recorded_before()
         missing = [name for name in self._tests if name not in found]
         if missing:
-            async with self._in_force("initial" if step else "current"):
+            async with self._loaded("initial" if step else "current"):
                 for name in missing:
                     if self._is_initial(name):
-                        found[name] = await self._timed(name, self._tests[name])
+                        found[name] = await self._timed(name, self._tests[name], deadline)
                         self._record(f"{name}_before", 0, found[name])
-        return found
+        self._before = found
 
     def _is_initial(self, name: str) -> bool:
-        """Whether the adapter in force is the one that was measured before, as far as is known."""
-        entry, published = self._last(f"{name}_before"), self._team.published
+        """Whether the loaded adapter is the one that was evaluated before, as far as is known."""
+        entry, published = self._last(f"{name}_before"), self._workers.published
         assert published is not None
         if entry is None or entry["adapter_sha256"] == published.sha256:
             return True
         self._records.event(
             "before_lost",
-            f"{name}: what was measured before the first step is damaged and cannot be measured "
-            "again: lora.start is another adapter than it was; the summary goes without it",
+            f"{name}: the file of the evaluation before training is damaged, and it cannot be "
+            "repeated: lora.start is another adapter now; the summary goes without it",
             name=name,
         )
         return False
 
-    def recorded_before(self) -> dict[str, Evaluation]:
-        """What the run folder has of `before`, by test set; damaged answers are journaled."""
+    def _recorded_before(self) -> dict[str, Evaluation]:
+        """Evaluations before training in the run folder; damaged files are journaled."""
         found = {}
         for name in self._tests:
             entry = self._last(f"{name}_before")
@@ -144,102 +165,54 @@ class EvaluationSchedule:
                 if entry is not None:
                     found[name] = Evaluation.of(self._folder.read_answers(entry))
             except DamagedFileError as error:
-                self._tell_damaged(error)
+                self._report_damage(error)
         return found
 
     def _last(self, name: str) -> dict[str, Any] | None:
-        """The last entry of an evaluation of this name."""
+        """The last journal entry of an evaluation."""
         entries = [e for e in self._folder.standing("evaluated") if e["name"] == name]
         return entries[-1] if entries else None
 
-    def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
-        """Records answers that the adapter in force gave; see `Records.evaluation`."""
-        assert self._team.published is not None
-        adapter = self._team.published.sha256
-        summary, rows = found.summary(), found.rows
-        return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
+    # --- validation
 
-    @property
-    def test_prompts(self) -> int:
-        """Prompts of the test split."""
-        return len(self._tests["test"])
-
-    async def examples(self, count: int) -> list[Completion]:
-        """Some answers, for comparing two ways to score them: those of the last evaluation."""
-        if not self._drawn:
-            prompts = self._tests["test"][:count]
-            self._drawn = (await self._examine("test", prompts))[1]
-        return self._drawn[:count]
-
-    def is_due(self, step: int, *, last: bool = False) -> bool:
-        """Whether the validation split is to be read now; once a step, whatever interrupts.
-
-        By the clock what was decided at a step holds for whoever comes to that step once more.
-        """
-        config = self._config
-        if not config.validates or step in self._validated:
-            return False
-        if last or step == 0:
-            return True
-        if config.every_minutes is None:
-            return step % config.every_steps == 0
-        if step <= max(self._was_due, default=0):
-            return step in self._was_due
-        passed_s = self._deadline.clock.elapsed_s - self._validated_at_s
-        return passed_s >= _MINUTE_S * config.every_minutes
-
-    async def validate(self, step: int, *, save: Callable[[], Awaitable[None]]) -> None:
-        """Reads the validation split; keeps the adapter if it is the best so far.
+    async def validate(self, step: int, deadline: WorkDeadline | None, *, save: Save) -> None:
+        """Validates the current version; keeps its adapter if it is the best so far.
 
         Args:
-            step: the version in force.
-            save: writes a checkpoint. What is kept must not be newer than what a resume finds.
+            step: the current version.
+            deadline: when the validation is abandoned.
+            save: called before the adapter is kept: a resumed run must find this version.
+
+        Raises:
+            OutOfTime: at the deadline.
         """
-        self._decide(step)
-        found = await self._timed("validation", self._validation)
+        found = await self._timed("validation", self._validation, deadline)
         best = self.best
         if best is None or found.accuracy.accuracy > best["accuracy"]:
             await save()
-            await self._team.learner.keep_best()
+            await self._workers.learner.keep_best()
         self._record_validation(step, found)
-        self._validated_at_s = self._deadline.clock.elapsed_s
 
     def _record_validation(self, step: int, found: Evaluation) -> None:
         file = f"validation_{step:06d}"
         self._validated[step] = self._record("validation", step, found, file=file)
         self._read[step] = found
 
-    async def repair(self, step: int, *, save: Callable[[], Awaitable[None]]) -> None:
-        """Makes sure that the end finds the best adapter and the answers that it compares.
+    async def recover_best(self, step: int, *, save: Save) -> None:
+        """Makes sure that the file of the best adapter exists, or gives that version up.
 
-        What is missing or damaged is taken from another place in the run folder, or else measured
-        again. Where the best adapter is nowhere, only the current one can be exported.
+        A missing or damaged file is written again from a checkpoint or the export. Where no copy
+        exists, the best version is searched for from the current step on.
 
         Args:
-            step: the version in force.
+            step: the current version.
             save: as for `validate`.
         """
-        known = bool(self._validated)
-        await self.recover_best(step, save=save)
-        if known and not self._validated:
-            await self.validate(step, save=save)
-        needed = {step} if self.best is None else {step, self.best["step"]}
-        for at in sorted(needed & self._validated.keys()):
-            try:
-                self._answers(at)
-            except DamagedFileError as error:
-                self._tell_damaged(error)
-                async with self._in_force("current" if at == step else "best"):
-                    found = await self._timed("validation", self._validation)
-                    self._record_validation(at, found)
-
-    async def recover_best(self, step: int, *, save: Callable[[], Awaitable[None]]) -> None:
-        """The part of `repair` that measures nothing: the best adapter is there, or given up."""
         best = self.best
         if best is None:
             return
         lost = best["step"]
-        file = await self._team.learner.recover_best(lost, best["adapter_sha256"])
+        file = await self._workers.learner.recover_best(lost, best["adapter_sha256"])
         what = f"the file of the best adapter, of step {lost}, was missing or damaged"
         if file == "recovered":
             self._records.event("best_recovered", f"{what}; it is written again", step=lost)
@@ -248,8 +221,8 @@ class EvaluationSchedule:
         gone = sorted(self._validated.keys() - {step})
         self._records.event(
             "best_lost",
-            f"{what}, and neither checkpoints nor export have it; from now on the best is looked "
-            f"for from step {step} on",
+            f"{what}, and neither checkpoints nor export have it; from now on the best version is "
+            f"searched for from step {step} on",
             step=step,
             lost=lost,
             gone=gone,
@@ -258,122 +231,43 @@ class EvaluationSchedule:
             del self._validated[at]
         if step in self._validated:
             await save()
-            await self._team.learner.keep_best()
+            await self._workers.learner.keep_best()
 
-    @asynccontextmanager
-    async def _in_force(self, which: AdapterRef) -> AsyncIterator[None]:
-        """Puts an adapter in force, and the current one again afterwards."""
-        if which == "current":
-            yield
-            return
-        await self._team.publish(which)
-        try:
-            yield
-        finally:
-            await self._team.publish()
-
-    def _tell_damaged(self, error: DamagedFileError) -> None:
-        self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))
-
-    def _decide(self, step: int) -> None:
-        """Journals, before anything can interrupt it, that this step is one to validate at.
-
-        Whoever does the step again validates there, whatever the clock says then.
-        """
-        if self._config.every_minutes is not None and step not in self._was_due:
-            self._was_due.add(step)
-            elapsed_s = self._deadline.clock.elapsed_s
-            self._folder.journal(_DUE, step=step, elapsed_s=elapsed_s)
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The journal's entry of the best validation so far, the earliest of equals."""
-        validated = [self._validated[step] for step in sorted(self._validated)]
-        return max(validated, key=lambda entry: entry["accuracy"], default=None)
-
-    async def after(self, step: int, *, before: dict[str, Evaluation]) -> Result:
-        """The best version by validation, or without one the last, on each test set."""
-        return await self.test(step, await self.recall(step), before=before)
-
-    async def test(
-        self,
-        step: int,
-        recalled: tuple[AdapterRef, dict[str, Any] | None],
-        *,
-        before: dict[str, Evaluation],
-        share: float = 1.0,
-    ) -> Result:
-        """What was recalled, on each test set; not again if the run had ended with it before.
+    async def repair_answers(self, step: int, deadline: WorkDeadline | None) -> None:
+        """Measures the validations again whose answers the end compares and whose files are lost.
 
         Args:
-            step: steps done by now.
-            recalled: what `recall` returned.
-            before: what `before` returned.
-            share: of each set's prompts, the first ones, that there is time for; both sides are
-                compared on what was read.
+            step: the current version.
+            deadline: when the evaluation is abandoned.
+
+        Raises:
+            OutOfTime: at the deadline.
         """
-        which, best = recalled
-        compared: dict[str, Any] = {}
-        version = step if best is None else best["step"]
-        for name in self._tests:
-            result = await self._test(
-                name, before.get(name), version=version, step=step, share=share
-            )
-            if name == "test":
-                compared = result
-            else:
-                compared.setdefault("sets", {})[name] = result
-        return Result(compared, best, which)
+        needed = {step} if self.best is None else {step, self.best["step"]}
+        for at in sorted(needed & self._validated.keys()):
+            try:
+                self._answers(at)
+            except DamagedFileError as error:
+                self._report_damage(error)
+                async with self._loaded("current" if at == step else "best"):
+                    found = await self._timed("validation", self._validation, deadline)
+                    self._record_validation(at, found)
 
-    async def _test(
-        self, name: str, before: Evaluation | None, *, version: int, step: int, share: float
-    ) -> dict[str, Any]:
-        """The result of one set: what is read now, unless there is an earlier one that says more.
+    # --- the end of the run
 
-        Of another version an earlier one only is better than none.
-        """
-        assert self._team.published is not None
-        prompts, adapter = self._tests[name], self._team.published.sha256
-        earlier = earlier_result(self._folder, name, adapter=adapter)
-        known = 0 if earlier is None or "step" in earlier else earlier["after"]["n"]
-        if earlier is not None and known == len(prompts):
-            return earlier
-        found, drawn = await self._examine_some(name, prompts, share=share)
-        count = len(drawn) // self._config.samples
-        if count < len(prompts):
-            self._records.event(
-                "evaluation_shortened",
-                f"{name}: time is left for {count} of {len(prompts)} prompts",
-                name=name,
-                prompts=count,
-                of=len(prompts),
-            )
-        if count <= known:
-            return earlier or ({} if before is None else {"before": before.summary()})
-        self._record(f"{name}_after", step, found, version=version)
-        if name == "test":
-            self._drawn = drawn
-        if before is None:
-            return {"after": found.summary()}
-        result = evaluation.compare(before.first(count), found)
-        self._records.comparison(name, result)
-        return result
+    async def load_best(self, step: int) -> None:
+        """Loads the best version into the samplers.
 
-    async def recall(self, step: int) -> tuple[AdapterRef, dict[str, Any] | None]:
-        """Puts the best version in force.
-
-        Returns:
-            Which adapter that is and what `Result.best` says of it.
+        Args:
+            step: training steps done.
         """
         best = self.best
         if best is None:
-            return "current", None
+            return
         at, last = best["step"], self._validated[max(self._validated)]
-        which: AdapterRef = "current"
         if at != step:
-            published = await self._team.publish("best")
+            published = await self._workers.publish("best")
             assert published.version == at, (published.version, at)
-            which = "best"
         facts = {
             "step": at,
             "accuracy": best["accuracy"],
@@ -387,35 +281,115 @@ class EvaluationSchedule:
             f"the last, step {facts['last_step']}, has {facts['last_accuracy']:.1%}",
             **facts,
         )
-        return which, facts
+        self._best_facts = facts
+
+    async def test(self, step: int, deadline: WorkDeadline | None, *, share: float = 1.0) -> None:
+        """Evaluates the loaded version on each test set, unless an earlier end has done so.
+
+        Args:
+            step: training steps done.
+            deadline: when the evaluation is abandoned.
+            share: share of each set's prompts, the first ones, that there is time for; both sides
+                are compared on these.
+        """
+        before = self._recorded_before() if self._before is None else self._before
+        best = self._best_facts
+        compared: dict[str, Any] = {}
+        version = step if best is None else best["step"]
+        for name in self._tests:
+            result = await self._test(
+                name,
+                before.get(name),
+                version=version,
+                step=step,
+                share=share,
+                deadline=deadline,
+            )
+            if name == "test":
+                compared = result
+            else:
+                compared.setdefault("sets", {})[name] = result
+        self.result = Result(compared, best)
+
+    async def _test(
+        self,
+        name: str,
+        before: Evaluation | None,
+        *,
+        version: int,
+        step: int,
+        share: float,
+        deadline: WorkDeadline | None,
+    ) -> dict[str, Any]:
+        """The result of one set: a new one, unless an earlier result has more prompts.
+
+        An earlier result of another version is better than none.
+        """
+        assert self._workers.published is not None
+        prompts, adapter = self._tests[name], self._workers.published.sha256
+        earlier = _earlier_result(self._folder, name, adapter=adapter)
+        known = 0 if earlier is None or "step" in earlier else earlier["after"]["n"]
+        if earlier is not None and known == len(prompts):
+            return earlier
+        found, sampled = await self._evaluate_share(name, prompts, share, deadline)
+        count = len(sampled) // self._config.samples
+        if count < len(prompts):
+            self._records.event(
+                "evaluation_shortened",
+                f"{name}: there is time for {count} of {len(prompts)} prompts",
+                name=name,
+                prompts=count,
+                of=len(prompts),
+            )
+        if count <= known:
+            return earlier or ({} if before is None else {"before": before.summary()})
+        self._record(f"{name}_after", step, found, version=version)
+        if name == "test":
+            self._sampled = sampled
+        if before is None:
+            return {"after": found.summary()}
+        result = evaluation.compare(before.first(count), found)
+        self._records.comparison(name, result)
+        return result
 
     def _paired(self, last: int, best: int) -> dict[str, Any]:
-        """The difference between two validations; nothing where there was no time to repair one."""
+        """The difference of two validations; empty where a damaged one was not repaired."""
         try:
             compared = evaluation.compare(self._answers(last), self._answers(best))
         except DamagedFileError:
             return {}
         return {key: compared[key] for key in ("paired_difference", "paired_ci95", "paired_p")}
 
-    async def _timed(self, name: str, prompts: Sequence[Prompt]) -> Evaluation:
-        """An evaluation that will be done again at the end, and how long it takes."""
-        watch = Stopwatch(self._deadline.clock.now)
-        found, self._drawn = await self._examine(name, prompts)
-        self._deadline.reserve.observe(part_of(name), watch.total_s)
-        self._folder.journal(
-            "reserved",
-            reason=part_of(name),
-            seconds=watch.total_s,
-            elapsed_s=self._deadline.clock.elapsed_s,
-        )
+    # --- single evaluations
+
+    @asynccontextmanager
+    async def _loaded(self, which: AdapterRef) -> AsyncIterator[None]:
+        """Loads an adapter into the samplers, and the current one again afterwards."""
+        if which == "current":
+            yield
+            return
+        await self._workers.publish(which)
+        try:
+            yield
+        finally:
+            await self._workers.publish()
+
+    async def _timed(
+        self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
+    ) -> Evaluation:
+        """An evaluation that the end of the run repeats; measures its duration."""
+        watch = Stopwatch(self._now)
+        found, self._sampled = await self._evaluate(name, prompts, deadline)
+        self._measure(evaluation_part(name), watch.total_s)
         return found
 
-    async def _examine(
-        self, name: str, prompts: Sequence[Prompt]
+    async def _evaluate(
+        self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> tuple[Evaluation, list[Completion]]:
-        completions = await self._team.generate(
+        completions, _ = await self._workers.generate(
             evaluation.requests(prompts, phase=name, samples=self._config.samples),
             temperature=self._config.temperature,
+            deadline=deadline,
         )
         found = evaluation.judge(
             prompts,
@@ -426,30 +400,40 @@ class EvaluationSchedule:
         )
         return found, completions
 
-    async def _examine_some(
-        self, name: str, prompts: Sequence[Prompt], *, share: float
+    async def _evaluate_share(
+        self, name: str, prompts: Sequence[Prompt], share: float, deadline: WorkDeadline | None
     ) -> tuple[Evaluation, list[Completion]]:
         """The first prompts, as many as time allows: in pieces where it is short."""
         count = ceil(share * len(prompts))
         ends = [ceil(part * count) for part in ((1.0,) if share == 1 else _PIECES)]
         answers: list[Answer] = []
-        drawn: list[Completion] = []
+        sampled: list[Completion] = []
         try:
             for start, end in pairwise([0, *ends]):
                 if start < end:
-                    found, new = await self._examine(name, prompts[start:end])
+                    found, new = await self._evaluate(name, prompts[start:end], deadline)
                     answers += found.answers
-                    drawn += new
+                    sampled += new
         except OutOfTime:
             pass
-        return Evaluation(tuple(answers)), drawn
+        return Evaluation(tuple(answers)), sampled
 
     def _answers(self, step: int) -> Evaluation:
-        """What was answered at a validation; raises `DamagedFileError` as `read_answers`."""
+        """The answers of a validation; raises `DamagedFileError` as `read_answers`."""
         if step not in self._read:
             rows = self._folder.read_answers(self._validated[step])
             self._read[step] = Evaluation.of(rows)
         return self._read[step]
+
+    def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
+        """Records answers of the loaded adapter; see `Records.evaluation`."""
+        assert self._workers.published is not None
+        adapter = self._workers.published.sha256
+        summary, rows = found.summary(), found.rows
+        return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
+
+    def _report_damage(self, error: DamagedFileError) -> None:
+        self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))
 
 
 def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
@@ -461,3 +445,28 @@ def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
         elif entry["name"] == "validation":
             found[entry["step"]] = entry
     return found
+
+
+def _earlier_result(folder: RunFolder, name: str, *, adapter: str) -> dict[str, Any] | None:
+    """The last result of a test set at an earlier end of the run; None: there is none.
+
+    No later end may report less than that.
+
+    Args:
+        folder: of the run.
+        name: of the set.
+        adapter: hash of the adapter to test. A result of another adapter names the `step` that it
+            belongs to.
+    """
+    for entry in reversed(list(folder.events(ENDED))):
+        summary = entry["summary"]
+        if summary["ended"] != "finished":
+            continue
+        results = summary.get("eval", {})
+        of_set = results if name == "test" else results.get("sets", {}).get(name, {})
+        found = {key: value for key, value in of_set.items() if key != "sets"}
+        if "after" in found:
+            if "step" in found or summary["adapter_sha256"] == adapter:
+                return found
+            return {**found, "step": summary.get("best", {}).get("step", summary["steps"])}
+    return None

@@ -1,6 +1,6 @@
 """Measures sizes at the start of a run and puts the best in force.
 
-    Beginning -> the largest sizes are compiled -> [sampler, learner] measured, size by size
+    CalibrationStart -> the largest sizes are compiled -> [sampler, learner] measured, size by size
                  -> Choice -> plan.json, journal "calibrated"; speeds are kept for the next run
 
 Measured are a sampler's segments, prefills and fills, and a learner's micro-batches: what a step
@@ -22,9 +22,9 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.contracts.workers import Draws, Learns
-from pipeline.plan.balance import Balance, Worker
 from pipeline.plan.calibrating import share_s
 from pipeline.plan.choice import (
+    Calibrated,
     Choice,
     best,
     choose_sizes,
@@ -32,12 +32,13 @@ from pipeline.plan.choice import (
     estimated,
     learning_seconds,
     still_improves,
+    without_room,
 )
 from pipeline.plan.kept import keep_speeds, kept_speeds, speeds_key
 from pipeline.plan.ladder import Ladder
 from pipeline.plan.search.search import Case
+from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.plan.start import case_of, first_sizes
-from pipeline.run.run_folder import RunFolder
 
 STEADY = 1.5
 """What was kept counts while micro-batches take no more than so many times what they took, and no
@@ -47,7 +48,7 @@ _SLACK = 1.25
 
 
 @dataclass(frozen=True)
-class Beginning:
+class CalibrationStart:
     """With what a process begins.
 
     Attributes:
@@ -67,48 +68,31 @@ class Beginning:
     more: bool = False
 
     @staticmethod
-    def of(config: Config, folder: RunFolder) -> Beginning:
+    def of(config: Config, recorded: Mapping[str, Any] | None) -> CalibrationStart:
         """What is kept, else the largest sizes; without measuring, what is given or planned.
 
         Raises:
             FileNotFoundError: if the model's folder is not there.
             ValueError: if no sizes fit.
         """
-        sizes = first_sizes(config, folder)
-        if config.plan.fixed or folder.plan is not None or not share_s(config):
-            return Beginning(sizes)
+        sizes = first_sizes(config, recorded)
+        if config.plan.fixed or recorded is not None or not share_s(config):
+            return CalibrationStart(sizes)
         if config.plan.platform == "gpu":
             # Nothing is known of it before it is opened: what is given is tried.
-            return Beginning(sizes)
+            return CalibrationStart(sizes)
         case = case_of(config)
         ladder, key = Ladder.of(case, sizes), speeds_key(config, case.shape)
         kept = kept_speeds(key)
         choice = None if kept is None else choose_sizes(config, ladder, kept, case.lengths)
         if kept is None or choice is None:
-            return Beginning(ladder.top(config), case, ladder, key, more=True)
-        return Beginning(choice.sizes, case, ladder, key, kept, _more(case, ladder, kept))
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """What was found.
-
-    Attributes:
-        case: what was measured for.
-        ladder: what could be chosen.
-        speeds: what was measured.
-        choice: what was taken.
-    """
-
-    case: Case
-    ladder: Ladder
-    speeds: Speeds
-    choice: Choice
+            return CalibrationStart(ladder.top(config), case, ladder, key, more=True)
+        return CalibrationStart(choice.sizes, case, ladder, key, kept, _more(case, ladder, kept))
 
 
 async def calibrate(
-    balance: Balance,
-    beginning: Beginning,
+    controller: SizeController,
+    beginning: CalibrationStart,
     *,
     sampler: tuple[Worker, Draws],
     learner: tuple[Worker, Learns],
@@ -128,11 +112,11 @@ async def calibrate(
     if case is None or ladder is None:
         return None
     began, speeds = now(), Speeds()
-    bench = _Bench(balance, case, ladder, sampler, learner, now)
+    bench = _Bench(controller, case, ladder, sampler, learner, now)
     if beginning.kept is not None:
         factor = await bench.as_long(beginning.kept)
         if factor is None:
-            balance.say_line("measuring anew: this device is not as fast as what was kept says")
+            controller.say("measuring anew: this device is not as fast as what was kept says")
         else:
             speeds = beginning.kept.scaled(factor) if beginning.more else beginning.kept
     most_s = share_s(case.config)
@@ -141,10 +125,10 @@ async def calibrate(
         speeds,
         ladder,
         asked=beginning.sizes,
-        got=balance.sizes,
+        got=controller.in_force,
         row=case.config.row_tokens,
     )
-    if beginning.more or not known or balance.sizes != beginning.sizes:
+    if beginning.more or not known or controller.in_force != beginning.sizes:
         speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
     kept = known and speeds == before
@@ -163,27 +147,8 @@ async def calibrate(
         "speeds": speeds.to_json(),
     }
     text = _sentence(choice, seconds, kept=kept)
-    balance.put_in_force(choice.sizes, "calibrated", text, facts)
+    controller.put_in_force(choice.sizes, "calibrated", text, facts)
     return Calibrated(case, ladder, speeds, choice)
-
-
-def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, row: int) -> Speeds:
-    """With all sizes above those that a lack of memory has left.
-
-    Args:
-        speeds: what was measured.
-        ladder: what could be chosen.
-        asked: sizes that were to be in force.
-        got: that are; smaller than `asked` where memory ran out.
-        row: positions of a packed row.
-    """
-    if got.slots < asked.slots:
-        for slots in (slots for slots in ladder.slots if slots > got.slots):
-            speeds = speeds.without(slots=slots)
-    if got.micro_batch_tokens < asked.micro_batch_tokens:
-        for rows in (rows for rows in ladder.rows if rows * row > got.micro_batch_tokens):
-            speeds = speeds.without(rows=rows)
-    return speeds
 
 
 def _more(case: Case, ladder: Ladder, speeds: Speeds) -> bool:
@@ -214,7 +179,7 @@ def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
 class _Bench:
     """Sizes that are tried one after the other."""
 
-    balance: Balance
+    controller: SizeController
     case: Case
     ladder: Ladder
     sampler: tuple[Worker, Draws]
@@ -244,7 +209,7 @@ class _Bench:
         worker, draws = self.sampler
 
         async def one(slots: int, speeds: Speeds) -> Speeds:
-            await self.balance.prepare(worker, replace(self.balance.sizes, slots=slots))
+            await self.controller.try_sizes(worker, replace(self.controller.in_force, slots=slots))
             return speeds.with_sampler(await draws.drawing_speed())
 
         def known(speeds: Speeds) -> Mapping[int, float]:
@@ -255,7 +220,7 @@ class _Bench:
         speeds = await self._down(rungs, speeds, until=until)
         if known(speeds):
             slots = best(known(speeds))
-            self.balance.sizes = replace(self.balance.sizes, slots=slots)
+            self.controller.choose(replace(self.controller.in_force, slots=slots))
         return speeds
 
     async def rows(self, speeds: Speeds, *, until: float) -> Speeds:
@@ -263,8 +228,8 @@ class _Bench:
         (worker, learns), row = self.learner, self.case.config.row_tokens
 
         async def one(rows: int, speeds: Speeds) -> Speeds:
-            await self.balance.prepare(
-                worker, replace(self.balance.sizes, micro_batch_tokens=rows * row)
+            await self.controller.try_sizes(
+                worker, replace(self.controller.in_force, micro_batch_tokens=rows * row)
             )
             return speeds.with_learner(await learns.learning_speed())
 
@@ -289,7 +254,7 @@ class _Bench:
             try:
                 speeds = await rungs.one(size, speeds)
             except OutOfMemory as error:
-                self.balance.say_line(f"measuring {size} {rungs.what}: no room: {error.what}")
+                self.controller.say(f"measuring {size} {rungs.what}: no room: {error.what}")
                 speeds = speeds.without(**{rungs.what: size})
             last_s = self.now() - began
             speeds = replace(speeds, last_s=last_s)

@@ -135,3 +135,39 @@ def _at(
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What was found.
+
+    Attributes:
+        case: what was measured for.
+        ladder: what could be chosen.
+        speeds: what was measured.
+        choice: what was taken.
+    """
+
+    case: Case
+    ladder: Ladder
+    speeds: Speeds
+    choice: Choice
+
+
+def without_room(speeds: Speeds, ladder: Ladder, *, asked: Sizes, got: Sizes, row: int) -> Speeds:
+    """With all sizes above those that a lack of memory has left.
+
+    Args:
+        speeds: what was measured.
+        ladder: what could be chosen.
+        asked: sizes that were to be in force.
+        got: that are; smaller than `asked` where memory ran out.
+        row: positions of a packed row.
+    """
+    if got.slots < asked.slots:
+        for slots in (slots for slots in ladder.slots if slots > got.slots):
+            speeds = speeds.without(slots=slots)
+    if got.micro_batch_tokens < asked.micro_batch_tokens:
+        for rows in (rows for rows in ladder.rows if rows * row > got.micro_batch_tokens):
+            speeds = speeds.without(rows=rows)
+    return speeds

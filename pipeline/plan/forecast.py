@@ -16,7 +16,7 @@ from typing import Literal
 
 from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES
-from pipeline.control.reserve import SAFETY
+from pipeline.control.estimates import SAFETY
 from pipeline.plan.calibrating import calibration_s, share_s
 from pipeline.plan.cost_model.compile_time import compile_s
 from pipeline.plan.cost_model.programs import built_programs

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from configs.schema import Config
-from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.search.search import Case, planned_sizes
-from pipeline.run.run_folder import RunFolder
 
 
 def case_of(config: Config) -> Case:
@@ -27,7 +29,7 @@ def case_of(config: Config) -> Case:
     return Case(config, shape_of(config), topology_of(config, None), lengths)
 
 
-def first_sizes(config: Config, folder: RunFolder) -> Sizes:
+def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
     """Those of a run that goes on; those that are given, if both are; else what is planned.
 
     Raises:
@@ -35,14 +37,9 @@ def first_sizes(config: Config, folder: RunFolder) -> Sizes:
         ValueError: if a plan is needed, and nothing fits or nothing is known of the devices.
     """
     plan = config.plan
-    found = None if plan.fixed else folder.plan
+    found = None if plan.fixed else recorded
     if found is not None:
         return Sizes.of_json(found["at_checkpoint"] or found["in_force"])
     if plan.slots is not None and plan.micro_batch_tokens is not None:
         return Sizes.of(config)
     return planned_sizes(case_of(config))
-
-
-def with_first_sizes(config: Config) -> Config:
-    """The configuration with these sizes in it."""
-    return sized(config, first_sizes(config, RunFolder.of(config)))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pipeline.contracts.rollouts import Rollout
 from pipeline.rollout.advantages import GroupStats
-from pipeline.run.records import (
-    _mean,
-    _reward_metrics,
-)
 
 
 def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, float]:
-    """What a step's rollouts were like. Means are over rollouts that have the value.
+    """Metrics of rewards, groups and lengths. Means are over rollouts that have the value.
 
-    In a mixture those of each source are there too: `reward/SOURCE/mean` beside `reward/mean`.
-    Without any rollout there are only numbers of groups.
+    A mixture adds metrics of each source: `reward/SOURCE/mean` beside `reward/mean`. Without
+    rollouts there are only the group counts.
     """
     groups = {
         "groups/mixed": float(stats.mixed),
@@ -45,3 +43,26 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
         "rollout/ended_share": _mean([reason != "length" for reason in reasons]),
         "rollout/stop_string_share": _mean([reason == "stop_string" for reason in reasons]),
     }
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
+    """Means over rollouts with a reward; means of a part over rollouts with a score of that part.
+
+    A mean over nothing is left out: an error is not a zero.
+    """
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    metrics = {f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts)}
+    if rewards:
+        metrics |= {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards))}
+    for name in rollouts[0].rewards:
+        values = [rollout.rewards[name] for rollout in rollouts]
+        scored = [value for value in values if value is not None]
+        if scored:
+            metrics[f"{prefix}/{name}"] = _mean(scored)
+        metrics[f"{prefix}/{name}_errors"] = float(len(values) - len(scored))
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0

@@ -1,141 +1,83 @@
-"""What a step's cut-off leaves: who waits for a later step, who is learned from, who is lost.
+"""Splits the rollouts of a step at its cut-off: train now, continue later, or discard.
 
-    asked for = waiting + new -> [samplers] -> ended or cut
-    keep   a group goes on to the learner in the step in which the last of its rollouts ends;
-           until then those that have ended wait with those that were cut
-    drop   what was cut is lost, the others of its group go on without it
+    requests = partial + new -> [samplers] -> finished or truncated
+    keep   a group is trained on in the step in which its last rollout finishes; until then its
+           finished rollouts wait with its truncated ones
+    drop   truncated rollouts are discarded; the others of the group are trained on
 
-Pure: a function of what was asked for and what came back, so a resumed run has the same groups.
+Pure: a function of requests and completions, so a resumed run has the same groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
-
-_ARRAYS = {
-    "prompt_tokens": np.int32,
-    "tokens": np.int32,
-    "logprobs": np.float32,
-    "processed_logprobs": np.float32,
-}
-
-
-@dataclass(frozen=True)
-class PartialRollouts:
-    """Whole groups of which at least one rollout has not ended, the oldest first.
-
-    Attributes:
-        completions: group by group.
-    """
-
-    completions: tuple[Completion, ...] = ()
-
-    def __len__(self) -> int:
-        """Rollouts, ended ones included."""
-        return len(self.completions)
-
-    def requests(self) -> list[RolloutRequest]:
-        """Asks for the rest of those that were cut."""
-        return [
-            RolloutRequest(completion.name, completion.prompt_tokens, partial=completion)
-            for completion in self.completions
-            if completion.stop_reason == "truncated"
-        ]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """All of it as JSON: a float32 is a number with as many digits as bring it back."""
-        return [
-            asdict(completion)
-            | {
-                key: None if array is None else array.tolist()
-                for key in _ARRAYS
-                for array in [getattr(completion, key)]
-            }
-            for completion in self.completions
-        ]
-
-    @staticmethod
-    def of_json(rows: Iterable[Mapping[str, Any]]) -> PartialRollouts:
-        """What `to_json` wrote."""
-        return PartialRollouts(tuple(_completion(row) for row in rows))
+from pipeline.contracts.progress import PartialRollouts
+from pipeline.contracts.rollouts import Completion
 
 
 @dataclass(frozen=True)
 class PartialSplit:
-    """What became of a step's rollouts.
+    """The rollouts of a step after the cut-off.
 
     Attributes:
-        ended: what is learned from: whole groups, or with "drop" what is left of them.
-        waiting: what waits for the next step.
-        tokens: that were drawn in this step.
-        cut: rollouts that came back cut.
-        continued: rollouts that had come back cut before and were asked for again.
-        dropped: rollouts that are lost.
+        finished: rollouts to train on: whole groups, or with "drop" what is left of them.
+        partial: rollouts that a later step continues.
+        tokens: tokens sampled in this step.
+        truncated: number of rollouts truncated in this step.
+        continued: number of rollouts that this step continued.
+        dropped: number of rollouts discarded.
     """
 
-    ended: list[Completion]
-    waiting: PartialRollouts
+    finished: list[Completion]
+    partial: PartialRollouts
     tokens: int
-    cut: int
+    truncated: int
     continued: int
     dropped: int
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What W&B and the run folder are told."""
-        counts = ("cut", "continued", "dropped")
+        """Metrics of the cut-off."""
+        counts = ("truncated", "continued", "dropped")
         metrics = {f"rollout/{name}": float(getattr(self, name)) for name in counts}
-        return metrics | {"rollout/waiting": float(len(self.waiting))}
+        return metrics | {"rollout/partial": float(len(self.partial))}
 
 
-def settle(
-    drawn: Sequence[Completion],
-    waiting: PartialRollouts,
+def split_partial(
+    sampled: Sequence[Completion],
+    earlier: PartialRollouts,
     *,
-    partial: Literal["off", "keep", "drop"],
+    mode: Literal["off", "keep", "drop"],
 ) -> PartialSplit:
-    """Says which of a step's rollouts are learned from.
+    """Splits the completions of a step.
 
     Args:
-        drawn: what came back for `waiting.requests()` and for new groups, group by group.
-        waiting: what waited before the step.
-        partial: what is done with those that were cut.
+        sampled: completions of `earlier.requests()` and of new groups, group by group.
+        earlier: partial rollouts of earlier steps.
+        mode: `rollout.partial`: what happens to truncated rollouts.
     """
-    found = {completion.name: completion for completion in drawn}
-    held = [found.pop(completion.name, completion) for completion in waiting.completions]
-    all_rollouts = [*held, *found.values()]
-    cut = sum(completion.stop_reason == "truncated" for completion in drawn)
-    ended: list[Completion] = []
+    found = {completion.name: completion for completion in sampled}
+    old = [found.pop(completion.name, completion) for completion in earlier.completions]
+    all_rollouts = [*old, *found.values()]
+    truncated = sum(completion.stop_reason == "truncated" for completion in sampled)
+    finished: list[Completion] = []
     left: list[Completion] = []
     for _, members in groupby(all_rollouts, key=lambda completion: completion.name.group):
         group = list(members)
         own = [completion for completion in group if completion.stop_reason != "truncated"]
-        if partial == "keep" and len(own) < len(group):
+        if mode == "keep" and len(own) < len(group):
             left += group
         else:
-            ended += own
+            finished += own
     return PartialSplit(
-        ended=ended,
-        waiting=PartialRollouts(tuple(left)),
-        tokens=sum(completion.num_new for completion in drawn),
-        cut=cut,
-        continued=len(drawn) - len(found),
-        dropped=0 if partial == "keep" else cut,
+        finished=finished,
+        partial=PartialRollouts(tuple(left)),
+        tokens=sum(completion.num_new for completion in sampled),
+        truncated=truncated,
+        continued=len(sampled) - len(found),
+        dropped=0 if mode == "keep" else truncated,
     )
-
-
-def _completion(row: Mapping[str, Any]) -> Completion:
-    arrays = {
-        key: None if row[key] is None else np.array(row[key], dtype)
-        for key, dtype in _ARRAYS.items()
-    }
-    name = RolloutName(**row["name"])
-    earlier_spans = tuple(VersionSpan(**span) for span in row["earlier_spans"])
-    return Completion(**{**row, **arrays, "name": name, "earlier_spans": earlier_spans})

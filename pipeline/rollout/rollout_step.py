@@ -1,45 +1,31 @@
-"""What a step's drawing begins with, and what comes of it; metrics of what was drawn."""
+"""The data of one training step: rollouts or demonstrations, its metrics and its records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from configs.schema import Config
+from pipeline.contracts.batches import Packed
 from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.progress import Progress, SamplingEstimates, SamplingState
 from pipeline.contracts.rollouts import DecodeWork, Rollout
 from pipeline.rollout.advantages import GroupStats
-from pipeline.rollout.dynamic_sampling import Estimates, Gain
+from pipeline.rollout.dynamic_sampling import Gain
 from pipeline.rollout.metrics import step_metrics
-from pipeline.rollout.partial import PartialRollouts, PartialSplit
+from pipeline.rollout.partial import PartialSplit
+from pipeline.run.records import Records
 
 
 @dataclass(frozen=True)
-class Start:
-    """What the drawing of a step's rollouts goes by, beside the seed and the policy.
-
-    Attributes:
-        step: counted from 0.
-        waiting: rollouts that were cut before.
-        prompts_drawn: prompts that the steps before have drawn.
-        estimates: with dynamic sampling, what they have measured.
-    """
-
-    step: int
-    waiting: PartialRollouts = field(default_factory=PartialRollouts)
-    prompts_drawn: int = 0
-    estimates: Estimates = field(default_factory=Estimates)
-
-
-@dataclass(frozen=True)
-class Round:
-    """Rollouts that were drawn together, in whole groups, in the order of their prompts."""
+class SamplingRound:
+    """Rollouts that were sampled together: whole groups, in the order of their prompts."""
 
     rollouts: list[Rollout]
     stats: GroupStats
-    settled: PartialSplit
+    split: PartialSplit
     errors: Mapping[str, list[str]]
     work: DecodeWork
     prompts: int
@@ -48,90 +34,133 @@ class Round:
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """A step's rollouts.
+    """The rollouts of a GRPO step.
 
     Attributes:
-        start: what they were drawn by.
-        rounds: as they were drawn, at least one.
-        rollouts: what is learned from: all, or with dynamic sampling as many groups as the step
-            has prompts.
-        replaced: groups without signal for which others were drawn.
-        surplus: groups with signal that were not needed.
-        estimates: with this step's counts and rounds in them.
-        gain: what was expected when it was last asked whether to draw on; None: it never was.
+        number: of the step, counted from 0.
+        state: the sampling state before the step.
+        rounds: at least one.
+        rollouts: rollouts to train on: all, or with dynamic sampling as many groups as the step has
+            prompts.
+        replaced: groups without signal that others replace.
+        surplus: groups with signal that are not needed.
+        estimates: measurements with those of this step's rounds.
+        gain: the last comparison of a further round with the update; None: there was none.
     """
 
-    start: Start
-    rounds: tuple[Round, ...]
+    number: int
+    state: SamplingState
+    rounds: tuple[SamplingRound, ...]
     rollouts: list[Rollout]
     replaced: int
     surplus: int
-    estimates: Estimates
+    estimates: SamplingEstimates
     gain: Gain | None = None
 
     @property
+    def name(self) -> str:
+        """Name of the file of its records."""
+        return f"step_{self.number + 1:06d}"
+
+    @property
     def all_rollouts(self) -> list[Rollout]:
-        """Those too that are not learned from."""
+        """All rollouts, those not trained on included."""
         return [rollout for part in self.rounds for rollout in part.rollouts]
 
     @property
     def overflow(self) -> int:
-        """Groups whose rewards are so large that computing their advantages overflows."""
+        """Groups whose advantages overflow because of too large rewards."""
         return sum(part.stats.overflow for part in self.rounds)
 
     @property
-    def settled(self) -> PartialSplit:
-        """What became of the first round's rollouts; the other rounds have no cut-off."""
-        return self.rounds[0].settled
+    def split(self) -> PartialSplit:
+        """The cut-off of the first round; further rounds have none."""
+        return self.rounds[0].split
 
     @property
     def tokens(self) -> int:
-        """Tokens that were drawn in this step."""
-        return sum(part.settled.tokens for part in self.rounds)
+        """Tokens sampled in this step."""
+        return sum(part.split.tokens for part in self.rounds)
 
     @property
     def seconds(self) -> float:
-        """What sampling and rewards took."""
+        """Seconds of sampling and rewards."""
         return sum(part.seconds for part in self.rounds)
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        """See `scoring.reward_errors`."""
+        """Errors of reward functions; see `scoring.reward_errors`."""
         found: dict[str, list[str]] = {}
         for part in self.rounds:
             for name, reasons in part.errors.items():
                 found.setdefault(name, []).extend(reasons)
         return found
 
-    def learned(self, watch: Stopwatch) -> Estimates:
-        """The estimates with what the update took; `watch` has laps "learn" and "sync"."""
-        estimates, laps = self.estimates, watch.metrics()
-        if not estimates.sampling.weight:  # nobody asks for seconds
-            return estimates
-        learned = sum(part.stats.mixed for part in self.rounds) - self.surplus
-        seconds = laps["time/learn_s"] + laps["time/sync_s"]
-        return replace(estimates, learning=estimates.learning.observed(learned, seconds))
-
     @property
-    def following(self) -> Start:
-        """What the next step is drawn by."""
-        drawn = self.start.prompts_drawn + sum(part.prompts for part in self.rounds)
-        return Start(self.start.step + 1, self.settled.waiting, drawn, self.estimates)
+    def next_state(self) -> SamplingState:
+        """The sampling state after the step, without the seconds of its update."""
+        prompts = self.state.prompts_sampled + sum(part.prompts for part in self.rounds)
+        return SamplingState(self.split.partial, prompts, self.estimates)
 
-    def metrics(self, config: Config) -> dict[str, float]:
-        """What W&B and the run folder are told: of all that was drawn, learned from or not."""
+    def counted(self, progress: Progress, watch: Stopwatch) -> Progress:
+        """Adds the step to the counters; `watch` has laps "learn" and "sync"."""
+        rollouts = self.all_rollouts
+        return replace(
+            progress,
+            samples=progress.samples + len(rollouts),
+            tokens_generated=progress.tokens_generated + self.tokens,
+            reward_errors=progress.reward_errors + sum(map(len, self.errors.values())),
+            truncated=progress.truncated + self.split.truncated,
+            continued=progress.continued + self.split.continued,
+            dropped=progress.dropped + self.split.dropped,
+            unused=progress.unused + len(rollouts) - len(self.rollouts),
+            sampling=replace(self.next_state, estimates=self._with_update(watch)),
+        )
+
+    def _with_update(self, watch: Stopwatch) -> SamplingEstimates:
+        estimates, laps = self.estimates, watch.metrics()
+        if not estimates.sampling.weight:  # nothing compares seconds
+            return estimates
+        trained = sum(part.stats.mixed for part in self.rounds) - self.surplus
+        seconds = laps["time/learn_s"] + laps["time/sync_s"]
+        return replace(estimates, learning=estimates.learning.observed(trained, seconds))
+
+    def record(
+        self,
+        records: Records,
+        metrics: Mapping[str, float],
+        *,
+        tokens: bool,
+        skipped: bool = False,
+        trained: bool = True,
+    ) -> None:
+        """Writes metrics and rollouts.
+
+        Args:
+            records: of the run.
+            metrics: of the step.
+            tokens: whether to write token ids and log-probs.
+            skipped: the update was skipped: token ids and log-probs are written in any case.
+            trained: false: the run stops before the update, and all rollouts are written.
+        """
+        rollouts = self.rollouts if trained else self.all_rollouts
+        records.reward_errors(self.number + 1, self.errors)
+        records.step(self.number + 1, self.name, metrics, rollouts, tokens=tokens or skipped)
+
+    def metrics(self, config: Config, learned: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of all sampled rollouts and, under `learner/`, of the update."""
         work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
         for part in self.rounds:
             work.add(part.work)
         stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
         metrics = step_metrics(self.all_rollouts, stats) | work.metrics
         if config.rollout.partial != "off":
-            metrics |= self.settled.metrics
+            metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":
             metrics |= self._dynamic_metrics()
         if config.rollout.ahead != "off":
-            metrics |= self._staleness() | {"time/drawing_s": self.seconds}
-        return metrics
+            metrics |= self._staleness() | {"time/ahead_s": self.seconds}
+        return metrics | {f"learner/{name}": value for name, value in learned.items()}
 
     def _dynamic_metrics(self) -> dict[str, float]:
         kept = {rollout.completion.name for rollout in self.rollouts}
@@ -156,12 +185,65 @@ class RolloutStep:
         return metrics
 
     def _staleness(self) -> dict[str, float]:
-        """How many versions behind the learner's each learned token was drawn."""
+        """Policy versions between sampling and training, over trained tokens."""
         if not self.rollouts:
             return {}
         versions = np.concatenate([rollout.completion.versions for rollout in self.rollouts])
-        behind = self.start.step - versions
+        behind = self.number - versions
         return {
             "rollout/staleness_mean": float(behind.mean()),
             "rollout/staleness_max": float(behind.max()),
         }
+
+
+@dataclass(frozen=True)
+class DemonstrationStep:
+    """The packed demonstrations of an SFT step.
+
+    Attributes:
+        number: of the step, counted from 0.
+        sequences: packed rows.
+        state: the sampling state, which an SFT step leaves as it is.
+    """
+
+    number: int
+    sequences: Sequence[Packed]
+    state: SamplingState
+
+    seconds = 0.0
+    overflow = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the file of its records."""
+        return f"sft_{self.number + 1:06d}"
+
+    @property
+    def next_state(self) -> SamplingState:
+        """The sampling state after the step."""
+        return self.state
+
+    def counted(self, progress: Progress, watch: Stopwatch) -> Progress:  # noqa: ARG002
+        """The counters: all counters of an SFT step come from its update."""
+        return progress
+
+    def record(
+        self,
+        records: Records,
+        metrics: Mapping[str, float],
+        *,
+        tokens: bool,  # noqa: ARG002
+        skipped: bool = False,
+    ) -> None:
+        """Writes the metrics and, if the update was skipped, the demonstrations."""
+        records.sft_step(self.number + 1, metrics)
+        if skipped:
+            records.demonstrations(self.name, self.sequences)
+
+    def metrics(self, config: Config, learned: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Metrics of the update, under `sft/`."""
+        return {f"sft/{name}": value for name, value in learned.items()}
+
+
+TrainingStep = RolloutStep | DemonstrationStep
+"""The data of a training step of either phase."""

@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from configs.schema import Config
 from pipeline.contracts.batches import Packed
 from pipeline.contracts.rollouts import Rollout
-from pipeline.control.step_planner import Plan
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 
 _MOST_SHOWN = 1e6
 """Larger numbers are shown with an exponent."""
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Over rollouts that have a reward; means of the parts over all that the part has scored.
-
-    A mean over nothing is left out: an error is not a zero.
-    """
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    metrics = {f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts)}
-    if rewards:
-        metrics |= {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards))}
-    for name in rollouts[0].rewards:
-        values = [rollout.rewards[name] for rollout in rollouts]
-        scored = [value for value in values if value is not None]
-        if scored:
-            metrics[f"{prefix}/{name}"] = _mean(scored)
-        metrics[f"{prefix}/{name}_errors"] = float(len(values) - len(scored))
-    return metrics
 
 
 def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
@@ -119,10 +98,6 @@ def _shown(value: float) -> str:
     return f"{value:.3f}" if abs(value) < _MOST_SHOWN else f"{value:.3g}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
-
-
 class Console:
     """Progress: a bar on a terminal, plain lines elsewhere.
 
@@ -168,15 +143,23 @@ class Records:
     def step(
         self,
         step: int,
+        name: str,
         metrics: Mapping[str, float],
         rollouts: Sequence[Rollout],
         *,
         tokens: bool,
     ) -> None:
-        """Records a step, counted from 1. Metrics that are not finite are left out."""
+        """Records a GRPO step; leaves out metrics that are not finite.
+
+        Args:
+            step: counted from 1.
+            name: name of the rollouts file.
+            metrics: of the step.
+            rollouts: of the step.
+            tokens: whether to write token ids and log-probs.
+        """
         self._metrics(step, metrics)
-        rows = rollout_records(rollouts, tokens=tokens)
-        self.folder.write_rollouts(f"step_{step:06d}", rows)
+        self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
         found = "no group has ended"
         if rollouts:
             share = metrics["reward/excluded_share"]
@@ -188,8 +171,12 @@ class Records:
             )
         self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
 
-    def imitation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records a step of the supervised phase, counted from 1; likewise."""
+    def demonstrations(self, name: str, sequences: Sequence[Packed]) -> None:
+        """Writes the packed demonstrations of an SFT step."""
+        self.folder.write_rollouts(name, example_rows(sequences))
+
+    def sft_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records an SFT step, counted from 1; leaves out metrics that are not finite."""
         self._metrics(step, metrics)
         self.console.step(
             step,
@@ -298,17 +285,6 @@ class Records:
         """Says what `evaluation.compare` found."""
         self.console.say(f"{name} accuracy {change_line(compared)}")
 
-    def planned(self, plan: Plan, *, full: int, step_s: float, elapsed_s: float) -> None:
-        """Records a decision on the steps to come, and what it was taken from."""
-        smaller = f", this one with {plan.prompts} of {full} prompts" if plan.prompts < full else ""
-        self.event(
-            "planned",
-            f"plan: {plan.total_steps} steps of about {step_s:.3g} s{smaller}",
-            **asdict(plan),
-            step_s=step_s,
-            elapsed_s=elapsed_s,
-        )
-
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: an `ExportReport` and what else there is to say of it."""
         equal = (
@@ -319,7 +295,25 @@ class Records:
         of = f"{facts['folder']}, version {facts['version']}"
         self.event("exported", f"export: {of}, {equal}", **facts)
 
+    # --- the decision log (contracts.decisions.DecisionLog)
+
+    def events(self, event: str) -> Iterator[dict[str, Any]]:
+        """Journal entries of one kind, oldest first."""
+        return self.folder.events(event)
+
+    def journal(self, event: str, **facts: Any) -> None:
+        """Appends an entry to the journal."""
+        self.folder.journal(event, **facts)
+
     def event(self, event: str, text: str, **facts: Any) -> None:
-        """Journals an event and says it."""
+        """Appends an entry to the journal and shows `text` on the console."""
         self.folder.journal(event, **facts)
         self.console.say(text)
+
+    def say(self, text: str) -> None:
+        """Shows a line on the console."""
+        self.console.say(text)
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Replaces `plan.json`."""
+        self.folder.write_plan(plan)

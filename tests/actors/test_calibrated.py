@@ -24,11 +24,11 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import LearnerSpeed, Lengths, SamplerSpeed
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.plan.balance import Balance, Worker
-from pipeline.plan.calibration import Beginning, calibrate
+from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.ladder import Ladder
 from pipeline.plan.search.search import Case
+from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.run_folder import RunFolder
 from tests import tiny
 
@@ -71,30 +71,30 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     return actor
 
 
-def begin(config: Config) -> Beginning:
+def begin(config: Config) -> CalibrationStart:
     demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
     topology, lengths = topology_of(config, None), Lengths.expected(config)
     case = Case(config, shape_of(demo), topology, lengths)
-    return Beginning(LADDER.top(config), case, LADDER, {"key": 1})
+    return CalibrationStart(LADDER.top(config), case, LADDER, {"key": 1})
 
 
 def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp_path: Path):
     process, beginning = InProcess(actor), begin(actor.config)
     config, folder = actor.config, RunFolder(tmp_path / "run")
-    balance = Balance.of(config, folder, say=print, sizes=beginning.sizes)
+    controller = SizeController(config, beginning.sizes, print)
     worker = Worker("sampler and learner", process)
 
     async def start() -> Any:
-        await balance.start([worker])
+        await controller.start([worker])
         before = jax.device_get(actor.learner.state.adapter)
         found = await calibrate(
-            balance, beginning, sampler=(worker, process), learner=(worker, process)
+            controller, beginning, sampler=(worker, process), learner=(worker, process)
         )
         return before, found
 
     before, found = asyncio.run(start())
-    assert found.choice.sizes == balance.sizes
-    assert balance.sizes.slots in LADDER.slots
+    assert found.choice.sizes == controller.in_force
+    assert controller.in_force.slots in LADDER.slots
     assert found.speeds.segment_s.keys() >= {4, 2, 1}
     assert found.speeds.micro_batch_s.keys() == {2, 1}
     assert found.speeds.device == "1 x cpu"
@@ -102,12 +102,12 @@ def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp
     for name, value in before.items():
         np.testing.assert_array_equal(value, after[name])
     # Who follows works with the sizes that were found.
-    actor.prepare(balance.sizes)
+    actor.prepare(controller.in_force)
     (version, sha256), payload = actor.publish(which="current")
     assert actor.load(version, sha256, payload) == sha256
     drawn = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
     assert [len(one.prompt_tokens) for one in drawn] == [3, 14, 6]
-    assert max(actor.work().segments) == balance.sizes.slots
+    assert max(actor.work().segments) == controller.in_force.slots
 
 
 class Tight(InProcess):
@@ -128,17 +128,15 @@ class Tight(InProcess):
 
 def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor, tmp_path: Path):
     process, beginning = Tight(actor), begin(actor.config)
-    balance = Balance.of(
-        actor.config, RunFolder(tmp_path / "run"), say=print, sizes=beginning.sizes
-    )
+    controller = SizeController(actor.config, beginning.sizes, print)
     worker = Worker("sampler and learner", process)
 
     async def start() -> Any:
-        await balance.start([worker])
+        await controller.start([worker])
         return await calibrate(
-            balance, beginning, sampler=(worker, process), learner=(worker, process)
+            controller, beginning, sampler=(worker, process), learner=(worker, process)
         )
 
     found = asyncio.run(start())
     assert (found.speeds.full_slots, found.speeds.full_rows) == ((), (2,))
-    assert balance.sizes.micro_batch_tokens == ROW
+    assert controller.in_force.micro_batch_tokens == ROW

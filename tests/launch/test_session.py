@@ -18,13 +18,21 @@ import pytest
 from actors.handles import RunActors
 from configs.schema import Config, Plan
 from launch.preparation import Prepared
-from launch.session import _clock, _coordinate, _noted, _start, _tracker, run_session
+from launch.session import (
+    _clock,
+    _coordinate,
+    _noted,
+    _start,
+    _tracker,
+    _workers,
+    run_session,
+)
 from launch.stop import Stop
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.control.budget import Budget, used_s
-from pipeline.plan.calibration import Beginning
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.calibration import CalibrationStart
+from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
@@ -66,31 +74,29 @@ class Session:
         self, *, started: float = 0.0, load_s: float = 0.0, waited_s: float | None = None
     ) -> int:
         clock = _clock(self.prepared, started=started)
-        balanced = Balanced.of(
-            self.prepared.config,
-            self.folder,
-            samplers=self.samplers,
-            learner=self.learner,
-            say=print,
-        )
+        beginning = CalibrationStart.of(self.prepared.config, self.folder.plan)
+        actors = cast("RunActors", self)
+        workers = _workers(self.prepared, actors, beginning, clock, self.stop)
 
         async def run() -> int:
             if waited_s is not None:
-                await self._get_devices(balanced, clock, waited_s)
+                await self._get_devices(workers, beginning, clock, waited_s)
             return await _coordinate(
                 self.prepared,
-                cast("RunActors", self),
-                balanced,
+                actors,
+                workers,
                 self.stop,
                 clock,
                 _tracker(self.prepared),
-                started=(load_s, None),
+                started=load_s,
             )
 
         with closing(self.folder):
             return asyncio.run(run())
 
-    async def _get_devices(self, balanced: Balanced, clock: Clock, waited_s: float) -> None:
+    async def _get_devices(
+        self, workers: Workers, beginning: CalibrationStart, clock: Clock, waited_s: float
+    ) -> None:
         """The start of a process whose devices are free after `waited_s` seconds."""
         now = cast("FakeClock", clock.now)
 
@@ -111,8 +117,7 @@ class Session:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
             patch.setattr("launch.session.calibrate", nothing)
-            beginning = Beginning.of(self.prepared.config, self.folder)
-            await _start(cast("RunActors", crew), balanced, beginning, self.prepared, clock)
+            await _start(cast("RunActors", crew), workers, beginning, self.prepared, clock)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.contracts.progress import SamplingEstimates
 from pipeline.contracts.record_files import replace_rows
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from pipeline.inputs.dataset.order import continued_prompts
-from pipeline.rollout.dynamic_sampling import Estimates, gain, has_signal
+from pipeline.rollout.dynamic_sampling import gain, has_signal
 from tests.fakes import (
     Disk,
     Killed,
@@ -201,7 +202,7 @@ def test_prompts_of_all_rounds_are_one_row_of_complete_epochs(tmp_path: Path):
         stream += own
     for start in range(0, len(stream) - TRAIN + 1, TRAIN):
         assert sorted(stream[start : start + TRAIN]) == list(range(1, TRAIN + 1))
-    assert watched.run.coordinator.progress.prompts_drawn == len(stream) > 36
+    assert watched.run.coordinator.progress.sampling.prompts_sampled == len(stream) > 36
 
 
 def test_settings_without_dynamic_sampling_say_nothing_of_it(tmp_path: Path):
@@ -268,7 +269,7 @@ def test_each_decision_is_what_its_two_estimates_say_and_both_are_told(tmp_path:
         if entry["rounds"] == row["rollout/rounds"]:
             assert row["rollout/gain_sampling"] == entry["sampling"]
             assert row["rollout/gain_learning"] == entry["learning"]
-    estimates = watched.run.coordinator.progress.estimates
+    estimates = watched.run.coordinator.progress.sampling.estimates
     assert estimates.sampling.at(3) == pytest.approx(10.0)
     assert estimates.learning.at(3) == pytest.approx(2.0)
 
@@ -278,12 +279,12 @@ def test_a_first_decision_by_hand(tmp_path: Path):
     config = config_of(tmp_path, "adaptive", budget={"steps": 2})
     watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
     entry = decisions(watched.run)[1]
-    estimates = Estimates().counted(0, 3).faded().counted(0, 3)
-    estimates = Estimates(
+    estimates = SamplingEstimates().counted(0, 3).faded().counted(0, 3)
+    estimates = SamplingEstimates(
         estimates.signal,
         estimates.groups,
-        Estimates().sampling.observed(3, 10.0).faded().observed(3, 10.0),
-        Estimates().learning.observed(0, 5.0).faded(),
+        SamplingEstimates().sampling.observed(3, 10.0).faded().observed(3, 10.0),
+        SamplingEstimates().learning.observed(0, 5.0).faded(),
     )
     found = gain(estimates, prompts=4, signal=0, wanted=3, prompts_per_step=3)
     assert found is not None

@@ -11,9 +11,9 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.batches import Packed
+from pipeline.contracts.progress import Progress
 from pipeline.contracts.rollouts import Rollout
-from pipeline.coordinator import Progress
-from pipeline.rollout.team import TrainingStopped
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data
@@ -261,7 +261,7 @@ def test_a_step_without_an_update_neither_adds_to_a_row_nor_ends_it():
     progress, rows = Progress(), []
     trained = {"tokens_trained": 5.0}
     for learned in (skipped, nothing, skipped, skipped | trained, nothing | trained):
-        progress = progress.learned(learned)
+        progress = progress.after_update(learned)
         rows.append((progress.skipped_in_a_row, progress.skipped_updates))
     assert rows == [(1, 1), (1, 1), (2, 2), (1, 3), (0, 3)]
     assert (progress.tokens_trained, progress.tokens_padded, progress.step) == (10, 10, 0)

@@ -122,7 +122,8 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
         waiting, cut = int(row["rollout/waiting"]), int(row["rollout/cut"])
         assert 0 < cut <= waiting
     found = {
-        key: sum(row[f"rollout/{key}"] for row in watched.metrics) for key in ("cut", "continued")
+        key: sum(row[f"rollout/{key}"] for row in watched.metrics)
+        for key in ("truncated", "continued")
     }
     # What waits at the end is lost.
     assert watched.summary["rollouts"] == {**found, "dropped": waiting}
@@ -158,7 +159,7 @@ def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
         assert row["groups/short"] == sum(size == 1 for size in groups.values())
     assert set(sizes) == {1, 2}
     lost = STEPS * 6 - sum(map(len, watched.learned))
-    assert watched.summary["rollouts"] == {"cut": lost, "continued": 0, "dropped": lost}
+    assert watched.summary["rollouts"] == {"truncated": lost, "continued": 0, "dropped": lost}
     assert watched.summary["samples"] == sum(map(len, watched.learned))
 
 
@@ -180,7 +181,9 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
 def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
-    assert not any("waiting" in name or "cut" in name for row in run.folder.metrics for name in row)
+    assert not any(
+        "waiting" in name or "truncated" in name for row in run.folder.metrics for name in row
+    )
 
 
 def kill() -> None:
@@ -218,15 +221,17 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
     waiting = disk[2][1]["waiting"]
     assert first.folder.summary["rollouts"]["dropped"] == len(waiting) > 0
     second = process(config, disk)
-    found = second.coordinator.progress.waiting.completions
-    for one, two in zip(found, first.coordinator.progress.waiting.completions, strict=True):
+    found = second.coordinator.progress.sampling.partial.completions
+    for one, two in zip(
+        found, first.coordinator.progress.sampling.partial.completions, strict=True
+    ):
         assert (one.name, one.earlier_spans, one.version) == (
             two.name,
             two.earlier_spans,
             two.version,
         )
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
-    second.coordinator.deadline.steps = 3
+    second.coordinator.controller.deadline.steps = 3
     second.run()
     assert second.folder.metrics[-1]["rollout/continued"] == sum(
         row["stop_reason"] == "truncated" for row in waiting

@@ -17,11 +17,14 @@ from launch.rehearsal.phases import Rehearsal, Stage
 from launch.rehearsal.scratch import rehearsed, scratch
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.builds import Building, Built
+from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
-from pipeline.rollout.balanced import Balanced
+from pipeline.plan.size_controller import SizeController
+from pipeline.plan.start import first_sizes
+from pipeline.rollout.workers import Workers, named_workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput
 from tests.fakes import (
@@ -83,19 +86,21 @@ class Rehearsing:
         self.scorer = FakeScorer(self.script, config)
         self.said: list[str] = []
         self.chosen: Sizes | None = None
-        balanced = Balanced.of(
-            config,
-            RunFolder.of(config),
-            samplers=[self.sampler],
-            learner=self.learner,
-            say=self.said.append,
+        samplers, learner = named_workers([self.sampler], self.learner, one_process=False)
+        workers = Workers(
+            samplers=samplers,
+            learner=learner,
+            scorer=self.scorer,
+            sizes=SizeController(config, first_sizes(config, None), self.said.append),
+            config=config,
+            clock=Clock(0.0),
+            stop=self.script.stop,
         )
         self.stage = Stage(
             config=config,
             data=make_data(validation=3),
             tokenizer=CharTokenizer(),
-            balanced=balanced,
-            scorer=self.scorer,
+            workers=workers,
             processes=processes,
             calibrate=self.calibrate,
             restore=self.restore,
@@ -107,7 +112,7 @@ class Rehearsing:
         """Finds that fewer slots are faster, if it is told to."""
         self.script.note("calibrate")
         if self.chosen is not None:
-            self.stage.balanced.balance.sizes = self.chosen
+            self.stage.workers.sizes.choose(self.chosen)
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")

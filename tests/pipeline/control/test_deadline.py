@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from pipeline.contracts.clock import Clock, Stopwatch
+from pipeline.contracts.decisions import EXIT, EXPORT, VALIDATION, evaluation_part
 from pipeline.control.deadline import Deadline
-from pipeline.control.reserve import EXIT, EXPORT, SAFETY, VALIDATION, Reserve, evaluation
+from pipeline.control.estimates import SAFETY, ShutdownEstimate
 from tests.fakes import FakeClock
 
 
@@ -45,11 +48,11 @@ def test_a_wait_that_is_broken_off_is_over():
 
 
 def test_a_budget_of_steps_counts_steps():
-    deadline = Deadline(Clock(0.0, now=FakeClock()), steps=3, time_s=None)
-    deadline.pace.observe(1e9)
-    assert [deadline.allows(step) for step in range(5)] == [True, True, True, False, False]
-    assert deadline.patience_s() is None
-    assert deadline.evaluated_share() == 1.0
+    deadline = Deadline(steps=3, time_s=None)
+    deadline.step_time.observe(1e9)
+    assert [deadline.allows(step, 0.0) for step in range(5)] == [True, True, True, False, False]
+    assert deadline.reserving(5.0) is None
+    assert deadline.evaluated_share(0.0) == 1.0
 
 
 def time_budget(
@@ -58,16 +61,36 @@ def time_budget(
     left_s: float,
     step_s: float = 100.0,
     prompts: tuple[int, int] = (4, 4),
-) -> Deadline:
+) -> At:
     """Validation 20 s, tests 50 s, export 30 s, exit 5 s."""
-    now = FakeClock()
+    parts = {VALIDATION: 20.0, EXPORT: 30.0, EXIT: 5.0, evaluation_part("test"): 50.0}
     deadline = Deadline(
-        Clock(0.0, now=now), steps=None, time_s=time_s, prompts=prompts, validates=True
+        steps=None,
+        time_s=time_s,
+        prompts=prompts,
+        validates=True,
+        shutdown=ShutdownEstimate(parts),
     )
-    deadline.reserve = Reserve({VALIDATION: 20.0, EXPORT: 30.0, EXIT: 5.0, evaluation("test"): 50})
-    deadline.pace.observe(step_s)
-    now.seconds = time_s - left_s
-    return deadline
+    deadline.step_time.observe(step_s)
+    return At(deadline, time_s - left_s)
+
+
+@dataclass
+class At:
+    """A deadline at a moment: its methods get the clock reading."""
+
+    deadline: Deadline
+    now_s: float
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.deadline, name)
+        if not callable(found):
+            return found
+        if name in {"reserving", "reserve_for_export_s"}:
+            return found
+        if name in {"allows", "missing_s", "missing_for_update_s"}:
+            return lambda first, **more: found(first, self.now_s, **more)
+        return lambda *args, **more: found(self.now_s, *args, **more)
 
 
 @pytest.mark.parametrize(("left_s", "allowed"), [(205.1, True), (204.9, False)])
@@ -90,17 +113,17 @@ def test_where_steps_are_short_some_slack_is_kept(spare_s: float):
 def test_a_step_is_made_smaller_where_a_larger_one_does_not_fit():
     # 105 s come after it; of 100 s a fifth is fixed: 40 s for one prompt of four, 60 s for two.
     for left_s, size in [(205.1, 4), (190, 3), (170, 2), (164, 1), (145.1, 1), (144.9, 0)]:
-        assert time_budget(left_s=left_s, prompts=(4, 1)).size() == size, left_s
-    assert time_budget(left_s=170, prompts=(4, 3)).size() == 0
+        assert time_budget(left_s=left_s, prompts=(4, 1)).prompts_that_fit() == size, left_s
+    assert time_budget(left_s=170, prompts=(4, 3)).prompts_that_fit() == 0
 
 
 @pytest.mark.parametrize(("left_s", "imitates", "draws"), [(205.1, 4, 4), (204.9, 0, 3)])
 def test_a_step_of_the_warm_start_is_whole_or_not_at_all(left_s: float, imitates: int, draws: int):
     deadline = time_budget(left_s=left_s, prompts=(4, 1))
-    assert deadline.size() == draws
-    deadline.pace.observe(100.0, kind="sft")
-    assert deadline.size(kind="sft") == imitates
-    assert deadline.allows(7, kind="sft") is (imitates > 0)
+    assert deadline.prompts_that_fit() == draws
+    deadline.step_time.observe(100.0, phase="sft")
+    assert deadline.prompts_that_fit(phase="sft") == imitates
+    assert deadline.allows(7, phase="sft") is (imitates > 0)
 
 
 def test_earlier_processes_steps_are_known_by_their_kind():
@@ -109,20 +132,20 @@ def test_earlier_processes_steps_are_known_by_their_kind():
         {"step": 2, "time/step_s": 10.0},
         {"step": 3, "time/step_s": 40.0, "time/learn_s": 16.0, "rollout/prompts_planned": 4},
     ]
-    found = Deadline(Clock(0.0, now=FakeClock()), steps=None, time_s=1000.0, prompts=(4, 1))
+    found = Deadline(steps=None, time_s=1000.0, prompts=(4, 1))
     found.recall(rows[:2], sft_steps=2)
-    assert found.pace.expected_s(kind="sft") == pytest.approx(10.0)
-    assert found.updates.expected_s(share=1.0) == 0.0
+    assert found.step_time.expected_s(phase="sft") == pytest.approx(10.0)
+    assert found.update_time.expected_s(share=1.0) == 0.0
     found.recall(rows[2:], sft_steps=2)
-    assert found.pace.expected_s() == pytest.approx(40.0)
-    assert found.updates.expected_s(share=1.0) == pytest.approx(16.0)
+    assert found.step_time.expected_s() == pytest.approx(40.0)
+    assert found.update_time.expected_s(share=1.0) == pytest.approx(16.0)
 
 
 def test_steps_to_come_are_counted_with_what_is_done_between_them():
     deadline = time_budget(time_s=1e5, left_s=1e5, step_s=100.0)
     slack_s = (SAFETY - 1) * 100 + 1000
     assert deadline.steps_left() == (1e5 - 105 - slack_s) // 100
-    deadline.pace.observe_between(25.0)
+    deadline.step_time.observe_between(25.0)
     left = (1e5 - 105 - slack_s + 25) // 125
     assert deadline.steps_left() == left
     # Of 20 s each: one after every tenth step, all but the last one.
@@ -142,25 +165,23 @@ def test_an_update_is_not_begun_that_leaves_no_time_to_export_what_it_learned():
     # It is taken to need 1.5 * 100 s; validation, export and exit need 55 s; tests can be short.
     deadline = time_budget(left_s=200.0)
     assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(5.0)
-    deadline.updates.observe(140.0)
+    deadline.update_time.observe(140.0)
     assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(-5.0)
 
 
-def test_what_is_waited_for_is_abandoned_when_only_what_is_kept_is_left():
-    deadline = time_budget(left_s=200.0)
-    assert deadline.patience_s() is None
-    with deadline.keeping(60.0):
-        assert deadline.patience_s() == pytest.approx(140.0)
-        with deadline.keeping(300.0):
-            assert deadline.patience_s() == 0.0
-        assert deadline.patience_s() == pytest.approx(140.0)
+def test_work_is_abandoned_when_only_the_reserved_seconds_are_left():
+    deadline = time_budget(time_s=1000.0, left_s=200.0)
+    found = deadline.reserving(60.0)
+    assert found.until_s == pytest.approx(940.0)
 
 
-def test_what_was_abandoned_may_take_to_end_what_an_export_leaves():
-    deadline = time_budget(left_s=200.0)
-    export_s = deadline.keep_for_export_s(tests=False)
-    assert deadline.ending_s() == pytest.approx(200.0 - export_s)
-    assert time_budget(left_s=export_s).ending_s() == pytest.approx(3.0)
+def test_abandoned_work_may_take_the_time_before_an_export_to_stop():
+    deadline = time_budget(time_s=1000.0, left_s=200.0)
+    export_s = deadline.reserve_for_export_s(tests=False)
+    found = deadline.reserving(60.0)
+    assert found.stopped_by_s == pytest.approx(1000.0 - export_s)
+    assert found.stopping_s(800.0) == pytest.approx(200.0 - export_s)
+    assert found.stopping_s(1000.0 - export_s) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(("left_s", "share"), [(60.0, 1.0), (55.0, 0.9999), (25.0, 0.5), (-3.0, 0)])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Config
-from pipeline.control.step_planner import Plan, StepPlanner, plans_in_force
+from pipeline.control.step_planner import StepPlan, StepPlanner, plans_in_force
 from tests.fakes import make_config
 
 LR = 0.5
@@ -103,24 +103,24 @@ def test_the_warm_start_is_no_part_of_the_decay():
 def test_a_smaller_step_is_a_decision_of_its_own():
     horizon = StepPlanner(config(), entries=(), step=0)
     first = horizon.decide(0, steps_left=2, prompts=2)
-    assert first == Plan(0, 2, 2)
-    assert horizon.decide(1, steps_left=1, prompts=1) == Plan(1, 2, 1)
+    assert first == StepPlan(0, 2, 2)
+    assert horizon.decide(1, steps_left=1, prompts=1) == StepPlan(1, 2, 1)
     assert horizon.prompts == 1
 
 
 def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
-    entries = [asdict(Plan(0, 5, 2)), asdict(Plan(3, 4, 2))]
+    entries = [asdict(StepPlan(0, 5, 2)), asdict(StepPlan(3, 4, 2))]
     horizon = StepPlanner(config(), entries=entries, step=1)
     assert horizon.decide(1, steps_left=1, prompts=2) is None
-    assert horizon.decide(2, steps_left=1, prompts=1) == Plan(2, 5, 1)
+    assert horizon.decide(2, steps_left=1, prompts=1) == StepPlan(2, 5, 1)
     assert horizon.decide(3, steps_left=1, prompts=2) is None
-    assert horizon.plan == Plan(3, 4, 2)
+    assert horizon.plan == StepPlan(3, 4, 2)
 
 
 @pytest.mark.parametrize("event", ["budget", "extended"])
 def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event: str):
     def planned(step: int, total: int) -> dict[str, Any]:
-        return {"event": "planned", **asdict(Plan(step, total, 2))}
+        return {"event": "planned", **asdict(StepPlan(step, total, 2))}
 
     journal = [
         planned(0, 20),

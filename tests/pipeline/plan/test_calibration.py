@@ -13,16 +13,24 @@ from configs.schema import Config
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibrating import SHARE, share_s
-from pipeline.plan.calibration import Beginning
+from pipeline.plan.calibration import CalibrationStart
 from pipeline.plan.ladder import Ladder
-from pipeline.run.run_folder import RunFolder
-from tests.pipeline.plan.calibrating import ROOT, ROW, Device, Small, cache, chosen, config, start
+from tests.pipeline.plan.calibration_runs import (
+    ROOT,
+    ROW,
+    Device,
+    Small,
+    cache,
+    chosen,
+    config,
+    start,
+)
 
 __all__ = ["cache"]
 
 
 def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
-    beginning = Beginning.of(config(tmp_path), RunFolder(tmp_path / "demo"))
+    beginning = CalibrationStart.of(config(tmp_path), None)
     assert beginning.ladder is not None
     assert beginning.ladder.slots == (64, 32, 16, 8, 4, 2, 1)
     assert beginning.ladder.rows[-3:] == (4, 2, 1)
@@ -31,8 +39,8 @@ def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
 
 
 def test_what_is_given_is_the_most(tmp_path: Path):
-    made = config(tmp_path, plan__rollout_rows=12, plan__micro_batch_tokens=3 * ROW)
-    beginning = Beginning.of(made, RunFolder(tmp_path / "demo"))
+    made = config(tmp_path, plan__slots=12, plan__micro_batch_tokens=3 * ROW)
+    beginning = CalibrationStart.of(made, None)
     assert beginning.ladder == Ladder((12, 8, 4, 2, 1), (3, 2, 1))
     assert beginning.sizes == Sizes(12, 3 * ROW)
 
@@ -130,7 +138,7 @@ def test_a_share_of_zero_takes_what_is_planned(tmp_path: Path):
     assert run.beginning.case is None
     assert run.run() is None
     assert run.device.measured == []
-    assert run.balance.sizes.slots <= 64
+    assert run.controller.in_force.slots <= 64
 
 
 def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: Path):
@@ -141,14 +149,14 @@ def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: 
     assert plan is not None
     assert plan["in_force"] == sizes.to_json()
     again = start(tmp_path)
-    assert again.beginning == Beginning(sizes)
+    assert again.beginning == CalibrationStart(sizes)
     assert again.run() is None
     assert again.device.measured == []
 
 
 def test_sizes_that_are_fixed_measure_nothing(tmp_path: Path):
     fixed = replace_plan(config(tmp_path), fixed=True, slots=8, micro_batch_tokens=ROW)
-    assert Beginning.of(fixed, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
+    assert CalibrationStart.of(fixed, None) == CalibrationStart(Sizes(8, ROW))
     with pytest.raises(ValueError, match=r"calibration_share.*plan\.fixed = true"):
         load_config(ROOT / "configs/demo.toml", [("plan.calibration_share", "0.1")])
 
@@ -160,9 +168,9 @@ def replace_plan(config: Config, **update: Any) -> Config:
 def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
     gpu = replace_plan(config(tmp_path), platform="gpu")
     with pytest.raises(ValueError, match=r"set plan\.slots"):
-        Beginning.of(gpu, RunFolder(tmp_path / "demo"))
+        CalibrationStart.of(gpu, None)
     given = replace_plan(gpu, slots=8, micro_batch_tokens=ROW)
-    assert Beginning.of(given, RunFolder(tmp_path / "demo")) == Beginning(Sizes(8, ROW))
+    assert CalibrationStart.of(given, None) == CalibrationStart(Sizes(8, ROW))
     asked = [("plan.fixed", "false"), ("plan.platform", "gpu"), ("plan.calibration_share", "0.1")]
     with pytest.raises(ValueError, match=r"calibration_share = 0\.1: measures nothing on gpu"):
         load_config(ROOT / "configs/demo.toml", asked)

@@ -11,7 +11,7 @@ import pytest
 from configs.schema import Config
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.plan import kept
-from tests.pipeline.plan.calibrating import ROW, Device, Small, cache, chosen, start
+from tests.pipeline.plan.calibration_runs import ROW, Device, Small, cache, chosen, start
 
 __all__ = ["cache"]
 
@@ -43,7 +43,7 @@ def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path)
     short = start(tmp_path / "a", device, plan__calibration_share=0.001)
     assert chosen(short).micro_batch_tokens == short.beginning.sizes.micro_batch_tokens
     long = start(tmp_path / "b", device, plan__calibration_share=0.5)
-    assert (long.beginning.sizes, long.beginning.more) == (short.balance.sizes, True)
+    assert (long.beginning.sizes, long.beginning.more) == (short.controller.in_force, True)
     found = chosen(long)
     assert found.micro_batch_tokens == 4 * ROW
     # Only what tells whether it is the same device is measured twice.

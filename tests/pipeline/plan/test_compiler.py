@@ -39,7 +39,7 @@ def key_of(program, **settings):
 
 
 OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
-    "empty": {"rollout__max_new_tokens": 600, "plan__rollout_rows": 256},
+    "empty": {"rollout__max_new_tokens": 600, "plan__slots": 256},
     "prefill 320": {
         "plan__prefill_tokens": 2048,
         "plan__kv_cache": "int8",
@@ -49,7 +49,7 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
         "model__quantization": "int8",
         "plan__fsdp": 8,
     },
-    "fill 320": {"plan__rollout_rows": 256, "plan__prefill_tokens": 2048},
+    "fill 320": {"plan__slots": 256, "plan__prefill_tokens": 2048},
     "segment 64": {
         "plan__segment_steps": 16,
         "plan__kv_cache": "int8",
@@ -85,13 +85,13 @@ def test_another_program_has_another_key(program, setting, value):
         *((program, {"run__name": "other"}) for program in OTHERWISE_COMPILED),
         *((program, {"run__seed": 7, "budget__time": "1h"}) for program in OTHERWISE_COMPILED),
         *((program, {"rollout__prompts_per_step": 8}) for program in OTHERWISE_COMPILED),
-        ("segment 64", {"plan__rollout_rows": 256, "plan__micro_batch_tokens": 32_768}),
+        ("segment 64", {"plan__slots": 256, "plan__micro_batch_tokens": 32_768}),
         ("segment 64", {"learner__lr": 1e-4, "rollout__temperature": 0.5}),
-        ("prefill 320", {"plan__rollout_rows": 256, "plan__remat": "dots"}),
-        ("gradient 8", {"plan__rollout_rows": 256, "plan__kv_cache": "int8"}),
+        ("prefill 320", {"plan__slots": 256, "plan__remat": "dots"}),
+        ("gradient 8", {"plan__slots": 256, "plan__kv_cache": "int8"}),
         ("gradient 8", {"plan__micro_batch_tokens": 32_768, "learner__lr": 1e-4}),
         ("gradient 8", {"rollout__max_prompt_tokens": 200, "plan__segment_steps": 8}),
-        ("apply", {"plan__rollout_rows": 256}),
+        ("apply", {"plan__slots": 256}),
     ],
 )
 def test_what_does_not_matter_changes_no_key(program, settings):

@@ -9,7 +9,7 @@ import pytest
 from configs.load import load_config
 from pipeline.compute.decode import timing as decode_timing
 from pipeline.compute.learner import timing as learner_timing
-from pipeline.control.reserve import SAFETY
+from pipeline.control.estimates import SAFETY
 from pipeline.plan import calibrating
 from pipeline.plan.forecast import PACES, Forecast, forecast
 from pipeline.plan.search.search import choose

@@ -243,7 +243,7 @@ def test_a_finished_run_that_is_extended_is_the_longer_run(tmp_path: Path):
     config, disk = config_of(tmp_path / "two", eval={"every_steps": 1}, budget={"steps": 2}), Disk()
     finished(config, disk)
     second = process(config, disk)
-    second.coordinator.deadline.steps = STEPS
+    second.coordinator.controller.deadline.steps = STEPS
     assert second.run() == "finished"
     assert second.learner.adapter == whole.learner.adapter
     assert left_behind(second.folder)["metrics"] == left_behind(whole.folder)["metrics"]

@@ -12,21 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.contracts.progress import LinearFit, SamplingEstimates
 from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest
-from pipeline.rollout.dynamic_sampling import (
-    Estimates,
-    Group,
-    Line,
-    choose,
-    gain,
-    has_signal,
-    round_size,
-)
+from pipeline.rollout.dynamic_sampling import Group, choose, gain, has_signal, round_size
 from tests.fakes import completion
 
 
-def line(*points: tuple[float, float]) -> Line:
-    found = Line()
+def line(*points: tuple[float, float]) -> LinearFit:
+    found = LinearFit()
     for count, seconds in points:
         found = found.observed(count, seconds)
     return found
@@ -61,20 +54,20 @@ def test_neither_part_of_a_line_is_below_zero():
 def test_what_is_older_weighs_less():
     found = line((24, 10.0)).faded().observed(24, 20.0)
     assert found.at(24) == pytest.approx((0.9 * 10 + 20) / 1.9)
-    estimates = Estimates(10, 40, line((1, 1.0)), line((2, 2.0))).faded()
+    estimates = SamplingEstimates(10, 40, line((1, 1.0)), line((2, 2.0))).faded()
     assert (estimates.signal, estimates.groups) == (9, 36)
     assert estimates.learning == line((2, 2.0)).faded()
 
 
 def test_the_share_is_never_none_and_never_all():
-    assert Estimates().share == 0.5
-    assert Estimates().counted(0, 9).share == 0.05
-    assert Estimates().counted(9, 9).share == 0.95
+    assert SamplingEstimates().share == 0.5
+    assert SamplingEstimates().counted(0, 9).share == 0.05
+    assert SamplingEstimates().counted(9, 9).share == 0.95
 
 
 def test_estimates_go_through_json_bit_for_bit():
-    estimates = Estimates(0.1, 1 / 3, line((24, 0.7), (3, 0.1)).faded(), line((5, 1e-9)))
-    assert Estimates.of_json(json.loads(json.dumps(estimates.to_json()))) == estimates
+    estimates = SamplingEstimates(0.1, 1 / 3, line((24, 0.7), (3, 0.1)).faded(), line((5, 1e-9)))
+    assert SamplingEstimates.of_json(json.loads(json.dumps(estimates.to_json()))) == estimates
 
 
 def test_a_round_is_as_large_as_what_is_missing_needs_and_at_most_what_is_left():
@@ -83,7 +76,7 @@ def test_a_round_is_as_large_as_what_is_missing_needs_and_at_most_what_is_left()
     assert round_size(1, left=10, share=0.95) == 2
 
 
-MEASURED = Estimates(
+MEASURED = SamplingEstimates(
     signal=11.5,
     groups=29,  # a share of 0.4
     sampling=line((10, 4.0), (20, 5.0)),  # 3 + 0.1 n
@@ -105,7 +98,10 @@ def test_the_gain_by_hand():
 
 
 def test_nothing_is_weighed_before_both_sides_were_measured():
-    for lacking in (replace(MEASURED, sampling=Line()), replace(MEASURED, learning=Line())):
+    for lacking in (
+        replace(MEASURED, sampling=LinearFit()),
+        replace(MEASURED, learning=LinearFit()),
+    ):
         assert gain(lacking, prompts=9, signal=0, wanted=9, prompts_per_step=9) is None
 
 

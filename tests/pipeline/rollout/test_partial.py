@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.contracts.progress import PartialRollouts
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
-from pipeline.rollout.partial import PartialRollouts, PartialSplit, settle
+from pipeline.rollout.partial import PartialSplit, split_partial
 from tests.fakes import completion
 
 
@@ -35,19 +36,19 @@ FIRST = [drawn(0, 7, 0), cut(0, 7, 1), drawn(0, 3, 0), drawn(0, 3, 1)]
 
 
 def test_a_group_waits_for_the_last_of_its_rollouts():
-    first = settle(FIRST, PartialRollouts(), partial="keep")
-    assert names(first.ended) == [(0, 3, 0), (0, 3, 1)]
-    assert names(first.waiting.completions) == [(0, 7, 0), (0, 7, 1)]
-    assert (first.cut, first.continued, first.dropped) == (1, 0, 0)
-    (request,) = first.waiting.requests()
+    first = split_partial(FIRST, PartialRollouts(), mode="keep")
+    assert names(first.finished) == [(0, 3, 0), (0, 3, 1)]
+    assert names(first.partial.completions) == [(0, 7, 0), (0, 7, 1)]
+    assert (first.truncated, first.continued, first.dropped) == (1, 0, 0)
+    (request,) = first.partial.requests()
     assert (request.name, request.partial) == (FIRST[1].name, FIRST[1])
-    np.testing.assert_array_equal(request.read_tokens, [2, 7, ord("a"), ord("b")])
+    np.testing.assert_array_equal(request.prefill_tokens, [2, 7, ord("a"), ord("b")])
     # At the next step it ends, and a new group of the same prompt does not.
     rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
-    second = settle([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.waiting, partial="keep")
-    assert second.ended == [FIRST[0], rest]
-    assert names(second.waiting.completions) == [(1, 7, 0), (1, 7, 1)]
-    assert (second.cut, second.continued, second.dropped) == (1, 1, 0)
+    second = split_partial([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.partial, mode="keep")
+    assert second.finished == [FIRST[0], rest]
+    assert names(second.partial.completions) == [(1, 7, 0), (1, 7, 1)]
+    assert (second.truncated, second.continued, second.dropped) == (1, 1, 0)
     assert second.metrics == {
         "rollout/cut": 1.0,
         "rollout/continued": 1.0,
@@ -58,24 +59,26 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
 
 def test_tokens_are_counted_in_the_step_in_which_they_are_drawn():
     # 4 + 2 + 4 + 4, then 5 - 2 of the one and 4 of another.
-    first = settle(FIRST, PartialRollouts(), partial="keep")
+    first = split_partial(FIRST, PartialRollouts(), mode="keep")
     assert first.tokens == 14
     rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
-    assert settle([rest, drawn(1, 5, 0)], first.waiting, partial="keep").tokens == 3 + 4
+    assert split_partial([rest, drawn(1, 5, 0)], first.partial, mode="keep").tokens == 3 + 4
 
 
 def test_what_is_dropped_leaves_its_group():
-    settled = settle([*FIRST, cut(0, 9, 0), cut(0, 9, 1)], PartialRollouts(), partial="drop")
-    assert names(settled.ended) == [(0, 7, 0), (0, 3, 0), (0, 3, 1)]
-    assert (settled.cut, settled.dropped, len(settled.waiting)) == (3, 3, 0)
+    settled = split_partial([*FIRST, cut(0, 9, 0), cut(0, 9, 1)], PartialRollouts(), mode="drop")
+    assert names(settled.finished) == [(0, 7, 0), (0, 3, 0), (0, 3, 1)]
+    assert (settled.truncated, settled.dropped, len(settled.partial)) == (3, 3, 0)
     assert settled.metrics["rollout/dropped"] == 3
 
 
 def test_without_a_cut_off_all_are_learned_from_as_they_came():
     whole = [drawn(0, prompt, sample) for prompt in (9, 2, 5) for sample in range(2)]
-    expected = PartialSplit(whole, PartialRollouts(), tokens=24, cut=0, continued=0, dropped=0)
+    expected = PartialSplit(
+        whole, PartialRollouts(), tokens=24, truncated=0, continued=0, dropped=0
+    )
     for partial in ("off", "keep", "drop"):
-        assert settle(whole, PartialRollouts(), partial=partial) == expected
+        assert split_partial(whole, PartialRollouts(), mode=partial) == expected
 
 
 FLOATS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
@@ -119,15 +122,15 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
             if request.partial is not None
         ]
         fresh = [cut(*name) if data.draw(st.booleans()) else drawn(*name) for name in new]
-        settled = settle([*again, *fresh], waiting, partial=partial)
+        settled = split_partial([*again, *fresh], waiting, mode=partial)
         assert settled.continued == len(requests)
         # The oldest first, whole groups behind one another.
-        order = names([*settled.ended]), names(settled.waiting.completions)
+        order = names([*settled.finished]), names(settled.partial.completions)
         assert [sorted(part, key=lambda name: name[0]) for part in order] == list(order)
-        assert all(one.stop_reason != "truncated" for one in settled.ended)
-        learned += names(settled.ended)
+        assert all(one.stop_reason != "truncated" for one in settled.finished)
+        learned += names(settled.finished)
         lost += settled.dropped
-        waiting = settled.waiting
+        waiting = settled.partial
     held = names(waiting.completions)
     assert len({*learned, *held}) == len(learned) + len(held) == len(asked) - lost
     if partial == "keep":
@@ -150,6 +153,6 @@ def test_versions_are_told_by_token():
 
 @pytest.mark.parametrize("partial", ["keep", "drop"])
 def test_a_step_in_which_no_group_ends(partial: Any):
-    settled = settle([cut(0, 1, 0), cut(0, 1, 1)], PartialRollouts(), partial=partial)
-    assert settled.ended == []
-    assert len(settled.waiting) == (2 if partial == "keep" else 0)
+    settled = split_partial([cut(0, 1, 0), cut(0, 1, 1)], PartialRollouts(), mode=partial)
+    assert settled.finished == []
+    assert len(settled.partial) == (2 if partial == "keep" else 0)

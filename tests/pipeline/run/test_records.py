@@ -181,7 +181,7 @@ def records(tmp_path: Path) -> Records:
 def test_a_step_goes_to_folder_tracker_and_console(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
-    records.step(7, METRICS, ROLLOUTS, tokens=False)
+    records.step(7, "step_000007", METRICS, ROLLOUTS, tokens=False)
     assert records.folder.metrics == [{"step": 7, **METRICS}]
     assert records.folder.read_rollouts("step_000007") == rollout_records(ROLLOUTS, tokens=False)
     assert isinstance(records.tracker, FakeTracker)
@@ -192,16 +192,18 @@ def test_a_step_goes_to_folder_tracker_and_console(
 def test_a_mean_is_never_shown_without_the_excluded_share(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
-    records.step(7, {**METRICS, "reward/excluded_share": 185 / 192}, ROLLOUTS, tokens=False)
+    records.step(
+        7, "step_000007", {**METRICS, "reward/excluded_share": 185 / 192}, ROLLOUTS, tokens=False
+    )
     shown = capsys.readouterr().out
     assert shown == "step 7/9  reward 0.123 (96.4% excluded)  tokens 20.0  mixed 3  1.3 s\n"
 
 
 def test_metrics_that_are_not_finite_are_left_out(records: Records):
     bad = {"learner/loss": float("nan"), "learner/grad_norm": float("inf")}
-    records.step(7, METRICS | bad, ROLLOUTS, tokens=False)
+    records.step(7, "step_000007", METRICS | bad, ROLLOUTS, tokens=False)
     sft = {"sft/loss": 1.5, "sft/tokens_trained": 3.0, "time/step_s": 1.0}
-    records.imitation(8, sft | {"sft/grad_norm": float("nan")})
+    records.sft_step(8, sft | {"sft/grad_norm": float("nan")})
     assert records.folder.metrics == [{"step": 7, **METRICS}, {"step": 8, **sft}]
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS), (8, sft)]

@@ -16,10 +16,14 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
+from pipeline.contracts.progress import (
+    LinearFit,
+    PartialRollouts,
+    Progress,
+    SamplingEstimates,
+    SamplingState,
+)
 from pipeline.contracts.rollouts import VersionSpan
-from pipeline.coordinator import Progress
-from pipeline.rollout.dynamic_sampling import Estimates, Line
-from pipeline.rollout.partial import PartialRollouts
 from tests import tiny
 
 CONFIG = tiny.make_config()
@@ -110,16 +114,18 @@ def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
     two = dataclasses.replace(
         two, stop_reason="truncated", earlier_spans=(VersionSpan(2, "ab", 9),)
     )
-    estimates = Estimates(0.1, 0.7, Line().observed(3, 1 / 3))
-    progress = Progress(step=5, cut=3, waiting=PartialRollouts((one, two)), estimates=estimates)
+    estimates = SamplingEstimates(0.1, 0.7, LinearFit().observed(3, 1 / 3))
+    state = SamplingState(PartialRollouts((one, two)), 7, estimates)
+    progress = Progress(step=5, truncated=3, sampling=state)
     Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
     assert found is not None
     restored = Progress.of_meta(found[1])
-    expected = Progress(step=5, cut=3, estimates=estimates)
-    assert dataclasses.replace(restored, waiting=PartialRollouts()) == expected
+    without = dataclasses.replace(restored.sampling, partial=PartialRollouts())
+    assert without == SamplingState(PartialRollouts(), 7, estimates)
+    assert dataclasses.replace(restored, sampling=SamplingState()) == Progress(step=5, truncated=3)
     assert restored.to_meta() == progress.to_meta()
-    for before, after in zip((one, two), restored.waiting.completions, strict=True):
+    for before, after in zip((one, two), restored.sampling.partial.completions, strict=True):
         np.testing.assert_array_equal(after.logprobs, before.logprobs)
         assert (after.logprobs.dtype, after.earlier_spans) == (
             np.dtype(np.float32),

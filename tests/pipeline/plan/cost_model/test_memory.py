@@ -149,7 +149,7 @@ def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
         "plan__placement": "split",
         "plan__samplers": 4,
         "plan__learner_devices": 4,
-        "plan__rollout_rows": 64,
+        "plan__slots": 64,
     }
     config = preset(**split)
     found = estimate(config, SHAPE)
@@ -183,8 +183,8 @@ def test_every_program_of_a_run_is_known(name):
 @settings(max_examples=10, deadline=None)
 @given(slots=st.integers(1, 200), more=st.integers(1, 200))
 def test_more_slots_hold_more(slots, more):
-    few = preset(plan__rollout_rows=8 * slots, plan__slot_buckets=[])
-    many = preset(plan__rollout_rows=8 * (slots + more), plan__slot_buckets=[])
+    few = preset(plan__slots=8 * slots, plan__slot_buckets=[])
+    many = preset(plan__slots=8 * (slots + more), plan__slot_buckets=[])
     small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
     assert small < large
     # By their caches and something more.

@@ -92,7 +92,7 @@ def test_smaller_sizes_are_tried_until_two_have_not_helped():
 
 
 def test_a_choice_needs_both_halves():
-    made = config("demo", plan__rollout_rows="none", plan__micro_batch_tokens="none")
+    made = config("demo", plan__slots="none", plan__micro_batch_tokens="none")
     ladder, lengths = Ladder((192, 128), (32, 16)), Lengths(20, 12)
     half = Speeds("d", {192: 1.0}, {1248: 0.1}, {192: 0.1})
     assert choose_sizes(made, ladder, half, lengths) is None
@@ -112,9 +112,7 @@ def test_a_choice_needs_both_halves():
     ("slots", "expected"), [(512, (512, 256, 128, 64, 32, 16, 8)), (100, (96, 64, 32, 16, 8))]
 )
 def test_the_ladder_of_a_step_of_512_on_8_chips(slots: int, expected: tuple[int, ...]):
-    made = config(
-        "gemma3_1b_gsm8k_v5e8", rollout__prompts_per_step=64, plan__rollout_rows=slots // 8 * 8
-    )
+    made = config("gemma3_1b_gsm8k_v5e8", rollout__prompts_per_step=64, plan__slots=slots // 8 * 8)
     lengths = Lengths.expected(made)
     case = Case(made, shape_of(made), topology_of(made, None), lengths)
     ladder = Ladder.of(case, Sizes.of(made))
@@ -127,7 +125,7 @@ def test_more_than_what_is_estimated_to_fit_is_not_tried():
     made = config(
         "gemma3_1b_gsm8k_v5e8",
         plan__micro_batch_tokens="none",
-        plan__rollout_rows="none",
+        plan__slots="none",
         plan__remat="full",
     )
     case = Case(made, shape_of(made), topology_of(made, None), Lengths.expected(made))

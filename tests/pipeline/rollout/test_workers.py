@@ -1,4 +1,4 @@
-"""Work that is abandoned because of the time."""
+"""Work that is abandoned at its deadline."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contracts.clock import Clock
+from pipeline.contracts.decisions import WorkDeadline
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.rollout import team as team_module
-from pipeline.rollout.team import OutOfTime, Team, Workers
+from pipeline.plan.size_controller import SizeController
+from pipeline.plan.start import first_sizes
+from pipeline.rollout import workers as workers_module
+from pipeline.rollout.workers import OutOfTime, Workers, named_workers
 from tests.fakes import (
     Disk,
     FakeLearner,
@@ -26,7 +30,7 @@ from tests.simulation import VirtualLoop
 DATA: LoadedData = make_data()
 
 
-class PartialRollouts(FakeSampler):
+class WaitingSampler(FakeSampler):
     """Answers when it is told to or aborted."""
 
     answers: asyncio.Event
@@ -49,32 +53,38 @@ def requests() -> list[RolloutRequest]:
     return [RolloutRequest(RolloutName("train", 0, p.id, 0), p.tokens) for p in DATA.train.prompts]
 
 
-def make_team(
-    tmp_path: Path, patience_s: list[float | None], *, ending_s: float = 100.0
-) -> tuple[Team, PartialRollouts]:
+def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
     config, script = make_config(tmp_path), Script()
-    sampler = PartialRollouts(script, seed=0, number=0)
+    sampler = WaitingSampler(script, seed=0, number=0)
     sampler.answers = asyncio.Event()
-    workers = Workers([sampler], FakeLearner(script, disk=Disk()), FakeScorer(script, config))
-    found = Team(
-        workers,
+    learner = FakeLearner(script, disk=Disk())
+    samplers, learning = named_workers([sampler], learner, one_process=False)
+    found = Workers(
+        samplers=samplers,
+        learner=learning,
+        scorer=FakeScorer(script, config),
+        sizes=SizeController(config, first_sizes(config, None), print),
         config=config,
+        clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
         stop=script.stop,
-        patience_s=lambda: patience_s.pop(0),
-        ending_s=lambda: ending_s,
     )
     return found, sampler
 
 
+def until(seconds: float, *, stopped_by_s: float = 105.0) -> WorkDeadline:
+    return WorkDeadline(seconds, stopped_by_s)
+
+
 def test_what_takes_too_long_is_abandoned_and_the_sampler_works_again(tmp_path: Path):
     async def run() -> None:
-        team, sampler = make_team(tmp_path, [5.0, None])
-        await team.publish()
+        workers, sampler = make_workers(tmp_path)
+        await workers.publish()
         with pytest.raises(OutOfTime):
-            await team.generate(requests(), temperature=1.0)
+            await workers.generate(requests(), temperature=1.0, deadline=until(5.0))
         assert asyncio.get_running_loop().time() == pytest.approx(5.0)
         sampler.answers.set()
-        assert len(await team.generate(requests(), temperature=1.0)) == len(DATA.train.prompts)
+        completions, _ = await workers.generate(requests(), temperature=1.0)
+        assert len(completions) == len(DATA.train.prompts)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
@@ -82,35 +92,37 @@ def test_what_takes_too_long_is_abandoned_and_the_sampler_works_again(tmp_path: 
 
 def test_nothing_is_begun_for_which_there_is_no_time(tmp_path: Path):
     async def run() -> None:
-        team, sampler = make_team(tmp_path, [0.0])
-        await team.publish()
+        workers, sampler = make_workers(tmp_path)
+        await workers.publish()
         with pytest.raises(OutOfTime):
-            await team.generate(requests(), temperature=1.0)
+            await workers.generate(requests(), temperature=1.0, deadline=until(0.0))
         assert not any("generate" in call for call in sampler.script.calls)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
 
 
-@pytest.mark.parametrize(("most_s", "ending_s", "ended_s"), [(7, 9, 12), (7, 4, 9)])
+@pytest.mark.parametrize(("most_s", "stopping_s", "ended_s"), [(7, 9, 12), (7, 4, 9)])
 def test_a_sampler_that_does_not_notice_is_not_asked_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     most_s: float,
-    ending_s: float,
+    stopping_s: float,
     ended_s: float,
 ):
-    monkeypatch.setattr(team_module, "ABORT_PATIENCE_S", most_s)
+    monkeypatch.setattr(workers_module, "STOPPING_S", most_s)
 
     async def run() -> None:
-        team, sampler = make_team(tmp_path, [5.0, None], ending_s=ending_s)
+        workers, sampler = make_workers(tmp_path)
+        deadline = until(5.0, stopped_by_s=5.0 + stopping_s)
         sampler.notices = False
-        await team.publish()
+        await workers.publish()
         with pytest.raises(OutOfTime):
-            await team.generate(requests(), temperature=1.0)
+            await workers.generate(requests(), temperature=1.0, deadline=deadline)
         assert asyncio.get_running_loop().time() == pytest.approx(ended_s)
         sampler.answers.set()
         with pytest.raises(OutOfTime):
-            await team.generate(requests(), temperature=1.0)
+            await workers.generate(requests(), temperature=1.0)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())

@@ -1,4 +1,4 @@
-"""A run of fake processes whose sizes may change, for the tests of the balance."""
+"""A run of fake processes whose sizes may change, for the tests of the size controller."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from configs.schema import Config
 from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.rollout.workers import RetryingWorker
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
     Disk,
@@ -81,3 +83,9 @@ class Compiling:
 
     async def building(self) -> Building:
         return Building(self.built, 5)
+
+
+async def hold(controller: SizeController, worker: Worker, work: Callable[[], Any]) -> Any:
+    """A call of the worker that does `work`."""
+    setattr(worker.process, "task", work)  # noqa: B010  # a method that no protocol has
+    return await RetryingWorker(worker, controller).task()

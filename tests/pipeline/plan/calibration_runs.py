@@ -18,8 +18,9 @@ from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
-from pipeline.plan.balance import Balance, Worker
-from pipeline.plan.calibration import Beginning, Calibrated, calibrate
+from pipeline.plan.calibration import CalibrationStart, calibrate
+from pipeline.plan.choice import Calibrated
+from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FakeClock, FakeTracker
@@ -114,18 +115,16 @@ class Start:
 
     def __post_init__(self) -> None:
         self.folder = RunFolder.of(self.config)
-        self.beginning = Beginning.of(self.config, self.folder)
-        self.balance = Balance.of(
-            self.config, self.folder, say=self.said.append, sizes=self.beginning.sizes
-        )
+        self.beginning = CalibrationStart.of(self.config, self.folder.plan)
+        self.controller = SizeController(self.config, self.beginning.sizes, self.said.append)
 
     def run(self) -> Calibrated | None:
         worker = Worker("both", self.device)
 
         async def scenario() -> Calibrated | None:
-            await self.balance.start([worker])
+            await self.controller.start([worker])
             return await calibrate(
-                self.balance,
+                self.controller,
                 self.beginning,
                 sampler=(worker, self.device),
                 learner=(worker, self.device),
@@ -136,7 +135,7 @@ class Start:
 
     def journal(self) -> list[dict[str, Any]]:
         self.folder.create(self.config)
-        self.balance.record(Records(self.folder, FakeTracker(), Console(total=None, done=0)))
+        self.controller.record(Records(self.folder, FakeTracker(), Console(total=None, done=0)))
         self.folder.close()
         return list(self.folder.entries())
 
@@ -149,5 +148,5 @@ def start(folder: Path, device: Callable[[Config], Device] = Device, **changes: 
 def chosen(run: Start) -> Sizes:
     found = run.run()
     assert found is not None
-    assert found.choice.sizes == run.balance.sizes
+    assert found.choice.sizes == run.controller.in_force
     return found.choice.sizes

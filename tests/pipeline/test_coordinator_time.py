@@ -53,9 +53,7 @@ def process_of(
     data = make_data(train=PROMPTS, validation=PROMPTS, test=PROMPTS)
     process = TimedProcess(config, world=found, disk=Disk() if disk is None else disk, data=data)
     if skills is not None:
-        process.coordinator.team.samplers[0].skill = lambda version: skills[  # type: ignore[attr-defined]
-            min(version, len(skills) - 1)
-        ]
+        process.samplers[0].skill = lambda version: skills[min(version, len(skills) - 1)]
     return process
 
 
@@ -330,7 +328,7 @@ def test_a_resumed_time_budget_counts_what_was_used(tmp_path: Path):
     second = process_of(config, disk=disk)
     assert second.run_in_time() == "finished"
     # The third step was recorded and is done again; nothing is left after it.
-    used_s = second.coordinator.deadline.clock.used_before_s
+    used_s = second.clock.used_before_s
     assert used_s == pytest.approx(BEFORE_S + 3 * STEP_S + 3)
     assert summary(second)["steps"] == 3
     assert summary(second)["wall_s"] <= 250

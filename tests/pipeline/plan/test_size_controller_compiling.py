@@ -12,16 +12,18 @@ import pytest
 from pipeline.contracts.builds import Ready
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Sizes
-from pipeline.plan.balance import Balance, Worker
+from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.plan.start import first_sizes
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
     FakeTracker,
 )
-from tests.pipeline.plan.balancing import (
+from tests.pipeline.plan.sized_runs import (
     ROW,
     Compiling,
     config,
+    hold,
     plan_of,
 )
 
@@ -33,15 +35,15 @@ def journal(folder: RunFolder) -> list[dict[str, Any]]:
 def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_path: Path):
     made, said = config(tmp_path), list[str]()
     folder = RunFolder.of(made)
-    balance = Balance.of(made, folder, say=said.append)
+    controller = SizeController(made, first_sizes(made, folder.plan), said.append)
     process = Compiling(most=4)
     worker = Worker("sampler 0", process)
-    (ready,) = asyncio.run(balance.start([worker]))
+    (ready,) = asyncio.run(controller.start([worker]))
     assert (process.asked, ready.load_s) == ([8, 6, 4], 2.0)
-    assert (worker.sizes, balance.sizes) == (Sizes(4, 4 * ROW), Sizes(4, 4 * ROW))
+    assert (worker.sizes, controller.in_force) == (Sizes(4, 4 * ROW), Sizes(4, 4 * ROW))
     assert not folder.path.exists()
     folder.create(made)
-    balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+    controller.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
     folder.close()
     first, second, compiled = journal(folder)
     programs = {"segment 4": 1.5, "fill 4": 1.5}
@@ -68,28 +70,28 @@ def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_
 
 def test_fixed_sizes_that_do_not_fit_at_the_start_are_said_at_once(tmp_path: Path):
     made = config(tmp_path, fixed=True)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
+    controller = SizeController(made, first_sizes(made, None), print)
     process = Compiling(most=4)
     with pytest.raises(NothingSmaller, match="segment 8 does not fit"):
-        asyncio.run(balance.start([Worker("sampler 0", process)]))
+        asyncio.run(controller.start([Worker("sampler 0", process)]))
     assert process.asked == [8]
 
 
 def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path: Path):
     made = config(tmp_path)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
+    controller = SizeController(made, first_sizes(made, None), print)
     one, other = (Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1))
 
     async def scenario() -> list[int]:
-        await balance.start([one, other])
+        await controller.start([one, other])
         full_once = [OutOfMemory("generate", "full")]
 
         async def work() -> int:
             if full_once:
                 raise full_once.pop()
-            return balance.sizes.slots
+            return controller.in_force.slots
 
-        return [await balance.hold(worker, work) for worker in (one, other)]
+        return [await hold(controller, worker, work) for worker in (one, other)]
 
     assert asyncio.run(scenario()) == [6, 6]
     for worker in (one, other):
@@ -101,13 +103,13 @@ def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_
     tmp_path: Path,
 ):
     made = config(tmp_path)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
+    controller = SizeController(made, first_sizes(made, None), print)
 
     class WhileAnotherRunsOut(Compiling):
         async def prepare(self, sizes: Sizes) -> Ready:
             ready = await super().prepare(sizes)
             if sizes.slots == 6:
-                balance.put_in_force(Sizes(4, sizes.micro_batch_tokens), "replan", "beside", {})
+                controller.put_in_force(Sizes(4, sizes.micro_batch_tokens), "replan", "beside", {})
             return ready
 
     process = WhileAnotherRunsOut(most=8)
@@ -117,18 +119,18 @@ def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_
         return worker.sizes
 
     async def scenario() -> Sizes | None:
-        await balance.start([worker])
-        balance.put_in_force(Sizes(6, 4 * ROW), "replan", "before", {})
-        return await balance.hold(worker, work)
+        await controller.start([worker])
+        controller.put_in_force(Sizes(6, 4 * ROW), "replan", "before", {})
+        return await hold(controller, worker, work)
 
-    assert asyncio.run(scenario()) == Sizes(4, 4 * ROW) == balance.sizes
+    assert asyncio.run(scenario()) == Sizes(4, 4 * ROW) == controller.in_force
     assert process.asked == [8, 6, 4]
 
 
 def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
     made = config(tmp_path)
     said = list[str]()
-    balance = Balance.of(made, RunFolder.of(made), say=said.append)
+    controller = SizeController(made, first_sizes(made, None), said.append)
     workers = [Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1)]
 
     async def scenario() -> list[int]:
@@ -139,11 +141,11 @@ def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
             if number in full_once:
                 full_once.remove(number)
                 raise OutOfMemory("generate", "full")
-            return balance.sizes.slots
+            return controller.in_force.slots
 
-        await balance.start(workers)
+        await controller.start(workers)
         return await asyncio.gather(
-            *(balance.hold(worker, partial(work, n)) for n, worker in enumerate(workers))
+            *(hold(controller, worker, partial(work, n)) for n, worker in enumerate(workers))
         )
 
     assert asyncio.run(scenario()) == [6, 6]

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
-from pipeline.plan.balance import Balance, Worker
+from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.plan.start import first_sizes
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
@@ -18,7 +19,7 @@ from tests.fakes import (
     Killed,
     left_behind,
 )
-from tests.pipeline.plan.balancing import (
+from tests.pipeline.plan.sized_runs import (
     FEWER_ROWS,
     FEWER_SLOTS,
     ROW,
@@ -27,6 +28,7 @@ from tests.pipeline.plan.balancing import (
     config,
     die,
     full,
+    hold,
     plan_of,
     process,
 )
@@ -151,15 +153,15 @@ def test_where_no_size_has_room_that_is_what_is_said(
     tmp_path: Path, phase: Phase, fixed: bool, share: float
 ):
     made = config(tmp_path, fixed=fixed)
-    balance = Balance.of(made, RunFolder.of(made), say=print)
+    controller = SizeController(made, first_sizes(made, None), print)
     worker = Worker("colocated", Compiling(most=8))
 
     async def work() -> None:
         raise OutOfMemory(phase, "it needs 2 GiB beside 6 GiB that are in use", share)
 
     async def scenario() -> None:
-        await balance.start([worker])
-        await balance.hold(worker, work)
+        await controller.start([worker])
+        await hold(controller, worker, work)
 
     with pytest.raises(NothingSmaller) as told:
         asyncio.run(scenario())
@@ -227,9 +229,9 @@ def test_decisions_that_go_to_and_fro_are_repeated_and_do_not_multiply(tmp_path:
         sizes = {"from": before.to_json(), "to": after.to_json()}
         folder.journal("replan", step=3, reason="any", **sizes)
     for number in range(1, 4):
-        balance = Balance(made, WHOLE, print, step=3)
-        balance.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
-        assert balance.sizes == FEWER_SLOTS
+        controller = SizeController(made, WHOLE, print, step=3)
+        controller.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+        assert controller.in_force == FEWER_SLOTS
         assert len(list(folder.events("replan"))) == 3 + 3 * number
     folder.close()
 
@@ -240,13 +242,14 @@ def test_what_a_process_has_no_room_for_it_does_not_try_again(tmp_path: Path):
     first.script.on["learner.update 3"] = die
     with pytest.raises(Killed):
         first.run()
-    balance = Balance.of(made, first.folder, say=print, sizes=FEWER_ROWS)
+    controller = SizeController(made, FEWER_ROWS, print)
     worker = Worker("sampler", Compiling(most=6))
-    asyncio.run(balance.start([worker]))
+    asyncio.run(controller.start([worker]))
     assert worker.sizes == Sizes(6, FEWER_ROWS.micro_batch_tokens)
-    assert balance.resume(disk[2][1])["step"] == 2
+    controller.resume(disk[2][1])
+    assert controller.step == 2
     # Nothing was said of micro-batches.
-    assert balance.sizes == FEWER_SLOTS
+    assert controller.in_force == FEWER_SLOTS
 
 
 def test_with_fixed_sizes_no_decision_is_taken_again(tmp_path: Path):
@@ -265,11 +268,11 @@ def test_a_checkpoint_says_more_than_the_plan_that_was_in_force_later(tmp_path: 
     folder = RunFolder.of(made)
     folder.create(made)
     folder.write_plan({"in_force": FEWER_ROWS.to_json(), "at_checkpoint": FEWER_SLOTS.to_json()})
-    balance = Balance.of(made, folder, say=print)
-    assert balance.sizes == FEWER_SLOTS
+    controller = SizeController(made, first_sizes(made, folder.plan), print)
+    assert controller.in_force == FEWER_SLOTS
     # An older one was restored, because the newest is damaged.
-    assert balance.resume({"step": 2, "sizes": WHOLE.to_json()}) == {"step": 2}
-    assert balance.sizes == WHOLE
+    controller.resume({"step": 2, "sizes": WHOLE.to_json()})
+    assert controller.in_force == WHOLE
     folder.close()
 
 
@@ -284,4 +287,4 @@ def test_a_fixed_plan_is_not_changed_by_what_a_folder_says(tmp_path: Path):
         "at_checkpoint": WHOLE.to_json(),
     }
     run.folder.write_plan(plan_of(run.folder) | {"at_checkpoint": FEWER_ROWS.to_json()})
-    assert Balance.of(fixed, run.folder, say=print).sizes == WHOLE
+    assert SizeController(fixed, first_sizes(fixed, run.folder.plan), print).in_force == WHOLE

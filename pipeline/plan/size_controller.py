@@ -1,0 +1,415 @@
+"""Controls the sizes of a run: slots and micro-batches, reduced when memory runs out.
+
+    Workers -> prepare, reduce -> SizeController -> worker.prepare(sizes)
+
+The controller decides the sizes in force and prepares worker processes for them. Each decision is
+journaled. A checkpoint carries the sizes in force; a resumed run starts with them and repeats later
+decisions at their steps. After `RETUNE_STEPS` steps it may choose sizes again for the measured
+lengths of real rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from configs.schema import Config
+from pipeline.contracts.builds import Built, Ready, built_facts, built_line
+from pipeline.contracts.decisions import DecisionLog, RemainingTime
+from pipeline.contracts.memory import NothingSmaller, OutOfMemory
+from pipeline.contracts.rollouts import Rollout
+from pipeline.contracts.sizes import Phase, Sizes, smaller
+from pipeline.contracts.speeds import Lengths
+from pipeline.contracts.workers import Resizable
+from pipeline.plan.choice import Calibrated, choose_sizes, without_room
+
+REPLAN = "replan"
+"""Journal event of a decision that changes sizes during a run."""
+RETUNE_STEPS = 3
+"""Steps whose rollout lengths `retune` uses."""
+RETUNE_GAIN = 0.05
+"""Smallest relative gain of step time for which programs are compiled again."""
+POLL_S = 0.5
+"""Interval at which a compiling process is asked for its progress."""
+
+_DOING: dict[Phase, str] = {
+    "generate": "sampling",
+    "score": "scoring",
+    "update": "updating",
+    "publish": "publishing an adapter",
+    "sync": "loading an adapter",
+    "export": "exporting",
+    "load": "loading the model",
+}
+
+
+@dataclass
+class Worker:
+    """A worker process.
+
+    Attributes:
+        name: in messages.
+        process: the process.
+        sizes: sizes that it is prepared for; None: none yet.
+        logged: programs of its build log that were shown.
+    """
+
+    name: str
+    process: Resizable
+    sizes: Sizes | None = None
+    logged: int = 0
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """Smaller sizes, and the error that caused them."""
+
+    error: OutOfMemory
+    before: Sizes
+    after: Sizes
+
+
+@dataclass
+class SizeController:
+    """The sizes of one run.
+
+    Attributes:
+        config: of the run; says whether sizes may change.
+        in_force: the sizes in force.
+        show: shows a line, until there is a log.
+        step: training steps done.
+        compile_s: the longest compilation of a process so far, in seconds, without loading.
+    """
+
+    config: Config
+    in_force: Sizes
+    show: Callable[[str], None]
+    step: int = 0
+    compile_s: float = 0.0
+    _log: DecisionLog | None = None
+    _pending: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    _at_checkpoint: Sizes | None = None
+    _room: dict[str, int] = field(default_factory=dict)
+    _earlier: list[dict[str, Any]] = field(default_factory=list)
+    _calibrated: Calibrated | None = None
+    _lengths: list[tuple[int, int]] = field(default_factory=list)
+    _seen_steps: int = 0
+
+    # --- checkpoints and journal
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint carries of the sizes."""
+        return {} if self.config.plan.fixed else {"sizes": self.in_force.to_json()}
+
+    def resume(self, meta: Mapping[str, Any]) -> None:
+        """Takes over the step and the sizes of a checkpoint.
+
+        A size for which this process had no room stays smaller.
+        """
+        self.step = meta["step"]
+        found = meta.get("sizes")
+        if found is not None and not self.config.plan.fixed:
+            self._at_checkpoint = Sizes.of_json(found)
+            room = {name: min(size, found[name]) for name, size in self._room.items()}
+            self.in_force = replace(self._at_checkpoint, **room)
+
+    def record(self, log: DecisionLog) -> None:
+        """Journals the decisions so far, and from now on each decision at once.
+
+        Repeats the decisions of earlier processes of the run, each at its step.
+        """
+        self._log = log
+        if not self.config.plan.fixed:
+            decided = log.events(REPLAN)
+            self._earlier = [entry for entry in decided if "again" not in entry]
+        for event, facts in self._pending:
+            log.journal(event, **facts)
+        self._pending.clear()
+        self._write_plan()
+        self._decide_again()
+
+    def checkpointed(self) -> None:
+        """Notes that the newest checkpoint has the sizes in force."""
+        self._at_checkpoint = self.in_force
+        self._write_plan()
+
+    # --- preparing processes
+
+    async def start(self, workers: Sequence[Worker]) -> list[Ready]:
+        """Prepares all processes in parallel and journals the compilation."""
+        started = time.monotonic()
+        ready = list(await asyncio.gather(*(self.prepare(worker) for worker in workers)))
+        named = [
+            Built(f"{worker.name}: {built.name}", built.seconds, built.cached)
+            for worker, one in zip(workers, ready, strict=True)
+            for built in one.built
+        ]
+        facts = {"seconds": round(time.monotonic() - started, 3), **built_facts(named)}
+        cached = facts["from_cache"]
+        text = f"{len(named)} programs in {facts['seconds']:.1f} s, {cached} from the cache"
+        self._event("compiled", text, **facts)
+        return ready
+
+    async def prepare(self, worker: Worker) -> Ready:
+        """Prepares a process for the sizes in force, if it is not; reduces them if necessary.
+
+        Raises:
+            NothingSmaller: if sizes are fixed or there are no smaller ones; a sentence.
+        """
+        # Another process may run out of memory while this one is prepared.
+        built = Ready()
+        while worker.sizes != self.in_force:
+            built = await self._fit(worker, None)
+        return built
+
+    async def reduce(self, worker: Worker, error: OutOfMemory, used: Sizes) -> None:
+        """Puts the next smaller sizes in force and prepares a process for them.
+
+        Args:
+            worker: the process that ran out of memory.
+            error: what it raised.
+            used: sizes that it worked with.
+
+        Raises:
+            NothingSmaller: if sizes are fixed or there are no smaller ones; a sentence.
+        """
+        await self._fit(worker, self._reduce(error, used))
+
+    async def try_sizes(self, worker: Worker, sizes: Sizes) -> None:
+        """Puts sizes in force and prepares a process for them, to measure them.
+
+        Raises:
+            OutOfMemory: if they do not fit; the previous sizes stay in force.
+        """
+        before, self.in_force = self.in_force, sizes
+        if worker.sizes == sizes:
+            return
+        worker.sizes = None
+        try:
+            await self._prepare(worker, sizes)
+        except OutOfMemory:
+            self.in_force = before
+            raise
+        worker.sizes = sizes
+
+    # --- decisions
+
+    def choose(self, sizes: Sizes) -> None:
+        """Puts sizes in force while sizes are measured; the final choice is journaled."""
+        self.in_force = sizes
+
+    def put_in_force(self, sizes: Sizes, event: str, text: str, facts: Mapping[str, Any]) -> None:
+        """Decides on sizes and journals why. Processes are prepared before their next call."""
+        self.in_force = sizes
+        self._event(event, text, **facts)
+        self._write_plan()
+
+    def use(self, calibrated: Calibrated) -> None:
+        """Lets `step_done` choose sizes again from these measurements."""
+        self._calibrated = calibrated
+
+    def step_done(self, rollouts: Sequence[Rollout], left: RemainingTime) -> None:
+        """Counts a training step.
+
+        Args:
+            rollouts: of the step; an SFT step has none.
+            left: training that is left.
+        """
+        if self._at_checkpoint is None:
+            # Without a checkpoint a resumed run starts with the sizes of the first step.
+            self._at_checkpoint = self.in_force
+            self._write_plan()
+        self.step += 1
+        self._decide_again()
+        if self._calibrated is not None and rollouts:
+            self._seen_steps += 1
+            self._retune(self._calibrated, rollouts, left)
+
+    def _decide_again(self) -> None:
+        """Repeats decisions of earlier processes at this step, in their order.
+
+        Skips decisions that started from other sizes: memory was smaller then or is smaller now.
+        """
+        for entry in self._earlier:
+            if entry["step"] == self.step and entry["from"] == self.in_force.to_json():
+                sizes = Sizes.of_json(entry["to"])
+                facts = {name: entry[name] for name in ("step", "reason", "from", "to")}
+                facts["again"] = True
+                text = f"step {self.step}: {_words(sizes)}, as an earlier process decided here"
+                self.put_in_force(sizes, REPLAN, text, facts)
+
+    def _reduce(self, error: OutOfMemory, used: Sizes) -> _Reduction | None:
+        """Puts the next smaller sizes in force; None: another process caused that already."""
+        less = smaller(self.config, used, error.phase, share=error.share)
+        if less is None or self.config.plan.fixed:
+            raise NothingSmaller(error.phase, self._sentence(error, used, less)) from error
+        before = self.in_force
+        after = before.at_most(less)
+        if after == before:
+            return None
+        self.in_force = after
+        lowered = set(after.to_json().items()) - set(before.to_json().items())
+        self._room |= dict(lowered)
+        self._write_plan()
+        return _Reduction(error, before, after)
+
+    def _retune(self, found: Calibrated, rollouts: Sequence[Rollout], left: RemainingTime) -> None:
+        """Chooses sizes again, once, for the lengths of real rollouts.
+
+        Only the process that measured does this, and only if the remaining steps gain more time
+        than compiling for the new sizes takes.
+        """
+        if self._seen_steps > RETUNE_STEPS:
+            return
+        completions = [rollout.completion for rollout in rollouts]
+        self._lengths += [(len(one.prompt_tokens), len(one.tokens)) for one in completions]
+        if self._seen_steps < RETUNE_STEPS:
+            return
+        config, before = found.case.config, self.in_force
+        # Sizes below the chosen ones are those that a lack of memory has left.
+        speeds = without_room(
+            found.speeds, found.ladder, asked=found.choice.sizes, got=before, row=config.row_tokens
+        )
+        prompts, tokens = zip(*self._lengths, strict=True)
+        count = len(self._lengths)
+        lengths = Lengths(sum(prompts) / count, max(1.0, sum(tokens) / count))
+        choice = choose_sizes(config, found.ladder, speeds, lengths)
+        if choice is None:
+            return
+        after = choice.sizes
+        now = choice.seconds(before.slots, before.micro_batch_tokens // config.row_tokens)
+        best = choice.seconds(after.slots, after.micro_batch_tokens // config.row_tokens)
+        # Unknown where memory has left sizes that were never measured.
+        if now is None or best is None or best > (1 - RETUNE_GAIN) * now:
+            return
+        if (now - best) * left.steps_of(now) <= self.compile_s:
+            return
+        text = (
+            f"completions have {lengths.completion:.0f} tokens, not "
+            f"{found.case.lengths.completion:.0f}: {after.slots} slots and micro-batches of "
+            f"{after.micro_batch_tokens} tokens take {1 - best / now:.0%} less of a step's time"
+        )
+        facts = {
+            "step": self.step,
+            "reason": "lengths",
+            "from": before.to_json(),
+            "to": after.to_json(),
+            "lengths": vars(lengths),
+            "seconds": {"from": now, "to": best},
+        }
+        self.put_in_force(after, REPLAN, text, facts)
+
+    async def _fit(self, worker: Worker, reduction: _Reduction | None) -> Ready:
+        """Prepares a process for the sizes in force and journals the reduction that led to them."""
+        while True:
+            sizes, failed = self.in_force, None
+            if worker.sizes == sizes:
+                return Ready()
+            try:
+                ready = await self._prepare(worker, sizes)
+            except OutOfMemory as error:
+                ready, failed = Ready(), error
+            else:
+                worker.sizes = sizes
+            if reduction is not None:
+                self._journal(worker, reduction, ready)
+            elif ready.built and self._log is not None:
+                text = f"{worker.name}: {len(ready.built)} programs for {_words(sizes)}"
+                self._event("compiled", text, worker=worker.name, **built_facts(ready.built))
+            if failed is None:
+                return ready
+            reduction = self._reduce(failed, sizes)
+
+    async def _prepare(self, worker: Worker, sizes: Sizes) -> Ready:
+        """Prepares a process and shows each program when it is compiled."""
+        task, before = asyncio.ensure_future(worker.process.prepare(sizes)), worker.logged
+        started = time.monotonic()
+        try:
+            while True:
+                await asyncio.wait({task}, timeout=POLL_S)
+                ready = task.result() if task.done() else None
+                building = await worker.process.building()
+                for number in range(worker.logged, len(building.done)):
+                    built = building.done[number]
+                    line = built_line(
+                        built, number=number + 1 - before, total=building.total - before
+                    )
+                    self.say(f"{worker.name}: {line}")
+                worker.logged = len(building.done)
+                if ready is not None:
+                    # Programs are compiled in parallel, the first time during loading.
+                    built_s = sum(built.seconds for built in ready.built)
+                    took_s = min(built_s, time.monotonic() - started)
+                    self.compile_s = max(self.compile_s, took_s)
+                    return ready
+        finally:
+            task.cancel()
+
+    # --- messages
+
+    def say(self, text: str) -> None:
+        """Shows a line on the console."""
+        (self.show if self._log is None else self._log.say)(text)
+
+    def _journal(self, worker: Worker, reduction: _Reduction, ready: Ready) -> None:
+        error, before, after = reduction.error, reduction.before, reduction.after
+        self._event(
+            REPLAN,
+            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; going on "
+            f"with {_words(after, unlike=before)}",
+            step=self.step,
+            phase=error.phase,
+            worker=worker.name,
+            reason=error.what,
+            **{"from": before.to_json(), "to": after.to_json()},
+            **built_facts(ready.built),
+        )
+
+    def _sentence(self, error: OutOfMemory, used: Sizes, less: Sizes | None) -> str:
+        what = f"out of memory while {_DOING[error.phase]}: {error.what}"
+        if error.phase == "load":
+            return what
+        if error.share is not None and error.share <= 0:
+            return (
+                f"{what}; base, adapter and optimizer, which no size changes, leave no room: "
+                "python -m launch.plan shows what would make some"
+            )
+        if less is None:
+            return f"{what}; there is nothing smaller than {_words(used)}"
+        return (
+            f"{what}; plan.fixed = true forbids smaller sizes. The same command with --plan.fixed "
+            f"false goes on with {_words(less, unlike=used)}"
+        )
+
+    def _write_plan(self) -> None:
+        if self._log is None:
+            return
+        kept = self._at_checkpoint
+        self._log.write_plan(
+            {
+                "fixed": self.config.plan.fixed,
+                "in_force": self.in_force.to_json(),
+                "at_checkpoint": None if kept is None else kept.to_json(),
+            }
+        )
+
+    def _event(self, event: str, text: str, **facts: Any) -> None:
+        if self._log is None:
+            self._pending.append((event, facts))
+            self.show(text)
+        else:
+            self._log.event(event, text, **facts)
+
+
+def _words(sizes: Sizes, *, unlike: Sizes | None = None) -> str:
+    """Sizes by their settings; with `unlike` those that differ, with their previous values."""
+    before = {} if unlike is None else unlike.to_json()
+    return " and ".join(
+        f"plan.{name} = {size}" + (f" instead of {before[name]}" if before else "")
+        for name, size in sizes.to_json().items()
+        if before.get(name) != size
+    )

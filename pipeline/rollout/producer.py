@@ -1,0 +1,306 @@
+"""Produces the data of each training step: sampled, scored rollouts, or demonstrations.
+
+    prompts -> [samplers] -> completions -> [reward workers] -> rewards -> rollouts -.
+       ^                                                                             |
+       +-- a further round, while groups are without signal (dynamic_sampling.py) ---+
+
+    rollout.ahead = "off"     sample k -> update k -> sync k+1 -> sample k+1 -> ...
+
+    rollout.ahead = "one"     sync k -.-> update k: version k+1 -------.-> sync k+1 -.-> ...
+                                      '-> sample k+1 under version k --'             '-> ...
+
+    samplers   produce       rollouts of step k+1 under version k, rewards included
+               wait for      the rollouts of step k, and version k
+               unblocked by  the start of step k
+    learner    produces      version k+1
+               waits for     the rollouts of step k, which version k-1 sampled
+               unblocked by  the start of step k
+    sync       waits for     both: no work runs between two steps
+
+With `rollout.ahead` every step's rollouts are one version behind, except those of the first GRPO
+step. No checkpoint contains rollouts sampled ahead: a resumed run samples them again under the
+previous version and is the same run. A signal abandons the sampling and lets the update finish.
+
+A round's prompts are a function of what was sampled before, and each decision that depends on the
+clock is journaled: a resumed run replays it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from configs.schema import Config
+from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.decisions import DecisionLog, StepGate, TrainStep
+from pipeline.contracts.progress import SamplingEstimates, SamplingState
+from pipeline.contracts.rollouts import Prompt, RolloutName, RolloutRequest
+from pipeline.inputs.dataset.order import continued_prompts, prompts_for_step, spread
+from pipeline.inputs.dataset.packing import sequences_for_step
+from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.rollout import dynamic_sampling
+from pipeline.rollout.partial import split_partial
+from pipeline.rollout.rollout_step import (
+    DemonstrationStep,
+    RolloutStep,
+    SamplingRound,
+    TrainingStep,
+)
+from pipeline.rollout.scoring import reward_inputs, score_rollouts
+from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
+from rewards.base import Tags
+
+_FURTHER_ROUND = "further_round"
+
+
+class RolloutProducer:
+    """Produces the data of one training step after the other.
+
+    Args:
+        config: of the run.
+        data: prompts and demonstrations.
+        maker: decodes completions.
+        workers: sample and score.
+        log: journals the decisions on further rounds, and has those of earlier processes.
+        has_time_for: asked before a further round.
+        now: reads the clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        data: LoadedData,
+        maker: PromptMaker,
+        workers: Workers,
+        log: DecisionLog,
+        has_time_for: StepGate,
+        now: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._prompts = {prompt.id: prompt for prompt in data.train.prompts}
+        self._maker = maker
+        self._tags = Tags.of(config.prompt)
+        self._workers = workers
+        self._log = log
+        self._has_time_for = has_time_for
+        self._now = now
+        self._ahead: asyncio.Task[RolloutStep] | None = None
+
+    async def take(self, step: TrainStep, state: SamplingState, watch: Stopwatch) -> TrainingStep:
+        """The data of a step, with the newest version loaded into the samplers.
+
+        Args:
+            step: to train.
+            state: of the sampling before this step.
+            watch: gets laps "sample" and "reward" if the rollouts are sampled now.
+
+        Raises:
+            Interrupted: if the run is stopped.
+            OutOfTime: at the deadline of the step.
+        """
+        self._workers.raise_if_stopped()
+        if step.phase == "sft":
+            return self._demonstrations(step, state)
+        if self._ahead is not None:
+            found, self._ahead = self._ahead.result(), None
+            assert found.number == step.number
+            return found
+        if self._config.rollout.ahead == "off" or step.number == self._config.sft_steps:
+            return await self._sample(step, state, watch)
+        # A resumed run: the rollouts that the killed process sampled ahead.
+        await self._workers.publish("previous")
+        try:
+            found = await self._sample(step, state, watch)
+        except (Interrupted, OutOfTime):
+            await self._workers.publish()  # the run ends with the newest version
+            raise
+        await self._workers.publish()
+        return found
+
+    @asynccontextmanager
+    async def ahead(self, step: TrainStep | None, state: SamplingState) -> AsyncIterator[None]:
+        """Samples a step ahead while the body runs; leaves when both have ended.
+
+        Sampling that the stop signal or the deadline ends is no error here; `take` raises it.
+
+        Args:
+            step: to sample; None: none.
+            state: of the sampling before that step.
+        """
+        if step is None:
+            yield
+            return
+        sampling = asyncio.create_task(self._sample(step, state, Stopwatch(self._now)))
+        try:
+            yield
+        except BaseException:
+            sampling.cancel()
+            await asyncio.wait({sampling})
+            raise
+        await asyncio.wait({sampling})
+        error = sampling.exception()
+        if error is not None and not isinstance(error, Interrupted | OutOfTime):
+            raise error
+        self._ahead = sampling
+
+    @property
+    def untaken(self) -> RolloutStep | None:
+        """Rollouts that were sampled ahead and not taken."""
+        if self._ahead is None or self._ahead.exception() is not None:
+            return None
+        return self._ahead.result()
+
+    def _demonstrations(self, step: TrainStep, state: SamplingState) -> DemonstrationStep:
+        config = self._config
+        assert self._data.sft is not None
+        sequences = sequences_for_step(
+            self._data.sft.examples,
+            seed=config.run.seed,
+            step=step.number,
+            sequences=config.sft.sequences_per_step,
+            length=config.row_tokens,
+        )
+        return DemonstrationStep(step.number, sequences, state)
+
+    async def _sample(self, step: TrainStep, state: SamplingState, watch: Stopwatch) -> RolloutStep:
+        """The rollouts of a step under the loaded adapter."""
+        settings = self._config.rollout
+        if settings.dynamic_sampling == "off":
+            only = await self._round(self._prompts_of(step), step, state, watch)
+            return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.estimates)
+        rounds: list[SamplingRound] = []
+        estimates, gain = state.estimates.faded(), None
+        size = settings.prompts_per_step
+        while size:
+            sampled = sum(part.prompts for part in rounds)
+            prompts = self._next_prompts(state.prompts_sampled + sampled, size)
+            part = await self._round(prompts, step, state, watch)
+            rounds.append(part)
+            estimates = estimates.counted(part.stats.mixed, part.prompts)
+            if settings.dynamic_sampling == "adaptive":
+                sampling = estimates.sampling.observed(part.prompts, part.seconds)
+                estimates = replace(estimates, sampling=sampling)
+            size, compared = self._further_round(step.number, rounds, estimates)
+            gain = compared or gain
+        rollouts = [rollout for part in rounds for rollout in part.rollouts]
+        groups = [
+            list(own) for _, own in groupby(rollouts, key=lambda one: one.completion.name.group)
+        ]
+        chosen = dynamic_sampling.choose(groups, wanted=settings.prompts_per_step)
+        return RolloutStep(
+            step.number,
+            state,
+            tuple(rounds),
+            [rollout for group in chosen.kept for rollout in group],
+            replaced=len(chosen.replaced),
+            surplus=len(chosen.surplus),
+            estimates=estimates,
+            gain=gain,
+        )
+
+    def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
+        config = self._config
+        prompts = prompts_for_step(
+            self._data.train.prompts,
+            seed=config.run.seed,
+            step=step.number - config.sft_steps,
+            prompts_per_step=config.rollout.prompts_per_step,
+            weights=self._data.weights,
+        )
+        return spread(prompts, step.prompts)
+
+    def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
+        assert self._config.rollout.max_prompts_per_step is not None
+        return continued_prompts(
+            self._data.train.prompts,
+            seed=self._config.run.seed,
+            start=sampled,
+            count=size,
+            window=self._config.rollout.max_prompts_per_step,
+            weights=self._data.weights,
+        )
+
+    async def _round(
+        self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, watch: Stopwatch
+    ) -> SamplingRound:
+        """A group for each prompt, and the continuation of partial rollouts."""
+        config, workers, began_s = self._config, self._workers, self._now()
+        new = [
+            RolloutRequest(RolloutName("train", step.number, prompt.id, sample), prompt.tokens)
+            for prompt in prompts
+            for sample in range(config.rollout.group_size)
+        ]
+        sampled, work = await workers.generate(
+            [*state.partial.requests(), *new],
+            temperature=config.rollout.temperature,
+            cut_off=config.rollout.cut_off,
+            deadline=step.deadline,
+        )
+        split = split_partial(sampled, state.partial, mode=config.rollout.partial)
+        watch.lap("sample")
+        completions = split.finished
+        inputs = reward_inputs(completions, self._prompts, maker=self._maker, tags=self._tags)
+        outcomes = await workers.score(inputs, deadline=step.deadline)
+        rollouts, stats, errors = score_rollouts(
+            completions, inputs, outcomes, config=config, step=step.number
+        )
+        watch.lap("reward")
+        seconds = self._now() - began_s
+        return SamplingRound(rollouts, stats, split, errors, work, len(prompts), seconds)
+
+    def _further_round(
+        self, step: int, rounds: Sequence[SamplingRound], estimates: SamplingEstimates
+    ) -> tuple[int, dynamic_sampling.Gain | None]:
+        """Prompts of a further round, 0: none; and the comparison that decided, if any."""
+        settings = self._config.rollout
+        assert settings.max_prompts_per_step is not None
+        signal = sum(part.stats.mixed for part in rounds)
+        missing = settings.prompts_per_step - signal
+        left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
+        if missing <= 0 or left <= 0:
+            return 0, None
+        size = dynamic_sampling.round_size(missing, left=left, share=estimates.share)
+        earlier = self._earlier_decision(step, rounds)
+        if earlier is None and not self._has_time_for(step):
+            self._journal(step, rounds, prompts=0, why="deadline")
+            return 0, None
+        if earlier is not None and earlier["why"] == "deadline":
+            return 0, None
+        if settings.dynamic_sampling == "capped":
+            if earlier is None and self._config.budget.steps is None:
+                self._journal(step, rounds, prompts=size, why="time is left")
+            return size, None
+        found = dynamic_sampling.gain(
+            estimates,
+            prompts=size,
+            signal=signal,
+            wanted=missing,
+            prompts_per_step=settings.prompts_per_step,
+        )
+        if earlier is not None:
+            return earlier["prompts"], found
+        worth = found is not None and found.sampling > found.learning
+        facts = {} if found is None else vars(found)
+        self._journal(step, rounds, prompts=size if worth else 0, why="gain", **facts)
+        return size if worth else 0, found
+
+    def _journal(self, step: int, rounds: Sequence[SamplingRound], **facts: Any) -> None:
+        self._log.journal(_FURTHER_ROUND, step=step + 1, rounds=len(rounds), **facts)
+
+    def _earlier_decision(
+        self, step: int, rounds: Sequence[SamplingRound]
+    ) -> dict[str, Any] | None:
+        """The journaled decision of an earlier process here; None: there is none."""
+        found = [
+            entry
+            for entry in self._log.events(_FURTHER_ROUND)
+            if (entry["step"], entry["rounds"]) == (step + 1, len(rounds))
+        ]
+        return found[-1] if found else None

@@ -1,0 +1,298 @@
+"""Calls workers; holds no training logic.
+
+    coordinator, producer, evaluation -> Workers -> RetryingWorker -> sampler | learner
+
+`RetryingWorker` repeats a call that runs out of memory with smaller sizes. `Workers` adds the time
+limit, the stop signal and the check that samplers hold the published adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from configs.schema import Config
+from pipeline.contracts.adapters import AdapterRef, Published
+from pipeline.contracts.clock import Clock
+from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
+from pipeline.contracts.workers import Learner, Resizable, Sampler, Scorer
+from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.rollout import dispatch, parity
+from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
+from rewards.base import Outcome, RewardInput
+
+T = TypeVar("T")
+
+STOPPING_S = 30.0
+"""Longest time, in seconds, that a sampler gets to notice that it should stop."""
+_ANY_SIZE = frozenset({"abort", "resume", "work", "save", "keep_best", "recover_best"})
+"""Methods that use no compiled programs."""
+
+
+class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
+    """A signal arrived; running work is abandoned."""
+
+
+class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
+    """The run does not learn and needs its user."""
+
+
+class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is reserved
+    """Work took too long and was abandoned."""
+
+
+def named_workers(
+    samplers: Sequence[Resizable], learner: Resizable, *, one_process: bool
+) -> tuple[list[Worker], Worker]:
+    """Samplers and learner with their names in messages.
+
+    Args:
+        samplers: at least one.
+        learner: of the run.
+        one_process: the sampler and the learner are the same process, which is prepared once.
+    """
+    learning = Worker("sampler and learner" if one_process else "learner", learner)
+    if one_process:
+        return [learning], learning
+    return [Worker(f"sampler {n}", sampler) for n, sampler in enumerate(samplers)], learning
+
+
+@dataclass(frozen=True)
+class RetryingWorker:
+    """The methods of a worker process; out of memory, a call is repeated with smaller sizes.
+
+    A repeated call has the same names, so nothing is lost or counted twice.
+
+    Attributes:
+        worker: the process.
+        sizes: decides the sizes and prepares the process for them.
+    """
+
+    worker: Worker
+    sizes: SizeController
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """An async method of the process.
+
+        Raises:
+            NothingSmaller: by the call, if sizes are fixed or there are no smaller ones.
+        """
+        work: Callable[..., Awaitable[Any]] = getattr(self.worker.process, method)
+        if method in _ANY_SIZE:
+            return work
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            while True:
+                await self.sizes.prepare(self.worker)
+                used = self.sizes.in_force
+                try:
+                    return await work(*args, **kwargs)
+                except OutOfMemory as error:
+                    await self.sizes.reduce(self.worker, error, used)
+
+        return call
+
+
+class Workers:
+    """Samplers, learner and reward workers of a run.
+
+    Args:
+        samplers: at least one.
+        learner: of the run; in a colocated run the same process as the sampler.
+        scorer: the reward workers.
+        sizes: decides the sizes of samplers and learner.
+        config: of the run.
+        clock: the run's.
+        stop: set from outside to end the run early.
+
+    Attributes:
+        processes: each process once, the learner's first.
+        learner: its methods, repeated with smaller sizes when out of memory.
+        scorer: the reward workers.
+        published: the adapter that the samplers hold; None: none yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        samplers: Sequence[Worker],
+        learner: Worker,
+        scorer: Scorer,
+        sizes: SizeController,
+        config: Config,
+        clock: Clock,
+        stop: asyncio.Event,
+    ) -> None:
+        self.processes = list({id(worker): worker for worker in (learner, *samplers)}.values())
+        self.sizes = sizes
+        self.bounds = parity.Bounds.of(config)
+        self.published: Published | None = None
+        self._samplers = [cast(Sampler, RetryingWorker(worker, sizes)) for worker in samplers]
+        self.learner = cast(Learner, RetryingWorker(learner, sizes))
+        self.scorer = scorer
+        self._temperature = config.rollout.temperature
+        self._clock = clock
+        self._stop = stop
+        self._stuck = False
+
+    async def start(self) -> float:
+        """Prepares all processes; returns the seconds that loading the learner's base took.
+
+        Raises:
+            OutOfMemory: if there are no sizes with which they can start.
+        """
+        first, *_ = await self.sizes.start(self.processes)
+        return first.load_s
+
+    # --- samplers
+
+    async def probe(self, prompts: Sequence[Prompt]) -> float:
+        """Largest log-prob difference between samplers and learner under a random adapter.
+
+        Raises:
+            ParityError: if they are not the same policy.
+        """
+        work = parity.check_probe(
+            self._samplers,
+            self.learner,
+            prompts,
+            bound=self.bounds.probe,
+            temperature=self._temperature,
+        )
+        return await self._within(None, work, aborts=self._samplers)
+
+    async def publish(self, which: AdapterRef = "current") -> Published:
+        """Loads an adapter of the learner into the samplers.
+
+        Samplers that did not stop when told to generate nothing any more and get no adapter.
+        """
+        self.published = await self.learner.publish(which)
+        if not self._stuck:
+            await parity.sync(self._samplers, self.published)
+        return self.published
+
+    async def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        cut_off: float | None = None,
+        deadline: WorkDeadline | None = None,
+    ) -> tuple[list[Completion], DecodeWork]:
+        """One completion per request, in their order, under the published adapter.
+
+        Args:
+            requests: of one phase.
+            temperature: 0 is greedy.
+            cut_off: see `dispatch.generate`.
+            deadline: when the work is abandoned.
+
+        Raises:
+            Interrupted: if the run is stopped.
+            OutOfTime: at the deadline.
+        """
+        work = dispatch.generate(self._samplers, requests, temperature=temperature, cut_off=cut_off)
+        completions, done = await self._within(deadline, work, aborts=self._samplers)
+        assert self.published is not None
+        parity.check_labels(completions, self.published)
+        return completions, done
+
+    # --- rewards
+
+    async def score(
+        self, inputs: Sequence[RewardInput], *, deadline: WorkDeadline | None = None
+    ) -> list[dict[str, Outcome]]:
+        """The outcome of each reward function for each input.
+
+        Raises:
+            Interrupted: if the run is stopped.
+            OutOfTime: at the deadline.
+        """
+        return await self._within(deadline, self.scorer.score(inputs))
+
+    # --- learner
+
+    async def update(
+        self, data: TrainingStep, step: TrainStep, left: RemainingTime
+    ) -> dict[str, float]:
+        """Updates the policy; returns the metrics of the update."""
+        if isinstance(data, RolloutStep):
+            metrics = await self.learner.update(data.rollouts, rate=step.rate)
+            self.sizes.step_done(data.rollouts, left)
+        else:
+            metrics = await self.learner.sft_update(data.sequences)
+            self.sizes.step_done((), left)
+        return metrics
+
+    async def save(self, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint with `meta` and the sizes in force."""
+        await self.learner.save({**meta, **self.sizes.meta})
+        self.sizes.checkpointed()
+
+    # --- stop signal and time limit
+
+    def raise_if_stopped(self) -> None:
+        """Ends the run between two pieces of work.
+
+        Raises:
+            Interrupted: if the run is stopped.
+        """
+        if self._stop.is_set():
+            raise Interrupted
+
+    async def _within(
+        self,
+        deadline: WorkDeadline | None,
+        work: Coroutine[Any, Any, T],
+        *,
+        aborts: Sequence[Sampler] = (),
+    ) -> T:
+        """The result of `work`, abandoned at the deadline or when the run is stopped.
+
+        Args:
+            deadline: None: there is none.
+            work: not started if the run is stopped or the deadline has passed.
+            aborts: samplers that are told to stop and get some time to do so.
+
+        Raises:
+            Interrupted: if the run is stopped.
+            OutOfTime: at the deadline.
+        """
+        now_s = self._clock.elapsed_s
+        patience_s = None if deadline is None else max(0.0, deadline.until_s - now_s)
+        if self._stop.is_set() or patience_s == 0 or (aborts and self._stuck):
+            work.close()
+            raise Interrupted if self._stop.is_set() else OutOfTime
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait(
+                {task, stopped}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            stopped.cancel()
+        if task.done():
+            return task.result()
+        # Errors of stopping are of no interest: a sampler that is gone has stopped.
+        stopping = asyncio.gather(
+            task, *(sampler.abort() for sampler in aborts), return_exceptions=True
+        )
+        most_s = STOPPING_S
+        if deadline is not None and not self._stop.is_set():
+            most_s = min(most_s, deadline.stopping_s(self._clock.elapsed_s))
+        try:
+            await asyncio.wait_for(stopping, most_s if aborts else 0)
+        except TimeoutError:
+            self._stuck = bool(aborts)
+        if self._stop.is_set():
+            self._stuck = bool(aborts)
+            raise Interrupted
+        if not self._stuck:
+            await asyncio.gather(*(sampler.resume() for sampler in aborts))
+        raise OutOfTime
