@@ -161,7 +161,7 @@ class SamplerActor:
     def _generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, min_finished: int | None
     ) -> list[Completion]:
-        self._check_fits()
+        self._check_slots()
         return self.engine.generate(
             requests,
             base=self.weights.base,
@@ -180,14 +180,14 @@ class SamplerActor:
         """
 
         def work() -> SamplerSpeed:
-            self._check_fits()
+            self._check_slots()
             if not self.sha256:
                 self.weights.load(self.policy.no_adapter())
             return self.engine.speed(self.weights.base, self.weights.adapter)
 
         return catch_out_of_memory("generate", work)
 
-    def _check_fits(self) -> None:
+    def _check_slots(self) -> None:
         from pipeline.compute.device_memory import check_fits
 
         if self.config.plan.hbm_gib is not None:

@@ -137,20 +137,3 @@ def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str
         "seconds": estimated_seconds(parse(compiled.text)),
         "compile_s": time.monotonic() - began,
     }
-
-
-def main() -> None:
-    """The child's side."""
-    request = json.load(sys.stdin)
-    config = Config.model_validate_json(json.dumps(request["config"]))
-    sizes = request["shape"]
-    shape = ModelShape(**{**sizes, "local": tuple(sizes["local"])})
-    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
-        asked = {pool.submit(answer, config, shape, name): name for name in request["programs"]}
-        for future in as_completed(asked):
-            sys.stdout.write(json.dumps({"program": asked[future], **future.result()}) + "\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

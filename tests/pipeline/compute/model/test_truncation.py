@@ -165,7 +165,7 @@ MASK = jnp.isin(jnp.arange(96), jnp.array([0, 5]))
 def test_a_draw_is_that_of_the_scores_that_stay(on: Any, vocab: int, truncation: Truncation):
     keys = keys_for(len(HIDDEN))
     head = Head(3.0, 1.0, 16, vocab, mesh(*on))
-    drawn = jax.jit(partial(draw, head=head, truncation=truncation))
+    drawn = jax.jit(partial(sample, head=head, truncation=truncation))
     for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
         tokens, logprobs, kept = drawn(
             HIDDEN,
@@ -210,7 +210,7 @@ PROBABILITIES = np.array([0.02, 0.4, 0.0, 0.25, 0.08, 0.25])
 def test_draws_have_their_probabilities(truncation: Truncation | None, left: list[int]):
     tokens, logprobs, kept = (
         np.asarray(x)
-        for x in draw(
+        for x in sample(
             jnp.ones((ROWS, 1)),
             jnp.log(jnp.maximum(jnp.asarray(PROBABILITIES, jnp.float32), 1e-9))[:, None],
             head=Head(None, 1.0, 2048, 6, mesh(1, 1, 1)),
