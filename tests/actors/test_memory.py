@@ -147,7 +147,7 @@ def actor(shared: ColocatedActor) -> ColocatedActor:
 
 
 @pytest.mark.parametrize("name", ["empty", "prefill", "fill", "segment", "compact"])
-def test_invariant_2_drawing_goes_on_with_fewer_slots_and_the_same_samples(
+def test_invariant_2_sampling_continues_with_fewer_slots_and_the_same_samples(
     actor: ColocatedActor, name: str
 ):
     whole, before = draw(actor), resident_bytes()
@@ -174,7 +174,7 @@ def test_invariant_2_drawing_goes_on_with_fewer_slots_and_the_same_samples(
 
 
 @pytest.mark.parametrize("name", ["reference_top_k", "gradient", "apply"])
-def test_invariant_11_learning_goes_on_with_smaller_micro_batches_and_the_same_state(
+def test_invariant_11_learning_continues_with_smaller_micro_batches_and_the_same_state(
     actor: ColocatedActor, name: str
 ):
     learner = actor.learner
@@ -203,7 +203,7 @@ def test_invariant_11_learning_goes_on_with_smaller_micro_batches_and_the_same_s
     assert learner.state.version == 1
 
 
-def test_scoring_goes_on_with_smaller_micro_batches(actor: ColocatedActor):
+def test_scoring_continues_with_smaller_micro_batches(actor: ColocatedActor):
     drawn = draw(actor)
     whole = actor.score(drawn, which="current")
     actor.learner._compiled, _ = fill_up(actor.learner._compiled, "score")
@@ -215,7 +215,7 @@ def test_scoring_goes_on_with_smaller_micro_batches(actor: ColocatedActor):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
-def test_an_adapter_that_could_not_be_merged_is_merged_again(actor: ColocatedActor):
+def test_an_adapter_is_merged_again_after_a_failed_merge(actor: ColocatedActor):
     actor.update(ROLLOUTS)
     publish(actor)
     expected = {name: np.array(value) for name, value in actor.weights.base.items()}
@@ -237,7 +237,7 @@ def test_an_adapter_that_could_not_be_merged_is_merged_again(actor: ColocatedAct
     assert len(draw(actor)) == len(REQUESTS)
 
 
-def test_a_checkpoint_that_has_no_room_is_kept(
+def test_a_failed_restore_keeps_the_checkpoint(
     actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(actor, "checkpoints", Checkpoints(tmp_path / "checkpoints", keep=1))
@@ -254,9 +254,7 @@ def test_a_checkpoint_that_has_no_room_is_kept(
     equal(host(actor.learner.state), learned)
 
 
-def test_an_adapter_that_the_learner_cannot_hand_over_costs_no_slots(
-    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failed_publish_reduces_no_slots(actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(jax, "device_get", full)
         with pytest.raises(OutOfMemory) as told:
@@ -267,7 +265,7 @@ def test_an_adapter_that_the_learner_cannot_hand_over_costs_no_slots(
     publish(actor)
 
 
-def test_of_several_updates_on_a_batch_none_is_made_twice(monkeypatch: pytest.MonkeyPatch):
+def test_no_update_of_a_batch_is_repeated(monkeypatch: pytest.MonkeyPatch):
     actor = make_actor(monkeypatch, updates_per_batch=2, kl_coef=0.0, kl="k3", kl_top_k=128)
     learner = actor.learner
     began = host(learner.state)
@@ -280,7 +278,9 @@ def test_of_several_updates_on_a_batch_none_is_made_twice(monkeypatch: pytest.Mo
     assert (learner.state.version, learner.state.updates) == (0, 0)
 
 
-def test_what_was_drawn_ahead_is_compared_before_the_update(monkeypatch: pytest.MonkeyPatch):
+def test_parity_of_rollouts_sampled_ahead_is_computed_before_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+):
     actor = make_learner(monkeypatch, rollout={"ahead": "one"}, learner={"importance_cap": 2.0})
     learner = actor.learner
     actor.prepare(FEWER_ROWS)
@@ -302,7 +302,7 @@ def test_what_was_drawn_ahead_is_compared_before_the_update(monkeypatch: pytest.
     assert (learner.state.version, learner.state.updates) == (2, 2)
 
 
-def test_the_update_before_a_phase_that_has_no_room_is_taken_back(
+def test_the_update_before_a_failed_phase_change_is_reverted(
     monkeypatch: pytest.MonkeyPatch,
 ):
     phases = {"phases": ["sft", "grpo"]}
@@ -332,7 +332,7 @@ def test_the_update_before_a_phase_that_has_no_room_is_taken_back(
     assert (learner.state.version, learner.state.updates) == (1, 0)
 
 
-def test_a_state_that_is_gone_is_no_mere_lack_of_memory(actor: ColocatedActor):
+def test_a_deleted_state_is_not_reported_as_out_of_memory(actor: ColocatedActor):
     learner = actor.learner
 
     def take_and_fail(adapter: Any, *_: Any) -> Any:
@@ -350,7 +350,7 @@ def test_a_state_that_is_gone_is_no_mere_lack_of_memory(actor: ColocatedActor):
 # --- compiling
 
 
-def test_what_does_not_compile_is_compiled_smaller(
+def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
     build = Builder.build

@@ -82,7 +82,7 @@ class Watch:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_model_is_in_host_memory_hardly_more_than_once(tmp_path: Path):
+def test_loading_holds_a_model_in_host_memory_about_once(tmp_path: Path):
     parameters = shapes()
     wanted: dict[str, tuple[int, ...]] = {}
     for name, spec in parameters.items():

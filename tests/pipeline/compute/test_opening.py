@@ -49,20 +49,20 @@ def test_a_flax_checkpoint_and_its_tokenizer_are_opened(flax: Path):
     assert opened.vocabulary.forbidden_mask(PIECES + 8)[-8:].all()
 
 
-def test_a_split_sampler_has_a_mesh_of_its_own(flax: Path):
+def test_a_split_sampler_has_its_own_mesh(flax: Path):
     plan = {"placement": "split", "sampler_devices": 8, "sampler_tp": 2, "slots": 4}
     split = tiny.make_config(model={"path": str(flax)}, lora={"rank": 2}, plan=plan)
     opened = open_model(split, role="sampler")
     assert dict(opened.policy.mesh.shape) == {"data": 4, "fsdp": 1, "tp": 2}
 
 
-def test_the_tokenizer_of_another_model_is_refused(flax: Path):
+def test_the_tokenizer_of_another_model_is_an_error(flax: Path):
     path = flax / "config.json"
     path.write_text(json.dumps({"model_type": "gemma2", "vocab_size": 256_000}))
     with pytest.raises(ValueError, match=r"480 pieces, the model's embedding 256000 rows"):
         open_model(config(flax), role="learner")
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path):
+def test_a_missing_model_is_an_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*gone$"):
         open_model(config(tmp_path / "gone"), role="learner")

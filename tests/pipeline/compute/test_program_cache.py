@@ -17,7 +17,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*-cache")}
 
 
-def test_an_entry_is_shared_when_it_is_whole(tmp_path: Path):
+def test_an_entry_is_shared_when_it_is_complete(tmp_path: Path):
     one, other = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (one.path / "a-cache").write_bytes(b"program a")
     assert names(tmp_path) == set()
@@ -39,7 +39,7 @@ def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("links")
-def test_what_another_process_deletes_stays_with_who_has_it(tmp_path: Path):
+def test_an_entry_deleted_by_another_process_stays_available(tmp_path: Path):
     (tmp_path / "a-cache").write_bytes(b"program a")
     process = ProgramCache(tmp_path)
     (process.path / "b-cache").write_bytes(b"program b")
@@ -58,7 +58,7 @@ def test_what_another_process_deletes_stays_with_who_has_it(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("links")
-def test_what_is_deleted_before_it_is_linked_is_shared_when_it_is_compiled_again(
+def test_an_entry_deleted_before_linking_is_shared_when_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "a-cache").write_bytes(b"program a")
@@ -80,7 +80,7 @@ def test_what_is_deleted_before_it_is_linked_is_shared_when_it_is_compiled_again
     assert (tmp_path / "a-cache").read_bytes() == b"program a"
 
 
-def test_two_processes_with_the_same_program_share_one(tmp_path: Path):
+def test_two_processes_with_the_same_program_share_one_entry(tmp_path: Path):
     one, other = ProgramCache(tmp_path), ProgramCache(tmp_path)
     for process in (one, other):
         (process.path / "a-cache").write_bytes(b"program a")
@@ -90,7 +90,7 @@ def test_two_processes_with_the_same_program_share_one(tmp_path: Path):
     assert (one.path / "a-cache").read_bytes() == b"program a"
 
 
-def test_what_a_killed_process_has_half_written_is_gone(tmp_path: Path):
+def test_a_partial_entry_of_a_killed_process_is_removed(tmp_path: Path):
     killed, alive = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (killed.path / "a-cache").write_bytes(b"prog")
     os.close(killed._own._lock)  # as the kernel does

@@ -1,4 +1,4 @@
-"""Two folders that change places."""
+"""Exchange of two folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_invariant_10_two_folders_change_places(
+def test_invariant_10_two_folders_are_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ):
     fresh, old = folders(tmp_path)
@@ -35,7 +35,7 @@ def test_invariant_10_two_folders_change_places(
 
 def test_this_system_exchanges_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not sys.platform.startswith("linux"):
-        pytest.skip("only Linux is known to")
+        pytest.skip("atomic exchange is implemented for Linux only")
     fresh, old = folders(tmp_path)
     monkeypatch.setattr(Path, "rename", None)
     swap(fresh, old)

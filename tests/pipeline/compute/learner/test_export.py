@@ -84,7 +84,7 @@ FILES = {
 }
 
 
-def test_what_is_loaded_back_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
+def test_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "run" / "export"
     report = exporter(learner, like).export(folder, tuned(learner), examples=examples())
     assert report.folder == str(folder)
@@ -100,7 +100,7 @@ def test_what_is_loaded_back_is_the_trained_policy(tmp_path: Path, learner: Lear
     assert [path.name for path in folder.parent.iterdir()] == ["export"]
 
 
-def test_the_adapter_beside_it_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
+def test_the_exported_adapter_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
     exporter(learner, like).export(folder, tuned(learner), examples=examples())
     found = load_adapter(str(folder), learner.policy)
@@ -120,7 +120,7 @@ def test_only_adapted_matrices_change(learner: Learner):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.05), ("bfloat16", 0.25)])
-def test_the_type_of_the_weights_can_be_chosen(
+def test_the_dtype_of_the_weights_is_configurable(
     tmp_path: Path, learner: Learner, like: Path, dtype: str, bound: float
 ):
     folder = tmp_path / "export"
@@ -135,7 +135,7 @@ def test_the_type_of_the_weights_can_be_chosen(
     assert not (folder / "adapter").exists()
 
 
-def test_float16_that_overflows_is_refused(tmp_path: Path, learner: Learner, like: Path):
+def test_an_overflow_of_float16_is_an_error(tmp_path: Path, learner: Learner, like: Path):
     name = "layers.1.mlp.down_proj.kernel"
     adapter = dict(learner.state.adapter)
     adapter[f"{name}_lora_b"] = adapter[f"{name}_lora_b"] * 1e6
@@ -145,7 +145,7 @@ def test_float16_that_overflows_is_refused(tmp_path: Path, learner: Learner, lik
     assert not (tmp_path / "export").exists()
 
 
-def test_a_large_model_is_cut_into_files_with_an_index(
+def test_a_large_model_is_split_into_files_with_an_index(
     tmp_path: Path, learner: Learner, like: Path
 ):
     writer = exporter(learner, like, shard_gib=10_000 / 2**30)
@@ -170,7 +170,7 @@ def test_a_large_model_is_cut_into_files_with_an_index(
         np.testing.assert_array_equal(found[key], value)
 
 
-def test_a_flax_checkpoint_is_loaded_back(tmp_path: Path, learner: Learner, like: Path):
+def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
     report = exporter(learner, like).export(
         folder, tuned(learner), examples=examples(), formats=("orbax",)
@@ -185,7 +185,7 @@ def test_a_flax_checkpoint_is_loaded_back(tmp_path: Path, learner: Learner, like
         np.testing.assert_array_equal(reloaded[name], value)
 
 
-def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner, like: Path):
+def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learner, like: Path):
     writer = exporter(learner, like)
     run = tmp_path / "tiny"
     run.mkdir()
@@ -210,7 +210,7 @@ def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
-def test_a_model_of_the_hub_is_named_as_it_is_there():
+def test_a_model_of_the_hub_has_its_name_there():
     config = tiny.make_config(
         model={"path": "hf://google/gemma-3-1b-it@main"},
         rollout={"stop_strings": ("</answer>", "\n\n")},
@@ -267,7 +267,7 @@ def no_room(*_: Any) -> Any:
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
-def test_without_room_for_a_second_model_the_numbers_are_compared(
+def test_without_memory_for_a_second_model_parameters_are_compared(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Policy, "load_base", no_room)
@@ -287,7 +287,7 @@ def test_without_room_for_a_second_model_the_numbers_are_compared(
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_another_error_of_the_devices_is_no_want_of_room(
+def test_another_device_error_is_not_out_of_memory(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken(*_: Any) -> Any:
@@ -298,7 +298,7 @@ def test_another_error_of_the_devices_is_no_want_of_room(
         exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
 
 
-def test_who_serves_an_export_ends_where_the_policy_ends(
+def test_an_export_names_the_stop_tokens_of_the_policy(
     tmp_path: Path, learner: Learner, like: Path
 ):
     exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
@@ -306,7 +306,7 @@ def test_who_serves_an_export_ends_where_the_policy_ends(
     assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
 
 
-def test_a_nan_is_no_agreement(
+def test_nan_log_probs_fail_verification(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     base = dict(learner.base)
@@ -318,7 +318,7 @@ def test_a_nan_is_no_agreement(
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
-def test_a_quantized_base_is_exported_as_it_was_used(tmp_path: Path, like: Path, quantization: str):
+def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path, quantization: str):
     policy = tiny.make_policy(num_hidden_layers=2, quantization=quantization)
     plain = tiny.base(layers=2)
     base = policy.stored_base(plain.items())

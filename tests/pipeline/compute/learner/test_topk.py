@@ -68,7 +68,7 @@ def test_the_rank_of_a_token_by_hand():
 
 
 def rounding(of: jax.Array, to: jax.Array, kept: TopKLogprobs) -> np.ndarray:
-    """What float32 may do to sum p log(p / q): a tail q is 1 minus the rest, rounded like 1."""
+    """Bound of the float32 error of sum p log(p / q): a tail q is 1 minus the rest."""
     tails = []
     for logprobs in (of, to):
         inside = np.exp(np.asarray(at(logprobs, kept), np.float64)).sum(axis=-1)
@@ -77,7 +77,7 @@ def rounding(of: jax.Array, to: jax.Array, kept: TopKLogprobs) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.1, 1.0, 6.0]))
-def test_it_is_a_lower_bound_that_rises_with_k_to_the_true_kl(seed: int, spread: float):
+def test_the_top_k_kl_is_a_lower_bound_that_rises_with_k(seed: int, spread: float):
     policy, other = distributions(seed, spread=spread)
     for function, of, to in ((reverse_kl, policy, other), (forward_kl, other, policy)):
         expected = true_kl(of, to)
@@ -92,7 +92,7 @@ def test_it_is_a_lower_bound_that_rises_with_k_to_the_true_kl(seed: int, spread:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_over_the_whole_vocabulary_its_gradient_is_the_kls():
+def test_with_the_whole_vocabulary_the_gradient_is_that_of_the_kl():
     policy, other = distributions(0)
 
     def over_top(logits: jax.Array, k: int) -> jax.Array:
@@ -106,13 +106,13 @@ def test_over_the_whole_vocabulary_its_gradient_is_the_kls():
     expected = np.asarray(jax.grad(full)(policy))
     for k in (VOCAB - 1, VOCAB):
         np.testing.assert_allclose(jax.grad(over_top)(policy, k), expected, atol=1e-5)
-    # And with half of the tokens it points the same way.
+    # With half of the tokens it has a similar direction.
     few = np.asarray(jax.grad(over_top)(policy, 6))
     cosine = np.sum(few * expected) / np.sqrt(np.sum(few**2) * np.sum(expected**2))
     assert cosine > 0.7
 
 
-def test_its_variance_over_draws_is_below_that_of_the_sampled_estimators():
+def test_the_variance_over_samples_is_below_that_of_sampled_estimators():
     policy, other = distributions(1)
     kept = kept_of(other, 4)
     exact = reverse_kl(at(policy, kept), kept)
@@ -122,16 +122,16 @@ def test_its_variance_over_draws_is_below_that_of_the_sampled_estimators():
         mean = np.sum(masses * values, axis=-1, keepdims=True)
         return np.sum(masses * (values - mean) ** 2, axis=-1)
 
-    # Whatever token is drawn, the value is the same one.
-    every_draw = np.repeat(np.asarray(exact)[..., None], VOCAB, axis=-1)
-    assert variance(every_draw).max() < 1e-12
+    # The value does not depend on the sampled token.
+    every_sample = np.repeat(np.asarray(exact)[..., None], VOCAB, axis=-1)
+    assert variance(every_sample).max() < 1e-12
     for name, estimator in SAMPLED_KL.items():
-        # `rows seq vocab`: what each draw would give.
+        # `rows seq vocab`: the value for each sampled token.
         values = np.asarray(jax.vmap(estimator, in_axes=-1, out_axes=-1)(policy, other))
         assert variance(values).min() > 1e-4, name
 
 
-def test_a_tail_of_nothing_makes_no_nan():
+def test_an_empty_tail_gives_no_nan():
     # The first token has all mass, up to what float32 can tell; then exactly all.
     for gap in (20.0, 200.0):
         logits = jnp.zeros((1, 2, VOCAB)).at[..., 0].set(gap)

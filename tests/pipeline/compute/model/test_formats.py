@@ -59,7 +59,7 @@ def assert_same(found: Params, expected: Params) -> None:
 @pytest.mark.parametrize("name", ["gemma3", "gemma3_vision", "gemma2"])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-def test_a_folder_of_any_type_in_any_number_of_files(
+def test_folders_of_any_dtype_and_number_of_files_are_read(
     tmp_path: Path, name: str, pieces: int, stored: str
 ):
     folder = formats.retyped(formats.copy(name, tmp_path), stored)
@@ -108,7 +108,7 @@ def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -
 
 @pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("name", ["gemma3", "gemma2"])
-def test_a_flax_checkpoint_is_the_same_model(tmp_path: Path, name: str, turned: bool):
+def test_a_flax_checkpoint_gives_the_same_model(tmp_path: Path, name: str, turned: bool):
     folder = flax(tmp_path, name, turned=turned)
     assert check_folder(folder) == []
     expected = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
@@ -116,7 +116,7 @@ def test_a_flax_checkpoint_is_the_same_model(tmp_path: Path, name: str, turned: 
     assert_same(read(folder, name), golden(name))
 
 
-def test_a_nested_tree_and_parts_of_a_vision_tower_make_no_difference(tmp_path: Path):
+def test_nested_trees_and_vision_tensors_are_supported(tmp_path: Path):
     folder = formats.GOLDEN / "gemma3"
     text = weights.read_text_config(folder)
     flat = formats.flax_tree(load_file(folder / formats.SINGLE), text, turned=True)
@@ -135,7 +135,9 @@ def test_a_nested_tree_and_parts_of_a_vision_tower_make_no_difference(tmp_path: 
     assert_same(read(tmp_path / "model", "gemma3"), golden("gemma3"))
 
 
-def test_a_published_model_is_known_by_its_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_published_model_is_identified_by_its_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = flax(tmp_path, "gemma3", config=False)
     with pytest.raises(
         ValueError, match=r"no config\.json, and 7 layers of width 40 are no publish"
@@ -159,7 +161,7 @@ def test_a_published_model_is_known_by_its_shapes(tmp_path: Path, monkeypatch: p
     ],
     ids=["270m", "1b", "4b", "12b", "27b"],
 )
-def test_what_shapes_do_not_tell_is_what_tunix_says(published: gemma3.ModelConfig):
+def test_settings_beyond_shapes_equal_those_of_tunix(published: gemma3.ModelConfig):
     heads, embed, head_dim = published.num_heads, published.embed_dim, published.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embedder/input_embedding": (published.num_embed, embed),
@@ -178,7 +180,7 @@ def test_what_shapes_do_not_tell_is_what_tunix_says(published: gemma3.ModelConfi
     assert found.query_scale == (head_dim if per_head else embed // heads) ** -0.5
 
 
-def test_gemma_2_2b_is_known_by_its_shapes():
+def test_gemma_2_2b_is_identified_by_its_shapes():
     shapes: dict[str, tuple[int, ...]] = {
         "embedder/input_embedding": (256_128, 2304),
         "layer_0/mlp/linear/w": (9216, 2304),
@@ -196,7 +198,7 @@ def test_gemma_2_2b_is_known_by_its_shapes():
     assert list(found.local) == kinds
 
 
-def test_the_trees_of_these_tests_are_the_ones_that_tunix_reads():
+def test_the_test_trees_are_readable_by_tunix():
     folder = formats.GOLDEN / "gemma3"
     text = weights.read_text_config(folder)
     tree = formats.flax_tree(load_file(folder / formats.SINGLE), text, turned=True)

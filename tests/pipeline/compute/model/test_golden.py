@@ -34,7 +34,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return dict(np.load(folder / "golden.npz")), policy, base
 
 
-def test_logits_are_hugging_faces(golden: Golden):
+def test_logits_equal_those_of_hugging_face(golden: Golden):
     stored, policy, base = golden
     tokens = stored["tokens"]
     assert tokens.shape[1] >= 4 * policy.architecture.config.sliding_window_size
@@ -55,7 +55,7 @@ def test_logits_are_hugging_faces(golden: Golden):
     np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
 
 
-def test_greedy_continuations_are_hugging_faces(golden: Golden):
+def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
     stored, policy, base = golden
     names = [RolloutName("test", 0, prompt_id=number, sample=0) for number in range(3)]
     new = stored["greedy_0"].size

@@ -30,14 +30,14 @@ def test_invariant_2_noise_is_a_function_of_key_position_and_token_alone():
 
 
 @pytest.mark.parametrize("stretch", [(0, 1), (3, 400), (127, 2), (255, 258), (511, 513)])
-def test_any_stretch_has_the_noise_of_its_tokens(stretch: tuple[int, int]):
+def test_any_range_has_the_noise_of_its_tokens(stretch: tuple[int, int]):
     first, size = stretch
     whole = np.asarray(gumbel_noise(keys_for(3), 0, 4 * TILE))
     part = np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size))
     np.testing.assert_array_equal(part, whole[:, first : first + size])
 
 
-def test_half_the_work_where_stretches_are_aligned():
+def test_aligned_ranges_halve_the_work():
     for first, size in ((0, 4 * TILE), (TILE, TILE), (3 * TILE, 2 * TILE)):
         one, other = (
             np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size, aligned=aligned))
@@ -46,7 +46,7 @@ def test_half_the_work_where_stretches_are_aligned():
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_noise_is_gumbels_and_tokens_are_independent():
+def test_the_noise_is_gumbel_and_independent_between_tokens():
     noise = np.asarray(gumbel_noise(keys_at(keys_for(300), jnp.arange(300)), 0, 2 * TILE))
     assert stats.kstest(noise.ravel()[:20_000], "gumbel_r").pvalue > 1e-3
     # Of neighbours, and of the two that one call of Threefry gives.
@@ -104,7 +104,7 @@ def test_larger_words_never_have_larger_noise():
 
 @pytest.mark.parametrize("words_left", [1, 8, 1000])
 @pytest.mark.parametrize("end", ["upper", "lower"])
-def test_the_tails_are_gumbels(words_left: int, end: str):
+def test_the_tails_have_gumbel_probabilities(words_left: int, end: str):
     """Given that the word is one of the last few, so in a tail of words_left * 2^-32."""
     rng = np.random.default_rng(words_left)
     count, bins = 100_000, 50

@@ -139,7 +139,7 @@ def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(token
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_scores_far_above_those_of_the_first_block_are_exact_too():
+def test_scores_far_above_the_first_block_are_exact():
     hidden, head = 50 * HIDDEN, make_head(tokens=16, vocab=8)
     scores = scaled_logits(hidden, EMBEDDING, softcap=None, temperature=TEMPERATURE, forbidden=MASK)
     # Far enough for an exponential taken from the first block's largest score to overflow.
@@ -164,7 +164,7 @@ def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
 
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
 @pytest.mark.parametrize("vocab", [7, 96])
-def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
+def test_a_sample_is_the_argmax_of_scores_plus_noise(on, vocab):
     hidden = HIDDEN.reshape(-1, EMBED)
     rng = np.random.default_rng(0)
     keys = jnp.asarray(rng.integers(0, 2**32, (len(hidden), 2), np.uint32))
@@ -188,7 +188,7 @@ def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
         np.testing.assert_array_equal(found[1], found[2])
 
 
-def test_the_tail_of_a_whole_vocabulary_is_drawn_as_often_as_its_mass_says():
+def test_the_tail_of_the_vocabulary_is_sampled_with_its_mass():
     """1% of the mass lies on 262,143 tokens, 4e-8 on each."""
     vocab, draws, mass = 262_144, 3000, 0.01
     scores = np.full((vocab, 1), np.log(mass / (vocab - 1)), np.float32)
@@ -212,7 +212,7 @@ def test_the_tail_of_a_whole_vocabulary_is_drawn_as_often_as_its_mass_says():
     np.testing.assert_allclose(np.asarray(logprobs)[rare], scores[1, 0], rtol=1e-5)
 
 
-def test_where_scores_tie_the_lower_id_is_first():
+def test_ties_are_in_order_of_the_token_id():
     embedding = jnp.ones((VOCAB, EMBED))
     for on in [(1, 1, 1), (1, 2, 2)]:
         found = score(
@@ -227,7 +227,7 @@ def test_where_scores_tie_the_lower_id_is_first():
         np.testing.assert_array_equal(found.tokens[0, 0], ALLOWED[:K])
 
 
-def test_more_of_the_likeliest_tokens_than_a_device_has_are_refused():
+def test_top_k_above_the_vocabulary_of_a_device_is_an_error():
     with pytest.raises(ValueError, match="top_k = 49, but a device has only 48 entries"):
         ours(HIDDEN, head=make_head(on=(1, 1, 2)), top_k=49)
 
@@ -272,7 +272,7 @@ def test_bfloat16_is_summed_in_float32():
     assert error < 0.01
 
 
-def test_scaled_logits_are_float32_whatever_the_type():
+def test_scaled_logits_are_float32_for_any_dtype():
     half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
     forbidden = np.asarray(MASK)
     given: dict[str, Any] = {"temperature": 2.0, "forbidden": MASK}
@@ -329,7 +329,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
         assert elements < 8 * REAL_VOCABULARY, shape
 
 
-def test_invariant_3_a_truncated_draw_holds_no_more_scores_than_four_blocks_of_a_plain_one():
+def test_invariant_3_truncated_sampling_holds_at_most_four_blocks_of_scores():
     hidden, vocab = jnp.zeros((300, 64)), 8192
     drawn = jax.jit(
         partial(

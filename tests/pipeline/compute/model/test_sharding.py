@@ -74,17 +74,17 @@ def test_a_mesh_has_three_axes_and_data_takes_the_rest():
         ("final_norm.scale", (24,), (24,)),
     ],
 )
-def test_what_a_device_holds(name: str, shape: tuple[int, ...], part: tuple[int, ...]):
+def test_the_shape_of_a_shard(name: str, shape: tuple[int, ...], part: tuple[int, ...]):
     mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
     assert parameter_sharding(name, shape, mesh).shard_shape(shape) == part
 
 
-def test_a_vocabulary_that_cannot_be_split_is_refused():
+def test_a_vocabulary_that_the_mesh_does_not_divide_is_an_error():
     with pytest.raises(ValueError, match=r"= 2 x 2 .* must divide the vocabulary of 98 entries"):
         tiny.make_policy(devices=4, fsdp=2, tp=2, vocab_size=98, num_hidden_layers=1)
 
 
-def test_keys_and_values_are_kept_where_their_heads_are():
+def test_keys_and_values_are_sharded_like_their_heads():
     mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
     for kv_heads, part in ((2, (2, 1, 5, 8)), (1, (2, 1, 5, 8)), (3, (2, 3, 5, 8))):
         place = by_row_and_head(mesh, kv_heads=kv_heads)
@@ -93,7 +93,7 @@ def test_keys_and_values_are_kept_where_their_heads_are():
 
 @pytest.mark.parametrize(("fsdp", "tp"), MESHES)
 @pytest.mark.parametrize("at_a_time", [7, 2048])
-def test_tokens_are_looked_up_exactly(
+def test_the_embedding_lookup_is_exact(
     fsdp: int, tp: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lookup, "_POSITIONS", at_a_time)
@@ -159,13 +159,15 @@ def expected() -> tuple[Params, jax.Array, Scores]:
 
 
 @pytest.mark.parametrize(("fsdp", "tp"), MESHES)
-def test_hidden_states_scores_and_gradients_are_one_devices(fsdp: int, tp: int, expected: Any):
+def test_hidden_states_scores_and_gradients_equal_those_of_one_device(
+    fsdp: int, tp: int, expected: Any
+):
     policy = tiny.make_policy(devices=8, fsdp=fsdp, tp=tp, num_hidden_layers=2)
     close(numbers(policy, tiny.make_base(policy)), expected)
 
 
 @pytest.mark.parametrize("changes", [ONE_KV_HEAD, FUSED], ids=["one kv head", "fused"])
-def test_so_are_those_of_other_layouts(changes: dict[str, Any]):
+def test_other_models_equal_one_device_too(changes: dict[str, Any]):
     one, many = (tiny.make_policy(**mesh, **changes) for mesh in (ONE, MANY))
     close(numbers(many, tiny.make_base(many)), numbers(one, tiny.make_base(one)))
 
@@ -182,7 +184,7 @@ def hidden_states(policy: Policy, base: Params) -> jax.Array:
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
+def test_a_sharded_quantized_base_has_the_same_codes_and_values(kind: str):
     kept, hidden = [], []
     for shape in (ONE, MANY):
         policy = tiny.make_policy(**shape, quantization=kind)
@@ -203,7 +205,7 @@ def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
         np.testing.assert_array_equal(value, wanted[name])
 
 
-def test_a_folder_is_loaded_in_parts():
+def test_a_folder_is_loaded_sharded():
     architecture = weights.read_architecture(GOLDEN, dtype=jnp.dtype("float32"))
     state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
     shapes = {
@@ -224,7 +226,7 @@ def test_a_folder_is_loaded_in_parts():
     assert 0.25 * whole < held[jax.devices()[0]] < 0.3 * whole
 
 
-def test_adapters_are_whole_everywhere_and_so_is_the_base_of_an_unsharded_mesh():
+def test_adapters_and_an_unsharded_base_are_replicated():
     unsharded, sharded = (
         tiny.make_policy(**mesh).abstract_params() for mesh in (ONE | {"devices": 8}, MANY)
     )

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from scipy import stats
 
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import Head, scaled_logits
+from pipeline.compute.model.head import Head, sample, scaled_logits
 from pipeline.compute.model.head_blocks import FORBIDDEN
 from pipeline.compute.model.sharding import VOCAB_AXES, make_mesh
 from pipeline.compute.model.truncation import Truncation, threshold
@@ -88,7 +88,7 @@ TRUNCATIONS = [
     st.sampled_from(TRUNCATIONS),
     st.sets(st.integers(0, VOCAB - 1), max_size=VOCAB - 1),
 )
-def test_what_stays_is_what_a_sort_leaves(
+def test_the_threshold_equals_that_of_a_sort(
     values: list[float], truncation: Truncation, banned: set[int]
 ):
     scores = np.array(values, np.float32)
@@ -137,7 +137,7 @@ def test_top_k_alone_keeps_k_however_unlikely():
     assert np.flatnonzero(stays(np.array(scores), off(top_k=4))).tolist() == [0, 1, 2, 3]
 
 
-def test_ties_with_the_last_one_stay():
+def test_ties_with_the_last_kept_token_are_kept():
     assert np.flatnonzero(stays(np.array([[1.0, 2, 1, 0]]), off(top_k=2))).tolist() == [0, 1, 2]
     assert np.flatnonzero(stays(np.array([[-0.0, 2, 0, -1]]), off(top_k=2))).tolist() == [0, 1, 2]
 
@@ -162,7 +162,7 @@ MASK = jnp.isin(jnp.arange(96), jnp.array([0, 5]))
         ((2, 2, 2), 7, Truncation(9, 0.9, 0.02)),
     ],
 )
-def test_a_draw_is_that_of_the_scores_that_stay(on: Any, vocab: int, truncation: Truncation):
+def test_a_sample_is_one_of_the_kept_tokens(on: Any, vocab: int, truncation: Truncation):
     keys = keys_for(len(HIDDEN))
     head = Head(3.0, 1.0, 16, vocab, mesh(*on))
     drawn = jax.jit(partial(sample, head=head, truncation=truncation))
@@ -207,7 +207,7 @@ PROBABILITIES = np.array([0.02, 0.4, 0.0, 0.25, 0.08, 0.25])
         (Truncation(4, 0.99, 0.3), [1, 3, 5]),
     ],
 )
-def test_draws_have_their_probabilities(truncation: Truncation | None, left: list[int]):
+def test_samples_have_their_probabilities(truncation: Truncation | None, left: list[int]):
     tokens, logprobs, kept = (
         np.asarray(x)
         for x in sample(
