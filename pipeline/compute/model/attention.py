@@ -136,8 +136,8 @@ class PackedAttention:
         if seq <= self.block and window is not None and 2 * window < seq:
             return self._in_bands(query, key, value, window=window, softcap=softcap), cache
         if seq <= self.block:
-            at = jnp.arange(seq)
-            visible = _visible(self.segments, self.segments, at, at, window)
+            at, of = jnp.arange(seq), jnp.arange(seq)
+            visible = _visible(self.segments, self.segments, at, of, window)
             return attend_where(query, key, value, visible=visible, softcap=softcap), cache
         count = -(-seq // self.block)
         span = count * self.block if window is None else self.block + window - 1
