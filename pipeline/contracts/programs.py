@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 
 SAMPLER = ("empty", "prefill", "fill", "segment")
-"""Kinds of a sampler's programs; those that compact slots are small and left out."""
+"""Kinds of a sampler's programs, except those that compact slots, which are small."""
 
 LEARNER = ("score", "reference_top_k", "gradient", "sft_gradient", "apply")
 """Kinds of a learner's programs."""
@@ -20,12 +20,12 @@ LEARNER = ("score", "reference_top_k", "gradient", "sft_gradient", "apply")
 
 @dataclass(frozen=True)
 class Devices:
-    """Those that run a program.
+    """Devices that run a program.
 
     Attributes:
-        count: how many.
-        fsdp: parts of the weights that are gathered layer by layer.
-        tp: parts of heads and widths that are computed apart.
+        count: number of devices.
+        fsdp: shards of the weights, which are gathered layer by layer.
+        tp: shards of heads and feed-forward width.
     """
 
     count: int
@@ -34,12 +34,12 @@ class Devices:
 
     @property
     def shards(self) -> int:
-        """Parts into which rows are split."""
+        """Number of shards of the rows."""
         return self.count // self.tp
 
 
 def split_name(program: str) -> tuple[str, int]:
-    """Kind and size of a program; 0 for one that has none.
+    """Kind and size of a program; size 0 for `empty` and `apply`.
 
     Raises:
         ValueError: if there is no such program.
@@ -48,12 +48,12 @@ def split_name(program: str) -> tuple[str, int]:
     sized = kind not in {"empty", "apply"}
     if kind not in SAMPLER + LEARNER or sized != size.isdecimal():
         known = ", ".join(f"{k} N" if k not in {"empty", "apply"} else k for k in SAMPLER + LEARNER)
-        raise ValueError(f"{program!r} is no program of a run; there are {known}")
+        raise ValueError(f"{program!r} is no program of a run; known are {known}")
     return kind, int(size or 0)
 
 
 def devices_of(config: Config, program: str) -> Devices:
-    """The devices of the process that runs it."""
+    """The devices of the process that runs the program."""
     kind, _ = split_name(program)
     plan = config.plan
     if kind in SAMPLER:

@@ -69,7 +69,7 @@ def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActo
 
 
 def make_learner(monkeypatch: pytest.MonkeyPatch, **tables: Any) -> LearnerActor:
-    """A learner in a process of its own, prepared; `tables` are laid over its configuration."""
+    """A prepared dedicated learner; `tables` change its configuration."""
     monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
     monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan = {"fixed": False, "placement": "split", "micro_batch_tokens": WHOLE.micro_batch_tokens}
@@ -163,7 +163,7 @@ def test_invariant_2_sampling_continues_with_fewer_slots_and_the_same_samples(
     assert fewer == FEWER_SLOTS
     ready = actor.prepare(fewer)
     assert {built.name for built in ready.built} >= {"segment 3", "segment 2", "empty slots"}
-    # The learner's programs are the same ones.
+    # The learner's programs do not change.
     assert not any(built.name.startswith("gradient") for built in ready.built)
     again = draw(actor)
     assert [drawn.name for drawn in again] == [request.name for request in REQUESTS]
@@ -198,7 +198,7 @@ def test_invariant_11_learning_continues_with_smaller_micro_batches_and_the_same
     assert {built.name for built in ready.built} >= {"gradient 1", "score 1", "apply"}
     assert not any(built.name.startswith("segment") for built in ready.built)
     actor.update(ROLLOUTS)
-    # As if it had never been tried with larger ones.
+    # The result is the same as without the failed attempt.
     equal(host(learner.state), expected)
     assert learner.state.version == 1
 
@@ -286,7 +286,7 @@ def test_parity_of_rollouts_sampled_ahead_is_computed_before_the_update(
     actor.prepare(FEWER_ROWS)
     actor.update(ROLLOUTS)
     began, kept = host(learner.state), learner.host_state()
-    # Drawn by version 0, learned by version 1.
+    # Sampled by version 0, learned by version 1.
     metrics = actor.update(ROLLOUTS)
     expected = host(learner.state)
     learner.restore_state(kept)
@@ -365,7 +365,7 @@ def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
     ready = actor.prepare(Sizes(2, WHOLE.micro_batch_tokens))
     assert "segment 2" in {built.name for built in ready.built}
     assert len(draw(actor)) == len(REQUESTS)
-    # Nothing of the way down is left.
+    # No programs of failed attempts are left.
     monkeypatch.undo()
     actor.prepare(WHOLE)
     assert actor.config == actor.given
@@ -397,7 +397,7 @@ def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
 def test_sampler_and_learner_never_hold_their_peaks_at_once(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
-    """Caches are gone before the update begins, gradients before drawing does."""
+    """Caches are freed before the update starts, gradients before sampling starts."""
     actor.update(ROLLOUTS)
     publish(actor)
     idle, seen = resident_bytes(), dict[str, int]()

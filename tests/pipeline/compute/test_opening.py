@@ -1,4 +1,4 @@
-"""What an actor opens: the model in its format, and its tokenizer, checked before weights move."""
+"""Opening a model: its format, and its tokenizer, which is checked before the weights load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config(folder: Path) -> Config:
 
 @pytest.fixture
 def flax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Gemma 2 as Kaggle gives it out, with some more rows than its tokenizer has pieces."""
+    """Gemma 2 in Kaggle's layout, with more embedding rows than its tokenizer has tokens."""
     golden = formats.GOLDEN / "gemma2"
     tensors = load_file(golden / formats.SINGLE)
     rows = np.random.default_rng(0).standard_normal((PIECES + 8, 40)).astype(np.float32)

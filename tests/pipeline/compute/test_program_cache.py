@@ -1,4 +1,4 @@
-"""The compilation cache of several processes: what is shared, when, and what is left behind."""
+"""The compilation cache of several processes: sharing, deletion, and killed processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_entry_is_shared_when_it_is_complete(tmp_path: Path):
     one.share()
     assert names(tmp_path) == {"a-cache"}
     assert (one.path / "a-cache").read_bytes() == b"program a"
-    # Who began before does not see it, who begins now does.
+    # Processes that started earlier do not see it, new ones do.
     assert names(other.path) == set()
     assert (ProgramCache(tmp_path).path / "a-cache").read_bytes() == b"program a"
 
@@ -46,13 +46,13 @@ def test_an_entry_deleted_by_another_process_stays_available(tmp_path: Path):
     process.share()
     for name in ("a-cache", "b-cache"):
         (tmp_path / name).unlink()
-    # JAX finds them, and never writes what it finds.
+    # JAX reads existing entries and never writes them.
     jax_cache = LRUCache(str(process.path), max_size=-1)
     assert jax_cache.get("a") == b"program a"
     jax_cache.put("a", b"another")
     assert jax_cache.get("b") == b"program b"
     assert names(tmp_path) == set()
-    # What was shared once and is deleted is not wanted back.
+    # A deleted entry that was shared once is not shared again.
     process.share()
     assert names(tmp_path) == set()
 

@@ -1,4 +1,4 @@
-"""A run can go on from runs, checkpoints and exports, and from nothing that is damaged."""
+"""Initial adapters from runs, checkpoints and exports; damaged ones are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape that a config.json describes, and the modules that are built from it."""
+"""The architecture from a config.json, and the modules that are built from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over whole rows against sums written out, and packed rows against rows of their own."""
+"""Attention over whole rows against explicit sums, and packed rows against separate rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def draw(*, seq: int = SEQ) -> list[jax.Array]:
 
 
 def by_hand(q: Any, k: Any, v: Any, *, window: int | None, softcap: float | None) -> np.ndarray:
-    """One sum after the other."""
+    """Reference attention with explicit sums."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
     for row, at, head in np.ndindex(*q.shape[:3]):
@@ -110,7 +110,7 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
     seq, kind = 23, {"window": window, "softcap": softcap}
     segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
     expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), **kind)
-    # Blocks smaller than the window, as large, larger; and such that do not divide the row.
+    # Blocks smaller than the window, equal, larger; and blocks that do not divide the row.
     for block in (4, 8, 23):
         found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), **kind)
         assert_same(found, expected)
@@ -179,7 +179,7 @@ def test_a_packed_model_equals_separate_rows(remat: Remat | None):
     found = packed(*map(jnp.asarray, (tokens, positions, segments)))
     begin = 0
     for length in lengths:
-        # Padding behind a row changes nothing, so one shape serves all.
+        # Padding at the end of a row changes nothing, so one shape serves all.
         row = np.zeros((1, 21), np.int32)
         row[0, :length] = tokens[0, begin : begin + length]
         np.testing.assert_allclose(

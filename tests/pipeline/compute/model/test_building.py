@@ -1,4 +1,4 @@
-"""Compiling side by side: the same programs, told one by one, and what fails is not hidden."""
+"""Parallel compilation: the same programs, each logged, and errors are raised."""
 
 from __future__ import annotations
 

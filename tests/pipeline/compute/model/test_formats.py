@@ -1,4 +1,4 @@
-"""Every format that is read, against the golden folder it was made of."""
+"""Every supported format against the golden folder that it was made from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shapes_of(name: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read(folder: Path, name: str) -> Params:
-    """A folder's parameters, which are shaped like the golden folder's of that name."""
+    """A folder's parameters, with the shapes of the golden folder of that name."""
     return weights.load(folder, shapes_of(name))
 
 
@@ -96,7 +96,7 @@ def test_parts_of_a_multimodal_model_are_surplus_in_a_text_folder(tmp_path: Path
 
 
 def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -> Path:
-    """A golden folder as Kaggle gives models out: the checkpoint in a folder of its own."""
+    """A golden folder in Kaggle's layout: the checkpoint in a separate folder."""
     text = weights.read_text_config(formats.GOLDEN / name)
     tensors = load_file(formats.GOLDEN / name / formats.SINGLE)
     folder.mkdir(parents=True, exist_ok=True)

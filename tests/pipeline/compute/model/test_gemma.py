@@ -1,4 +1,4 @@
-"""The forward pass against Tunix's own."""
+"""The forward pass against Tunix's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_later_tokens_attend_to_a_token(run: Any):
     first, second = (np.asarray(run(base, adapter, tokens)) for tokens in (TOKENS, other))
     changed = (first != second).any(axis=(0, 2))
     assert not changed[:4].any()
-    # Also beyond the reach of the local layers alone: the global one is in the middle.
+    # Also beyond the windows of the local layers: the global layer is in the middle.
     assert changed[4:].all()
 
 
@@ -106,7 +106,7 @@ def assert_close(found: Any, expected: Any, *, relative: float) -> None:
 POLICIES = [
     Remat("none", SEQ),
     Remat("dots", 2 * SEQ),
-    Remat("full", 1),  # a row is the least
+    Remat("full", 1),  # at least one row
     Remat("offload", SEQ),
 ]
 
@@ -151,5 +151,5 @@ def test_the_gradient_of_parts_is_summed_in_float32():
         for rows in (2, 6)
     )
     for name, grad in two.items():
-        # Equal parts: only a sum in bfloat16 would round multiples of what it adds.
+        # Equal parts: only a sum in bfloat16 would round multiples of the summand.
         np.testing.assert_allclose(six[name], 3 * grad, rtol=1e-6, err_msg=name)

@@ -1,4 +1,4 @@
-"""Hugging Face's own numbers, from files that tests/golden/make_golden.py wrote."""
+"""Hugging Face's results, from files written by tests/golden/make_golden.py."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
         assert completion.stop_reason == "length"
 
 
-# Gemma 3 is what every other test of both runs on.
+# All other tests of sampler and learner use Gemma 3.
 @pytest.mark.parametrize("golden", ["gemma2"], indirect=True)
 def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
     stored, policy, base = golden

@@ -49,7 +49,7 @@ def test_aligned_ranges_halve_the_work():
 def test_the_noise_is_gumbel_and_independent_between_tokens():
     noise = np.asarray(gumbel_noise(keys_at(keys_for(300), jnp.arange(300)), 0, 2 * TILE))
     assert stats.kstest(noise.ravel()[:20_000], "gumbel_r").pvalue > 1e-3
-    # Of neighbours, and of the two that one call of Threefry gives.
+    # Adjacent tokens, and the two tokens of one Threefry call.
     for apart in (1, TILE // 2):
         found = stats.pearsonr(noise[:, :-apart].ravel(), noise[:, apart:].ravel())
         assert abs(found.statistic) < 0.01
@@ -66,7 +66,7 @@ def noise(words: Any, partners: Any) -> np.ndarray:
 
 
 def tail_of(words: np.ndarray, partners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The probability beyond the noise, and whether that is of larger noise; exact in float64."""
+    """Tail probability of the noise, and whether it is the upper tail; exact in float64."""
     upper = words < 2**31
     steps = np.where(upper, words, MOST_WORD - words)
     return (2 * (steps * 2**16 + partners % 2**16) + 1) * LAST_STEP, upper
@@ -87,7 +87,7 @@ def test_the_noise_reaches_tails_below_1e_12_at_both_ends():
     ends = noise([0, MOST_WORD], [0, 0])
     np.testing.assert_allclose(ends, [49 * np.log(2), -np.log(49 * np.log(2))], rtol=1e-6)
     assert ends[0] > -np.log(1e-13)
-    # A step of the own word is 2e-10: what is below comes from the partner.
+    # A step of the word itself is 2e-10; smaller steps come from the partner.
     deep = noise(0, np.arange(2**16))
     assert (np.diff(deep) < 0).all()
     np.testing.assert_allclose(stats.gumbel_r.sf(deep[:2]), [LAST_STEP, 3 * LAST_STEP], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Log-probs, entropy and top k against the whole softmax, and what is never held in memory."""
+"""Log-probs, entropy and top k against the whole softmax, and the size of the largest array."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
 
 
 def total(scores: Scores) -> jax.Array:
-    """A sum with another weight for each number that has a gradient."""
+    """A sum with a random weight for each differentiable result."""
     rng = np.random.default_rng(1)
     assert scores.gathered is not None
     return (
@@ -89,7 +89,7 @@ def total(scores: Scores) -> jax.Array:
 def assert_equal(found: Scores, expected: Scores) -> None:
     assert expected.top is not None
     assert found.top is not None
-    # Neighbours that are equal but for rounding may stand the other way round.
+    # Tokens whose scores differ only by rounding may be swapped.
     values = np.asarray(expected.top.logprobs)
     gaps = np.pad(-np.diff(values, axis=-1), [(0, 0)] * 2 + [(1, 1)], constant_values=np.inf)
     clear = np.minimum(gaps[..., 1:], gaps[..., :-1]) > 1e-5
@@ -142,7 +142,7 @@ def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(token
 def test_scores_far_above_the_first_block_are_exact():
     hidden, head = 50 * HIDDEN, make_head(tokens=16, vocab=8)
     scores = scaled_logits(hidden, EMBEDDING, softcap=None, temperature=TEMPERATURE, forbidden=MASK)
-    # Far enough for an exponential taken from the first block's largest score to overflow.
+    # Far enough for exponentials shifted by the first block's largest score to overflow.
     assert np.max(scores.max(-1) - scores[..., :8].max(-1)) > 100
     found, expected = ours(hidden, head=head), whole(hidden, softcap=None)
     np.testing.assert_allclose(found.log_z, expected.log_z, rtol=1e-6)
@@ -293,7 +293,7 @@ LIMIT = 2_048
 
 
 def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
-    """Elements and shape of the largest array in a program's text but the embedding itself."""
+    """Elements and shape of the largest array in a program's text, except the embedding."""
     shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", program.as_text() or ""))
     shapes -= {f"{REAL_VOCABULARY},64", f"64,{REAL_VOCABULARY}"}
     return max((prod(map(int, shape.split(","))), shape) for shape in shapes)
@@ -304,7 +304,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     policy = tiny.make_policy(
         devices=devices, num_hidden_layers=1, vocab_size=REAL_VOCABULARY, hidden_size=64
     )
-    # On each device 2,560 positions go through the head, more than may be there at once.
+    # On each device 2,560 positions go through the head, more than one block.
     config = tiny.make_config(
         rollout={"max_prompt_tokens": 160, "max_new_tokens": 160},
         plan={

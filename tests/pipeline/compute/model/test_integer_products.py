@@ -1,4 +1,4 @@
-"""Products of 8-bit integers: exact where nothing is rounded, near where it is, same everywhere."""
+"""Products of 8-bit integers: exact without rounding, bounded error with it, same everywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def matrix(codes: Any, scale: Any) -> qarray.QArray:
 
 
 def random(equation: str, dtype: str = "float32") -> tuple[jax.Array, qarray.QArray]:
-    """Activations, and a matrix with a scale an output."""
+    """Activations, and a matrix with one scale per output."""
     x_shape, shape = EINSUMS[equation]
     x_key, codes_key, scale_key = jax.random.split(jax.random.key(0), 3)
     x_letters, letters = equation.partition("->")[0].split(",")
@@ -113,7 +113,7 @@ def test_sampler_and_learner_are_one_policy(policy: Policy):
         return float(np.abs(np.concatenate(scored) - sampled).max())
 
     assert len(sampled) > 10
-    # The same rounding, but for a number that is just between two codes.
+    # The same rounding, except for values half-way between two codes.
     assert apart(policy, base) < 5e-3
     assert policy.unrounded().base_shapes == policy.base_shapes
     assert apart(policy.unrounded(), base) > 5e-3

@@ -100,7 +100,7 @@ def test_score_and_gradient_use_every_part_of_the_adapter():
     assert len(probe_grads) == 7 * 6 * 2
     for name, grad in probe_grads.items():
         assert float(jnp.abs(grad).max()) > 1e-4, name
-    # While B is zero nothing flows to A.
+    # While B is zero, A has no gradient.
     for name, grad in fresh_grads.items():
         assert bool(np.any(grad)) == name.endswith("_lora_b"), name
 
@@ -112,7 +112,7 @@ OVER_ROWS_AND_POSITIONS = re.compile(r"dot_general .*contracting_dims = \[0, 1\]
 def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
     monkeypatch: pytest.MonkeyPatch, kv_heads: int
 ):
-    """Two are several times slower on a CPU, one is slower and larger on a TPU."""
+    """Two axes are several times slower on a CPU, one is slower and larger on a TPU."""
 
     def gradient() -> tuple[int, Params]:
         policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
@@ -140,7 +140,7 @@ def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_merging_equals_the_adapter(kv_heads: int):
-    # With as many kv heads as query heads Gemma's matrix for the three is one.
+    # With as many kv heads as query heads, queries, keys and values share one matrix.
     policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
     base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
     assert ("layers.0.attn.qkv_einsum.w" in base) == (kv_heads == 4)

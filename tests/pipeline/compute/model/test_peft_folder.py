@@ -1,4 +1,4 @@
-"""PEFT's own folders are read as PEFT means them, ours are written as PEFT writes them."""
+"""PEFT folders: read with PEFT's semantics, written in PEFT's format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Edit = Callable[[Path], None]
 
 
 def settings(name: str, **changes: Any) -> Lora:
-    """The settings that a golden adapter asks for."""
+    """The settings of a golden adapter."""
     found: dict[str, dict[str, Any]] = {
         "peft_gemma3": {"rank": 3, "alpha": 6.0},
         "peft_gemma2": {
@@ -108,7 +108,7 @@ def test_a_written_folder_has_pefts_format(tmp_path: Path, name: str, layers: st
     if isinstance(wanted, list):
         assert set(targets) == set(wanted)
     else:
-        # By whole names: a vision tower has projections with the same last names.
+        # Full names: a vision tower has projections with the same last names.
         assert set(targets) == modules
         assert all(re.fullmatch(wanted, module) for module in modules)
 
@@ -184,7 +184,7 @@ def test_different_lora_a_of_one_matrix_stay_separate(tmp_path: Path, kv_heads: 
         assert found is not None
         joined = np.asarray(found[number]).transpose(0, 2, 1).reshape(-1, 24)
         np.testing.assert_allclose(joined, scale * (b @ a), rtol=1e-5, atol=1e-5)
-    # Written again, each projection has the rank of all; that is told, and read again.
+    # Written again, each projection has the sum of the ranks, which the configuration records.
     again = tmp_path / "again"
     write_peft(again, to_pairs(loaded), lora=started, base="b", revision=None, layers=TEXT)
     config = json.loads((again / CONFIG).read_text())

@@ -1,4 +1,4 @@
-"""A quantized base is smaller, nearly the same, and used as it is kept everywhere."""
+"""A quantized base: size, error, and the same values in every program."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_log_prob_error_of_int8_is_much_smaller_than_that_of_nf4():
     for kind in (*KINDS, INTEGERS):
         errors[kind] = float(np.abs(score(*quantized(kind)) - exact).mean())
     assert 0 < 5 * errors["int8"] < errors["nf4"] < 0.5
-    # Activations are rounded too.
+    # Activations are quantized, too.
     assert errors["int8"] < errors[INTEGERS] < 0.5 * errors["nf4"]
 
 
@@ -185,7 +185,7 @@ def test_bytes_of_gemma3_1b(kind: str, gb: float):
 
 
 def test_the_base_is_quantized_during_loading(tmp_path: Path):
-    """One plain matrix at a time: each is on its way out before the next one is asked for."""
+    """Only one plain matrix exists at a time."""
     policy = tiny.make_policy(num_hidden_layers=2, quantization="nf4")
     base = tiny.make_base(policy.plain())
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Weights on meshes of data x fsdp x tp: who holds what, and that no number depends on it."""
+"""Weights on meshes of data x fsdp x tp: shards, and results independent of the mesh."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESHES = (
     pytest.param(8, 1, marks=pytest.mark.slow),
     pytest.param(1, 2, marks=pytest.mark.slow),
 )
-"""(fsdp, tp) on eight devices; data takes the rest."""
+"""(fsdp, tp) on eight devices; data has the remaining ones."""
 ONE_KV_HEAD = {"num_key_value_heads": 1}
 FUSED = tiny.GEMMA2 | {"num_key_value_heads": 4}
 
@@ -45,7 +45,7 @@ TOKENS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 TARGETS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 
 
-def test_a_mesh_has_three_axes_and_data_takes_the_rest():
+def test_a_mesh_has_three_axes_and_data_has_the_remaining_devices():
     devices = jax.devices()
     mesh = make_mesh(devices, fsdp=2, tp=2)
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tp": 2}
@@ -144,7 +144,7 @@ def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
 
 
 def close(found: Any, expected: Any, *, bound: float = 1e-5) -> None:
-    """Leaves differ by at most `bound` of their norm; whole numbers not at all."""
+    """Asserts that leaves differ by at most `bound` of their norm; integers are equal."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if np.issubdtype(other.dtype, np.integer):
             np.testing.assert_array_equal(one, other)
@@ -173,7 +173,7 @@ def test_other_models_equal_one_device_too(changes: dict[str, Any]):
 
 
 def hidden_states(policy: Policy, base: Params) -> jax.Array:
-    """Of random tokens, on the host."""
+    """Hidden states of random tokens, on the host."""
     tokens = jax.device_put(TOKENS, by_row(policy.mesh))
     found: jax.Array = jax.device_get(
         jax.jit(
@@ -221,7 +221,7 @@ def test_a_folder_is_loaded_sharded():
         for shard in value.addressable_shards:
             held[shard.device] += shard.data.nbytes
     whole = sum(value.nbytes for value in one.values())
-    # One kv head and the norms are not split over tp.
+    # One kv head and the norms are not sharded over tp.
     assert len(set(held.values())) == 1
     assert 0.25 * whole < held[jax.devices()[0]] < 0.3 * whole
 

@@ -1,4 +1,4 @@
-"""Thresholds against a sort in NumPy, draws against the probabilities that they should have."""
+"""Thresholds against a sort in NumPy, samples against their expected probabilities."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compiled(truncation: Truncation, on: tuple[int, int, int]) -> Any:
 
 
 def stays(scores: np.ndarray, truncation: Truncation, on: Any = (1, 1, 1)) -> np.ndarray:
-    """Which tokens may be drawn, `rows vocab`."""
+    """Mask of the kept tokens, `rows vocab`."""
     scores = np.asarray(scores, np.float32)
     return scores >= np.asarray(compiled(truncation, on)(scores))[:, None]
 
@@ -60,7 +60,7 @@ def sorted_out(scores: np.ndarray, truncation: Truncation) -> tuple[np.ndarray, 
     if truncation.top_p < 1:
         left = ranked[ranked >= lowest]
         masses = np.exp(left.astype(np.float64) - left[0])
-        # What ties is taken together.
+        # Ties are kept or removed together.
         reached = np.array([masses[left >= score].sum() for score in left]) / masses.sum()
         gap = np.abs(reached[left > left[-1]] - truncation.top_p).min(initial=np.inf)
         lowest = max(lowest, left[np.flatnonzero(reached >= min(truncation.top_p, reached[-1]))[0]])
@@ -117,9 +117,9 @@ def test_the_nucleus_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for top_p, left in ((0.4, [1]), (0.6, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])):
         assert np.flatnonzero(stays(scores, off(top_p=top_p))).tolist() == left
-    # Of the two that top-k leaves, the first has 2/3 of the mass.
+    # Of the two tokens after top-k, the first has 2/3 of the mass.
     assert np.flatnonzero(stays(scores, off(top_k=2, top_p=0.6))).tolist() == [1]
-    # Even of a p that float32 does not know.
+    # Also for a p that underflows in float32.
     assert np.flatnonzero(stays(scores, off(top_p=1e-60))).tolist() == [1]
 
 
@@ -127,7 +127,7 @@ def test_min_p_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for min_p, left in ((0.19, [0, 1, 2, 3]), (0.21, [1, 2, 3]), (0.4, [1, 3]), (0.9, [1])):
         assert np.flatnonzero(stays(scores, off(min_p=min_p))).tolist() == left
-    # The narrowest one counts, whichever it is.
+    # The narrowest limit takes effect.
     assert np.flatnonzero(stays(scores, off(top_k=3, min_p=0.4))).tolist() == [1, 3]
     assert np.flatnonzero(stays(scores, off(top_k=1, min_p=0.4))).tolist() == [1]
 

@@ -1,4 +1,4 @@
-"""Ids of the pieces that the configuration names."""
+"""Ids of the configured special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders: there and back, in pieces, damaged."""
+"""Hugging Face folders: round trip, several files, damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def policy() -> Policy:
 
 
 def write(folder: Path, policy: Policy, *, dtype: str = "float32", **changes: Any) -> Path:
-    """A folder with this policy's parameters, and what comes with them."""
+    """A folder with this policy's parameters and companion files."""
     like, out = folder / "like", folder / "out"
     like.mkdir(parents=True)
     out.mkdir()
@@ -43,7 +43,7 @@ def read(folder: Path, policy: Policy) -> dict[str, Any]:
 
 
 def change(folder: Path, edit: Any) -> None:
-    """Rewrites `model.safetensors` after `edit` has had its tensors."""
+    """Rewrites `model.safetensors` after `edit` has changed its tensors."""
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors")
