@@ -28,7 +28,7 @@ from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController
-from pipeline.rollout.workers import TrainingStopped, Workers, named_workers
+from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -131,17 +131,15 @@ def _workers(
     prepared: Prepared, actors: RunActors, beginning: CalibrationStart, clock: Clock, stop: Stop
 ) -> Workers:
     """The workers of the run; none is prepared yet."""
-    samplers, learner = named_workers(
-        actors.samplers, actors.learner, one_process=actors.one_process
-    )
     return Workers(
-        samplers=samplers,
-        learner=learner,
+        samplers=actors.samplers,
+        learner=actors.learner,
         scorer=actors.scorer,
         sizes=SizeController(prepared.config, beginning.sizes, partial(print, flush=True)),
         config=prepared.config,
         clock=clock,
         stop=stop.event,
+        one_process=actors.one_process,
     )
 
 
@@ -159,12 +157,11 @@ async def _start(
     await actors.started()
     print("Devices acquired; loading weights and compiling.", flush=True)
     load_s, _ = await asyncio.gather(workers.start(), actors.scorer.start())
-    learner, *samplers = workers.processes
     found = await calibrate(
         workers.sizes,
         beginning,
-        sampler=((samplers or [learner])[0], actors.samplers[0]),
-        learner=(learner, actors.learner),
+        sampler=(workers.sampler_processes[0], actors.samplers[0]),
+        learner=(workers.learner_process, actors.learner),
     )
     if found is not None:
         workers.sizes.use(found)

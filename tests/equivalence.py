@@ -1,6 +1,6 @@
 """Whether two versions of the project compute the same: metrics and adapters of real runs.
 
-    python -m tests.equivalence record PROJECT FILE     runs all cases with the code in PROJECT
+    python -m tests.equivalence record PROJECT FILE [CASE ...]   runs cases with the code in PROJECT
     python -m tests.equivalence compare BEFORE AFTER    exit status 1 where they differ
 
 Both recordings must be of one machine. PROJECT is a checkout with its own .venv, or any folder with
@@ -83,16 +83,16 @@ KILLED = "killed and resumed"
 PATIENCE_S = 1200.0
 
 
-def record(project: Path, python: str) -> dict[str, Any]:
-    """Runs every case; what each has computed, by its name."""
-    found = {}
+def record(project: Path, file: Path, python: str, cases: Sequence[str]) -> None:
+    """Runs cases, by default all; writes what each has computed into `file`, by its name."""
+    found = json.loads(file.read_text(encoding="utf-8")) if cases and file.is_file() else {}
     with tempfile.TemporaryDirectory(prefix="equivalence-") as folder:
-        for case, settings in CASES.items():
+        for case in cases or CASES:
             started = time.monotonic()
-            run = _run(project, python, Path(folder), case, settings)
+            run = _run(project, python, Path(folder), case, CASES[case])
             found[case] = _computed(run)
+            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             print(f"{case}: {time.monotonic() - started:.0f} s", flush=True)
-    return found
 
 
 def _run(project: Path, python: str, folder: Path, case: str, settings: Mapping[str, str]) -> Path:
@@ -181,14 +181,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     recording = commands.add_parser("record")
     recording.add_argument("project", type=Path)
     recording.add_argument("file", type=Path)
+    recording.add_argument("cases", nargs="*", metavar="CASE", choices=[[], *CASES])
     recording.add_argument("--python", default=sys.executable)
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     given = parser.parse_args(argv)
     if given.command == "record":
-        found = record(given.project.resolve(), given.python)
-        given.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        record(given.project.resolve(), given.file, given.python, given.cases)
         return 0
     pair = (json.loads(path.read_text(encoding="utf-8")) for path in (given.before, given.after))
     found_lines = differences(*pair)

@@ -38,7 +38,7 @@ from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.size_controller import SizeController
 from pipeline.plan.start import first_sizes
-from pipeline.rollout.workers import Workers, named_workers
+from pipeline.rollout.workers import Workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -525,10 +525,9 @@ class Process:
 
     def connect(self) -> None:
         """Makes workers and coordinator of the samplers, the learner and the scorer."""
-        samplers, learner = named_workers(self.samplers, self.learner, one_process=False)
         self.workers = Workers(
-            samplers=samplers,
-            learner=learner,
+            samplers=self.samplers,
+            learner=self.learner,
             scorer=self.scorer,
             sizes=self.sizes,
             config=self.config,

@@ -35,7 +35,7 @@ from pipeline.inputs.text.tokenizer_files import JSON, SENTENCEPIECE
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.size_controller import SizeController
-from pipeline.rollout.workers import Workers, named_workers
+from pipeline.rollout.workers import Workers
 
 _ADAPTER_COPIES = 4
 """Of a checkpoint, moments included, and of the best version."""
@@ -119,23 +119,23 @@ async def _rehearse(
     started: float,
 ) -> Result:
     config, say = prepared.config, partial(print, flush=True)
-    samplers, learner = named_workers(crew.samplers, crew.learner, one_process=crew.one_process)
     workers = Workers(
-        samplers=samplers,
-        learner=learner,
+        samplers=crew.samplers,
+        learner=crew.learner,
         scorer=crew.scorer,
         sizes=SizeController(config, beginning.sizes, say),
         config=config,
         clock=Clock(started),
         # The command ends the rehearsal as a whole.
         stop=asyncio.Event(),
+        one_process=crew.one_process,
     )
     calibration = partial(
         calibrate,
         workers.sizes,
         beginning,
-        sampler=(samplers[0], crew.samplers[0]),
-        learner=(learner, crew.learner),
+        sampler=(workers.sampler_processes[0], crew.samplers[0]),
+        learner=(workers.learner_process, crew.learner),
     )
     await wait_for_devices(crew.devices, config.plan)
     await crew.started()

@@ -263,7 +263,7 @@ class RunController:
             seconds, step = now_s - self._step_began_s, self._current
             self.deadline.step_time.observe(seconds, share=self._share(step), phase=step.phase)
             self._current = None
-        if status.validated - self._status.validated:
+        if self._duty is not None and self._duty.kind == "validate":
             self._validated_at_s = now_s
         self._read(status, now_s)
         self._duty = next(self._duties, None)

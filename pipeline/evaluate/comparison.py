@@ -1,4 +1,4 @@
-"""Base and tuned on the same prompts: one document, the table that shows it, and all answers."""
+"""Compares base and tuned policy on the same prompts: JSON document, table, all answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def document(
     tuned: Measured | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything that came out, as JSON.
+    """The result as JSON.
 
     Args:
-        protocol: as `pipeline.evaluate.protocol.protocol` tells it.
-        data: for each set what `pipeline.evaluate.protocol.data_facts` tells.
+        protocol: the result of `protocol.protocol`.
+        data: for each set the result of `protocol.data_facts`.
         base: the base alone.
         tuned: the base with the adapter; None: only the base was measured.
-        notes: what should be known beside the numbers.
+        notes: remarks on the numbers.
     """
     sets = {}
     for name, facts in data.items():
@@ -47,7 +47,7 @@ def document(
 
 
 def answer_rows(base: Measured, tuned: Measured | None) -> Iterator[dict[str, Any]]:
-    """Each answer as a JSON object, set by set, the base's first."""
+    """Each answer as a JSON object, set by set, first those of the base."""
     for name in base.evaluations:
         for policy, measured in (("base", base), ("tuned", tuned)):
             if measured is not None:
@@ -56,7 +56,7 @@ def answer_rows(base: Measured, tuned: Measured | None) -> Iterator[dict[str, An
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The document for people: the protocol, the table, what changed, notes."""
+    """The document as text: protocol, table, changes, notes."""
     yield from protocol_lines(found["protocol"])
     for policy in ("base", "tuned"):
         if found[policy] is not None:
@@ -96,7 +96,7 @@ def _change(one: Mapping[str, Any]) -> str:
 
 
 def _votes(found: Mapping[str, Any]) -> list[str]:
-    """Names of pass@k and majority@k, if several samples were drawn; equal for all sets."""
+    """Names of the pass@k and majority@k values if there are several samples; same in all sets."""
     summary = next(iter(found["sets"].values()))["base"]
     return [key for key in summary if "@" in key and not key.endswith("@1")]
 
@@ -119,7 +119,7 @@ def _row(name: str, policy: str, summary: Mapping[str, Any]) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns of equal width: the first two left, numbers right."""
+    """Aligned columns: the first two left, numbers right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

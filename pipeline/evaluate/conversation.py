@@ -1,4 +1,4 @@
-"""Single questions to base and tuned policy, asked as the run asks its own, and their answers."""
+"""Single questions to base and tuned policy, with the prompts of the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NARROWEST = 8
 
 
 class QuestionError(ValueError):
-    """The question cannot be asked; says why, in words for who asked."""
+    """The question makes no prompt; the message says why."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What one policy answered.
+    """The answer of one policy.
 
     Attributes:
         policy: who.
@@ -43,17 +43,17 @@ class Reply:
 
     @property
     def note(self) -> str:
-        """How it ended, in words."""
+        """How the answer ended, in words."""
         return f"({self.num_tokens} tokens{'' if self.ended else ', cut off'})"
 
 
 class Conversation:
-    """Asks the same question under both adapters. Questions do not know of one another.
+    """Asks the same question with base and tuned policy; questions are independent.
 
     Args:
         config: of the run.
         maker: makes prompts as the run does.
-        samplers: who answers.
+        samplers: generate the answers.
         adapter: where the tuned policy's adapter is.
         temperature: 0 is greedy.
     """
@@ -75,7 +75,7 @@ class Conversation:
         self._asked = 0
 
     async def ask(self, values: Mapping[str, str]) -> tuple[Reply, Reply]:
-        """The base's reply and the tuned policy's, drawn with the same noise.
+        """The replies of base and tuned policy, sampled with the same noise.
 
         Args:
             values: the columns of `prompt.template`.
@@ -115,10 +115,9 @@ class Conversation:
 
 
 def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
-    """The columns of a question that was given as one text.
+    """The columns of a question that is given as one text.
 
-    Where the template has one column, the text is it; where it has several, the text is a JSON
-    object of them.
+    With one column in the template the text is its value; with several, a JSON object of them.
 
     Raises:
         QuestionError: if it is not.
@@ -136,7 +135,7 @@ def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
 
 
 def side_by_side(left: Reply, right: Reply, *, width: int) -> Iterator[str]:
-    """Both replies in columns of equal width, wrapped to a terminal of `width` characters."""
+    """Both replies in two columns, wrapped to a terminal of `width` characters."""
     column = max((width - len(_BETWEEN)) // 2, _NARROWEST)
     sides = [_column(reply, width=column) for reply in (left, right)]
     for one, other in zip_longest(*sides, fillvalue=""):

@@ -1,4 +1,4 @@
-"""Accuracy on a split, by the protocol of `eval`: prompts, tags and judges are those of training.
+"""Accuracy on a split by the `eval` protocol, with the prompts, tags and judges of training.
 
 What is measured depends on prompts, protocol and policy, and on nothing else: not on how many are
 answered at once, how they are padded, or by whom.
@@ -56,13 +56,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to a split: prompt by prompt, in its order, equally many samples of each."""
+    """The answers to a split: in the order of its prompts, equally many samples of each."""
 
     answers: tuple[Answer, ...]
 
     @staticmethod
     def of(rows: Sequence[Mapping[str, Any]]) -> Evaluation:
-        """From what `rows` returned."""
+        """Reads the result of `rows`."""
         return Evaluation(tuple(Answer(**row) for row in rows))
 
     @property
@@ -82,7 +82,7 @@ class Evaluation:
 
     @property
     def well_formed(self) -> np.ndarray:
-        """Which completions have the asked-for form, bool `prompts samples`."""
+        """Which completions have the requested form, bool `prompts samples`."""
         return self._flags([answer.well_formed for answer in self.answers])
 
     @property
@@ -91,7 +91,7 @@ class Evaluation:
         return measure_accuracy(self.correct)
 
     def first(self, prompts: int) -> Evaluation:
-        """The answers to the first so many prompts."""
+        """The answers to the first `prompts` prompts."""
         return Evaluation(self.answers[: prompts * self.samples])
 
     def majority_at(self, k: int) -> float:
@@ -109,7 +109,7 @@ class Evaluation:
         return float(np.mean([_wins(voters) for voters in elections]))
 
     def summary(self) -> dict[str, Any]:
-        """Accuracy with its interval, and how much of it is form.
+        """Accuracy with its interval, and shares of form, unanswered and truncated completions.
 
         `format_only` is the share of completions with the asked-for form and a wrong answer,
         `unanswered` that without any answer, `truncated` that cut off at `rollout.max_new_tokens`.

@@ -1,4 +1,4 @@
-"""One policy's answers to all test sets, drawn by samplers that find their adapters themselves."""
+"""Evaluates one policy on all test sets, with samplers that open adapters themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.rollout import dispatch, parity
 from rewards.base import Tags
 
 Advance = Callable[[int], None]
-"""Is told how many answers more are there."""
+"""Receives the number of new answers."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Measured:
 
 
 _REFILLS = 4
-"""How often a sampler's slots are filled between two reports of progress: each time it ends with
-slots that nobody fills."""
+"""How often a sampler's slots are filled per call: each call ends with idle slots, and progress is
+reported after each."""
 
 
 async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> OpenedAdapter:
-    """Puts the adapter at `path`, or none, in force in all samplers.
+    """Loads the adapter at `path`, or none, into all samplers.
 
     Raises:
         FileNotFoundError: if there is no adapter.
@@ -60,18 +60,18 @@ async def answer(
     adapter: OpenedAdapter,
     advance: Advance = lambda _: None,
 ) -> list[Completion]:
-    """One completion for each request, in their order, drawn under `adapter`, which is in force.
+    """One completion per request, in their order, under the loaded adapter.
 
     Args:
-        samplers: who draws.
-        requests: what is drawn.
-        at_once: requests that a sampler is given at a time, after which progress is told.
+        samplers: at least one.
+        requests: of any groups.
+        at_once: requests per sampler and call; progress is reported after each call.
         temperature: 0 is greedy.
-        adapter: that is in force.
-        advance: told how many were drawn.
+        adapter: the loaded one.
+        advance: receives the number of new answers.
 
     Raises:
-        ParityError: if one was drawn under another.
+        ParityError: if a completion was sampled under another adapter.
     """
     named = sorted(requests, key=lambda request: request.name)
     drawn: dict[object, Completion] = {}
@@ -94,7 +94,7 @@ async def measure(
     path: str | None,
     advance: Advance,
 ) -> Measured:
-    """The policy with the adapter at `path`, or the base alone, on each test set.
+    """Evaluates the policy with the adapter at `path`, or the base alone, on each test set.
 
     Raises:
         FileNotFoundError: as `open_adapter`.

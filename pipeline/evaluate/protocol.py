@@ -1,4 +1,4 @@
-"""How accuracy is measured, in words and as JSON: what a number needs beside it to be compared."""
+"""The evaluation protocol as JSON and as text: what makes accuracies comparable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXTRACTIONS = {"tags": "the last answer block", "last_number": "the last number
 
 
 def protocol(config: Config) -> dict[str, Any]:
-    """Everything in the configuration that an evaluation's result depends on, data excepted."""
+    """All settings that the result of an evaluation depends on, except the data."""
     drawn: dict[str, Any] = {"temperature": config.eval.temperature}
     if config.eval.temperature:
         rollout = config.rollout
@@ -37,7 +37,7 @@ def protocol(config: Config) -> dict[str, Any]:
 
 
 def data_facts(source: Source, split: LoadedSplit) -> dict[str, Any]:
-    """Which prompts a set has, and which of its rows it has not."""
+    """Source, prompts, skipped rows and fingerprint of a set."""
     return {
         "source": source.model_dump(mode="json", exclude_none=True),
         "prompts": len(split.prompts),
@@ -48,7 +48,7 @@ def data_facts(source: Source, split: LoadedSplit) -> dict[str, Any]:
 
 
 def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What `protocol` returned, for people."""
+    """The result of `protocol` as text."""
     prompt = found["prompt"]
     turns = {"auto": "the model's turns", "gemma": "Gemma's turns", "plain": "plain text"}
     model = f"model: {found['model']}, {found['dtype']}, quantization {found['quantization']}"

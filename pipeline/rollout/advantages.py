@@ -1,6 +1,6 @@
-"""Group advantages: how much better a rollout is than the others of its prompt.
+"""Group advantages: the reward of a rollout relative to its group.
 
-Rollouts without a reward take no part: they neither get an advantage nor move those of others.
+Rollouts without a reward are ignored: their advantage is 0, and they do not change those of others.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import numpy as np
 
 from configs.learner import Advantage
 
-# As in Tunix, whose values ours equal.
+# The value of Tunix.
 EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class GroupStats:
-    """How many groups there are of each kind, and how many rollouts had no reward.
+    """Counts of groups by kind, and of rollouts without a reward.
 
     Attributes:
-        mixed: groups with different rewards, the only ones that are learned from.
-        all_equal: groups of two or more rewards that are all the same, or so close that their
-            advantages are 0 in float32.
+        mixed: groups with different rewards, the only ones with a policy gradient.
+        all_equal: groups of two or more equal rewards, or rewards so close that their advantages
+            are 0 in float32.
         short: groups with fewer than two rewards.
         excluded: rollouts without a reward.
-        overflow: groups with rewards so large that computing their advantages overflows; these are
-            0, too.
+        overflow: groups whose advantages overflow because of too large rewards; they become 0.
     """
 
     mixed: int
@@ -51,11 +50,11 @@ def group_advantages(
     They are 0 where the reward is None and in groups that are not mixed.
 
     Args:
-        rewards: those of each group, finite; None for a rollout without a reward.
-        kind: which formula.
+        rewards: finite rewards of each group; None for a rollout without a reward.
+        kind: the formula.
 
     Returns:
-        float32 `group` for each group, and what the groups were like.
+        float32 `group` for each group, and the counts of groups.
     """
     advantages, excluded = [], 0
     counts = dict.fromkeys(("mixed", "all_equal", "short", "overflow"), 0)

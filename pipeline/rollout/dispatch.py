@@ -1,4 +1,4 @@
-"""Which sampler draws which rollouts: a function of names, never of arrival order."""
+"""Distributes rollout requests over samplers: a function of names, never of arrival order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pipeline.contracts.workers import Sampler
 
 
 def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[RolloutRequest]]:
-    """Deals groups, in the order of their names, to the samplers in turn.
+    """Assigns groups, in the order of their names, to the samplers in turn.
 
-    A group stays together, because a sampler reads its prompt once.
+    A group stays together, because a sampler prefills its prompt once.
     """
     named = sorted(requests, key=lambda request: request.name)
     groups = groupby(named, key=lambda request: request.name.group)
@@ -31,14 +31,14 @@ async def generate(
     temperature: float,
     cut_off: float | None = None,
 ) -> tuple[list[Completion], DecodeWork]:
-    """Draws all requests on all samplers at once; completions in the order of the requests.
+    """Generates all requests on all samplers in parallel; completions in the order of requests.
 
     Args:
-        samplers: who draws.
-        requests: what is drawn.
+        samplers: at least one.
+        requests: of any groups.
         temperature: 0 is greedy.
-        cut_off: share of what each sampler is asked for after whose end it cuts the others; None:
-            it draws all to their end.
+        cut_off: once this share of a sampler's requests has finished, it truncates the others;
+            None: it finishes all.
     """
 
     async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:

@@ -1,7 +1,7 @@
 """Invariant 1: the policy that is sampled is the policy that is learned.
 
 Three checks: log-probs under a random probe adapter at start, hash and version at every sync, and
-the difference of log-probs during the run.
+the log-prob difference of every update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ParityError(RuntimeError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Largest |sampler's - learner's log-prob| that is put up with.
+    """Bounds of |sampler's log-prob - learner's log-prob|.
 
     Attributes:
         probe: of any token at start.
@@ -39,7 +39,7 @@ class Bounds:
 
     @staticmethod
     def of(config: Config) -> Bounds:
-        """Configured bounds, else those that were measured for this base and these rollouts."""
+        """Configured bounds, else the measured ones of this base and these rollout weights."""
         parity, measured = config.parity, _measured(config)
         return Bounds(
             probe=parity.probe or measured.probe,
@@ -48,7 +48,7 @@ class Bounds:
         )
 
     def alarm(self, metrics: Mapping[str, float]) -> str | None:
-        """Judges a step's metrics; returns what to journal, if anything.
+        """Checks the metrics of an update; returns an alarm to journal, if any.
 
         Raises:
             ParityError: if the mean is above its bound.
@@ -67,13 +67,13 @@ class Bounds:
 
 _EXACT = Bounds(probe=1e-4, mean_stop=1e-4, p999_alarm=1e-3)
 _ROUNDED = Bounds(probe=0.25, mean_stop=0.05, p999_alarm=0.5)
-# More than twice what the demo showed, but for the mean, which is never below bf16's.
+# More than twice the values of the demo, except the mean, which is not below that of bf16.
 _MERGED = Bounds(probe=0.5, mean_stop=0.05, p999_alarm=0.5)
 _INTEGERS = {
     "int8": Bounds(probe=0.75, mean_stop=0.05, p999_alarm=0.5),
     "int8_matmul": Bounds(probe=1.0, mean_stop=0.1, p999_alarm=1.25),
 }
-"""By `plan.rollout_weights`, where it is not the learner's base that is rounded."""
+"""By `plan.rollout_weights`, where the sampler rounds otherwise than the learner's base."""
 
 
 def _measured(config: Config) -> Bounds:
@@ -131,7 +131,7 @@ def _largest_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) 
 
 
 async def sync(samplers: Sequence[Sampler], published: Published) -> None:
-    """Gives the samplers an adapter and compares hashes.
+    """Loads an adapter into the samplers and compares hashes.
 
     Raises:
         ParityError: if a sampler holds anything else afterwards.
@@ -146,10 +146,10 @@ async def sync(samplers: Sequence[Sampler], published: Published) -> None:
 
 
 def check_labels(completions: Sequence[Completion], published: Published) -> None:
-    """Every completion must carry version and hash of the adapter in force, as its last stretch.
+    """Checks that every completion carries version and hash of the published adapter.
 
     Raises:
-        ParityError: naming the first that does not.
+        ParityError: naming the first completion that does not.
     """
     for completion in completions:
         label = (completion.version, completion.adapter_sha256)

@@ -23,7 +23,7 @@ def reward_inputs(
     maker: PromptMaker,
     tags: Tags,
 ) -> list[RewardInput]:
-    """What reward functions see of each completion."""
+    """The input of the reward functions for each completion."""
     inputs = []
     for completion in completions:
         prompt = prompts[completion.name.prompt_id]
@@ -42,11 +42,11 @@ def reward_inputs(
 
 
 SUM = "weighted sum"
-"""Where errors of the sum of the parts are counted; no reward function can have this name."""
+"""Name under which errors of the weighted sum are counted; no reward function can have it."""
 
 
 def reward_errors(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, list[str]]:
-    """For each reward function that failed what went wrong, rollout by rollout."""
+    """The errors of each failed reward function, rollout by rollout."""
     errors: dict[str, list[str]] = {}
     for row in outcomes:
         for name, outcome in row.items():
@@ -58,12 +58,12 @@ def reward_errors(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, list[s
 def too_many_excluded(
     rollouts: Sequence[Rollout], errors: Mapping[str, Sequence[str]], rewards: Rewards
 ) -> str | None:
-    """Why nothing is learned from a step that has too few rewards; None: it has enough.
+    """The reason to stop if too many rollouts have no reward; None: enough have one.
 
     Args:
-        rollouts: all of the step.
-        errors: theirs, as `score_rollouts` returns them.
-        rewards: says how many are too many, and which parts exclude a rollout.
+        rollouts: all rollouts of the step.
+        errors: of their rewards, as `score_rollouts` returns them.
+        rewards: settings with the allowed share and the weights.
     """
     excluded, most = sum(rollout.reward is None for rollout in rollouts), rewards.max_excluded_share
     if excluded <= most * len(rollouts):
@@ -88,16 +88,16 @@ def score_rollouts(
     config: Config,
     step: int,
 ) -> tuple[list[Rollout], GroupStats, dict[str, list[str]]]:
-    """Rollouts with rewards and advantages, in the order of the completions; groups; errors.
+    """Rollouts with rewards and advantages, group statistics and errors.
 
     A rollout whose weighted sum is not finite has no reward: an error of `SUM`.
 
     Args:
-        completions: group by group, as many of each as have ended.
-        inputs: their texts.
+        completions: finished completions, group by group; rollouts keep their order.
+        inputs: of the reward functions.
         outcomes: of each reward function, by name.
         config: weights, kind of advantage, and whether rewards are shuffled.
-        step: for shuffling.
+        step: seeds the shuffling.
     """
     weights = {part.name: part.weight for part in config.rewards.functions}
     parts = [{name: outcome.value for name, outcome in row.items()} for row in outcomes]

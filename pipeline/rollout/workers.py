@@ -19,7 +19,7 @@ from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
-from pipeline.contracts.workers import Learner, Resizable, Sampler, Scorer
+from pipeline.contracts.workers import Learner, ResizableLearner, ResizableSampler, Sampler, Scorer
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -45,43 +45,29 @@ class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is
     """Work took too long and was abandoned."""
 
 
-def named_workers(
-    samplers: Sequence[Resizable], learner: Resizable, *, one_process: bool
-) -> tuple[list[Worker], Worker]:
-    """Samplers and learner with their names in messages.
-
-    Args:
-        samplers: at least one.
-        learner: of the run.
-        one_process: the sampler and the learner are the same process, which is prepared once.
-    """
-    learning = Worker("sampler and learner" if one_process else "learner", learner)
-    if one_process:
-        return [learning], learning
-    return [Worker(f"sampler {n}", sampler) for n, sampler in enumerate(samplers)], learning
-
-
 @dataclass(frozen=True)
 class RetryingWorker:
-    """The methods of a worker process; out of memory, a call is repeated with smaller sizes.
+    """The methods of a worker; out of memory, a call is repeated with smaller sizes.
 
     A repeated call has the same names, so nothing is lost or counted twice.
 
     Attributes:
-        worker: the process.
+        target: a sampler or a learner.
+        worker: its process.
         sizes: decides the sizes and prepares the process for them.
     """
 
+    target: Sampler | Learner
     worker: Worker
     sizes: SizeController
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        """An async method of the process.
+        """An async method of the worker.
 
         Raises:
             NothingSmaller: by the call, if sizes are fixed or there are no smaller ones.
         """
-        work: Callable[..., Awaitable[Any]] = getattr(self.worker.process, method)
+        work: Callable[..., Awaitable[Any]] = getattr(self.target, method)
         if method in _ANY_SIZE:
             return work
 
@@ -102,15 +88,16 @@ class Workers:
 
     Args:
         samplers: at least one.
-        learner: of the run; in a colocated run the same process as the sampler.
+        learner: of the run.
         scorer: the reward workers.
         sizes: decides the sizes of samplers and learner.
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
+        one_process: the sampler and the learner are the same process, which is prepared once.
 
     Attributes:
-        processes: each process once, the learner's first.
+        learner_process, sampler_processes: the processes; the same one in a colocated run.
         learner: its methods, repeated with smaller sizes when out of memory.
         scorer: the reward workers.
         published: the adapter that the samplers hold; None: none yet.
@@ -119,25 +106,38 @@ class Workers:
     def __init__(
         self,
         *,
-        samplers: Sequence[Worker],
-        learner: Worker,
+        samplers: Sequence[ResizableSampler],
+        learner: ResizableLearner,
         scorer: Scorer,
         sizes: SizeController,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
+        one_process: bool = False,
     ) -> None:
-        self.processes = list({id(worker): worker for worker in (learner, *samplers)}.values())
+        name = "sampler and learner" if one_process else "learner"
+        self.learner_process = Worker(name, learner)
+        self.sampler_processes = [
+            self.learner_process if one_process else Worker(f"sampler {number}", sampler)
+            for number, sampler in enumerate(samplers)
+        ]
         self.sizes = sizes
         self.bounds = parity.Bounds.of(config)
         self.published: Published | None = None
-        self._samplers = [cast(Sampler, RetryingWorker(worker, sizes)) for worker in samplers]
-        self.learner = cast(Learner, RetryingWorker(learner, sizes))
+        pairs = zip(samplers, self.sampler_processes, strict=True)
+        self._samplers = [cast("Sampler", RetryingWorker(*pair, sizes)) for pair in pairs]
+        self.learner = cast("Learner", RetryingWorker(learner, self.learner_process, sizes))
         self.scorer = scorer
         self._temperature = config.rollout.temperature
         self._clock = clock
         self._stop = stop
         self._stuck = False
+
+    @property
+    def processes(self) -> list[Worker]:
+        """Each process once, the learner's first."""
+        workers = (self.learner_process, *self.sampler_processes)
+        return list({id(worker): worker for worker in workers}.values())
 
     async def start(self) -> float:
         """Prepares all processes; returns the seconds that loading the learner's base took.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a step's metrics and rollouts, in files, in W&B and on the console."""
+"""Records of a run: metrics, rollouts and events in the run folder, in W&B and on the console."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
     return rows
 
 
-def example_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
-    """Packed examples of the supervised phase as JSON objects."""
+def demonstration_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
+    """Packed demonstrations of the SFT phase as JSON objects."""
     return [
         {
             "id": example.id,
@@ -66,7 +66,7 @@ def example_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
 
 
 def accuracy_line(summary: Mapping[str, Any]) -> str:
-    """An evaluation's summary in words."""
+    """The summary of an evaluation as a line."""
     low, high = summary["ci95"]
     several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
     names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]
@@ -77,7 +77,7 @@ def accuracy_line(summary: Mapping[str, Any]) -> str:
 
 
 def change_line(compared: Mapping[str, Any]) -> str:
-    """What `evaluation.compare` found, in words."""
+    """The result of `evaluation.compare` as a line."""
     before, after = compared["before"]["accuracy"], compared["after"]["accuracy"]
     points = 100 * compared["paired_difference"]
     low, high = (100 * bound for bound in compared["paired_ci95"])
@@ -88,7 +88,7 @@ def change_line(compared: Mapping[str, Any]) -> str:
 
 
 def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, float]:
-    """An evaluation's numbers by their names in W&B."""
+    """The numbers of an evaluation by their names in W&B."""
     return {
         f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
     }
@@ -99,7 +99,7 @@ def _shown(value: float) -> str:
 
 
 class Console:
-    """Progress: a bar on a terminal, plain lines elsewhere.
+    """Shows progress: a bar on a terminal, plain lines elsewhere.
 
     Args:
         total: steps of the run; None: unknown.
@@ -112,14 +112,14 @@ class Console:
         self._bar = tqdm(total=total, initial=done, unit="step") if terminal else None
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Shows a line."""
         if self._bar is None:
             print(text, flush=True)
         else:
             self._bar.write(text)
 
     def step(self, step: int, shown: str) -> None:
-        """A step is done."""
+        """Shows a finished step."""
         if self._bar is None:
             print(f"step {step}/{self._total or '?'}  {shown}", flush=True)
         else:
@@ -127,13 +127,13 @@ class Console:
             self._bar.update()
 
     def close(self) -> None:
-        """Leaves the terminal in order."""
+        """Restores the terminal."""
         if self._bar is not None:
             self._bar.close()
 
 
 class Records:
-    """Run folder, W&B and console behind one door."""
+    """Writes records to run folder, W&B and console; the `DecisionLog` of the run."""
 
     def __init__(self, folder: RunFolder, tracker: Tracker, console: Console) -> None:
         self.folder = folder
@@ -160,7 +160,7 @@ class Records:
         """
         self._metrics(step, metrics)
         self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
-        found = "no group has ended"
+        found = "no group has finished"
         if rollouts:
             share = metrics["reward/excluded_share"]
             excluded = f" ({share:.1%} excluded)" if share else ""
@@ -173,7 +173,7 @@ class Records:
 
     def demonstrations(self, name: str, sequences: Sequence[Packed]) -> None:
         """Writes the packed demonstrations of an SFT step."""
-        self.folder.write_rollouts(name, example_rows(sequences))
+        self.folder.write_rollouts(name, demonstration_rows(sequences))
 
     def sft_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an SFT step, counted from 1; leaves out metrics that are not finite."""
@@ -190,28 +190,28 @@ class Records:
         self.tracker.log(finite, step=step)
 
     def truncation(self, config: Config) -> None:
-        """Journals and says, where unlikely tokens are never drawn, what that means."""
+        """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
         rollout, cap = config.rollout, config.learner.importance_cap
         if not rollout.truncates:
             return
         cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
         shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
         corrects = (
-            f"importance weights up to {cap:g} correct for it, but for tokens that are never drawn"
+            f"importance weights up to {cap:g} correct for it, except for excluded tokens"
             if cap
             else "nothing corrects for it (learner.importance_cap is 0)"
         )
         self.event(
             "truncated_rollouts",
-            f"rollouts are drawn from a truncated distribution ({shown}): the sampler is not the "
-            "policy that is learned; the loss uses log-probs of the full distribution, and "
+            f"rollouts are sampled from a truncated distribution ({shown}): the sampler is not the "
+            "policy that is trained; the loss uses log-probs of the full distribution, and "
             f"{corrects}",
             **cut,
             importance_cap=cap,
         )
 
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[str]]) -> None:
-        """Journals and says which reward functions failed, how often, and why the first time."""
+        """Shows and journals the failed reward functions: how often, and the first reason."""
         for name, reasons in errors.items():
             self.event(
                 "reward_errors",
@@ -223,7 +223,7 @@ class Records:
             )
 
     def skipped_update(self, step: int, why: str, *, batch: str) -> None:
-        """Journals and says that a step's update was skipped, and which file keeps its batch."""
+        """Shows and journals a skipped update and the file with its batch."""
         self.event(
             "update_skipped",
             f"step {step}: the update was skipped: {why}; its batch is in "
@@ -273,7 +273,7 @@ class Records:
         return entry
 
     def logged(self, *, until: int) -> list[tuple[int, dict[str, Any]]]:
-        """What is on record of steps up to `until`, as `Tracker.log` takes it, by step."""
+        """The recorded metrics and evaluations up to step `until`, as `Tracker.log` takes them."""
         rows = [(row.pop("step"), row) for row in self.folder.metrics]
         rows += [
             (entry["step"], _evaluation_metrics(entry["name"], entry))
@@ -282,11 +282,11 @@ class Records:
         return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
-        """Says what `evaluation.compare` found."""
+        """Shows the result of `evaluation.compare`."""
         self.console.say(f"{name} accuracy {change_line(compared)}")
 
     def exported(self, facts: Mapping[str, Any]) -> None:
-        """Records an export: an `ExportReport` and what else there is to say of it."""
+        """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
         equal = (
             "read back number by number; the devices have no room to score it"
             if facts["max_difference"] is None

@@ -29,7 +29,6 @@ from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.ladder import Ladder
 from pipeline.plan.search.search import Case
 from pipeline.plan.size_controller import SizeController, Worker
-from pipeline.run.run_folder import RunFolder
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
@@ -78,9 +77,9 @@ def begin(config: Config) -> CalibrationStart:
     return CalibrationStart(LADDER.top(config), case, LADDER, {"key": 1})
 
 
-def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor, tmp_path: Path):
+def test_sizes_are_found_and_the_adapter_is_as_it_was(actor: ColocatedActor):
     process, beginning = InProcess(actor), begin(actor.config)
-    config, folder = actor.config, RunFolder(tmp_path / "run")
+    config = actor.config
     controller = SizeController(config, beginning.sizes, print)
     worker = Worker("sampler and learner", process)
 
@@ -126,7 +125,7 @@ class Tight(InProcess):
         return await super().learning_speed()
 
 
-def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor, tmp_path: Path):
+def test_a_limit_on_memory_counts_while_measuring(actor: ColocatedActor):
     process, beginning = Tight(actor), begin(actor.config)
     controller = SizeController(actor.config, beginning.sizes, print)
     worker = Worker("sampler and learner", process)

@@ -53,6 +53,8 @@ from tests.fakes import (
 class Session:
     """A process that has its actors; `change` may alter them before the run begins."""
 
+    one_process = False
+
     def __init__(self, config: Config, disk: Disk, *, extend: Budget | None = None) -> None:
         self.stop = Stop("stopping")
         self.script = Script(stop=self.stop.event)
@@ -175,7 +177,7 @@ def test_a_run_that_fails_says_why_and_ends_with_1(
     assert entry["error"].startswith("ParityError: under a random adapter sampler and learner")
     shown = capsys.readouterr()
     assert "ParityError" in shown.err
-    assert "the same command goes on from its last checkpoint" in shown.out
+    assert "the same command continues from its last checkpoint" in shown.out
     assert session.folder.summary is None
     session.folder.create(session.prepared.config)
     session.folder.close()
@@ -194,7 +196,7 @@ def test_rewards_that_fail_end_a_run_with_1_and_one_sentence(
     )
     shown = capsys.readouterr()
     assert shown.err == told + "\n"
-    assert "the same command goes on from its last checkpoint" in shown.out
+    assert "the same command continues from its last checkpoint" in shown.out
     (entry,) = session.events("failed")
     assert entry["error"] == f"TrainingStopped: {told}"
     assert (list(disk), session.folder.summary) == ([0], None)
@@ -450,10 +452,10 @@ def test_the_devices_are_free_before_wandb_is_told_how_the_run_ended(
         yield
         order.append("Ray is left")
 
-    async def start(*_: object) -> tuple[float, None]:
+    async def start(*_: object) -> float:
         if ending == "interrupted":
             session.script.on["learner.update 0"] = partial(signal.raise_signal, signal.SIGINT)
-        return 0.0, None
+        return 0.0
 
     async def finish(_: FakeTracker, *, exit_status: int) -> None:
         order.append(f"W&B ends with {exit_status}")

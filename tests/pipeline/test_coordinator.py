@@ -16,7 +16,7 @@ from pipeline.contracts import record_files
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.rollouts import Completion, RolloutRequest
 from pipeline.inputs.dataset.order import prompts_for_step
-from pipeline.rollout import team
+from pipeline.rollout import workers
 from pipeline.rollout.parity import ParityError
 from pipeline.run import run_folder
 from rewards.base import Outcome, RewardInput
@@ -164,7 +164,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "tokens_generated": tokens,
         "tokens_trained": tokens,
         "tokens_padded": tokens,
-        "rollouts": {"cut": 0, "continued": 0, "dropped": 0},
+        "rollouts": {"truncated": 0, "continued": 0, "dropped": 0},
         "wall_s": 15.0,
         "deadline_s": None,
         "adapter_sha256": run.learner.adapter,
@@ -199,7 +199,10 @@ def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: 
     ("cap", "corrects"),
     [
         (0.0, "nothing corrects for it (learner.importance_cap is 0)"),
-        (2.0, "importance weights up to 2 correct for it, but for tokens that are never drawn"),
+        (
+            2.0,
+            "importance weights up to 2 correct for it, except for excluded tokens",
+        ),
     ],
 )
 def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
@@ -217,8 +220,8 @@ def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
     assert run.events("truncated_rollouts") == [{**cut, "importance_cap": cap}]
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == (
-        "rollouts are drawn from a truncated distribution (top_k 40, top_p 1, min_p 0.05): the "
-        "sampler is not the policy that is learned; the loss uses log-probs of the full "
+        "rollouts are sampled from a truncated distribution (top_k 40, top_p 1, min_p 0.05): the "
+        "sampler is not the policy that is trained; the loss uses log-probs of the full "
         f"distribution, and {corrects}"
     )
     assert sum("truncated distribution" in line for line in shown) == 1
@@ -404,7 +407,7 @@ def test_what_samples_is_told_to_abort_and_what_scores_is_not_waited_for(tmp_pat
 def test_a_sampler_that_does_not_notice_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(team, "ABORT_PATIENCE_S", 0.0)
+    monkeypatch.setattr(workers, "STOPPING_S", 0.0)
     run = interrupted(watched(tmp_path), Disk(), "sampler0.generate:train 0")
     monkeypatch.setattr(run.samplers[0].aborted, "set", lambda: None)
     assert run.run() == "interrupted"

@@ -118,8 +118,8 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
         assert row["rollout/continued"] == cut
         assert row["rollout/dropped"] == 0
-        assert row["rollout/waiting"] == waiting + 6 - len(learned)
-        waiting, cut = int(row["rollout/waiting"]), int(row["rollout/cut"])
+        assert row["rollout/partial"] == waiting + 6 - len(learned)
+        waiting, cut = int(row["rollout/partial"]), int(row["rollout/truncated"])
         assert 0 < cut <= waiting
     found = {
         key: sum(row[f"rollout/{key}"] for row in watched.metrics)
@@ -151,8 +151,8 @@ def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
         # 0.6 of six, and no less.
         assert len(learned) == 4
-        assert row["rollout/cut"] == row["rollout/dropped"] == 2
-        assert row["rollout/continued"] == row["rollout/waiting"] == 0
+        assert row["rollout/truncated"] == row["rollout/dropped"] == 2
+        assert row["rollout/continued"] == row["rollout/partial"] == 0
         groups = Counter(one.name.group for one in learned)
         sizes.update(groups.values())
         assert row["groups/mixed"] + row["groups/all_equal"] + row["groups/short"] == len(groups)
@@ -171,11 +171,11 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
     assert watched.learned[0] == []
     first = watched.metrics[0]
     assert (first["learner/tokens_trained"], first["groups/mixed"]) == (0, 0)
-    assert first["rollout/waiting"] == 6
+    assert first["rollout/partial"] == 6
     assert not any(name.startswith("reward/") for name in first)
     assert watched.run.learner.version == 2
     assert watched.run.folder.read_rollouts("step_000001") == []
-    assert "step 1/?  no group has ended  0.0 s" in capsys.readouterr().out
+    assert "step 1/?  no group has finished  0.0 s" in capsys.readouterr().out
 
 
 def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):
@@ -218,7 +218,7 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
     first = process(config, disk)
     first.run()
     assert first.folder.summary is not None
-    waiting = disk[2][1]["waiting"]
+    waiting = disk[2][1]["sampling"]["partial"]
     assert first.folder.summary["rollouts"]["dropped"] == len(waiting) > 0
     second = process(config, disk)
     found = second.coordinator.progress.sampling.partial.completions
@@ -237,4 +237,4 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
         row["stop_reason"] == "truncated" for row in waiting
     )
     assert second.folder.summary is not None
-    assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["waiting"])
+    assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["sampling"]["partial"])

@@ -24,7 +24,7 @@ from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.size_controller import SizeController
 from pipeline.plan.start import first_sizes
-from pipeline.rollout.workers import Workers, named_workers
+from pipeline.rollout.workers import Workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput
 from tests.fakes import (
@@ -86,10 +86,9 @@ class Rehearsing:
         self.scorer = FakeScorer(self.script, config)
         self.said: list[str] = []
         self.chosen: Sizes | None = None
-        samplers, learner = named_workers([self.sampler], self.learner, one_process=False)
         workers = Workers(
-            samplers=samplers,
-            learner=learner,
+            samplers=[self.sampler],
+            learner=self.learner,
             scorer=self.scorer,
             sizes=SizeController(config, first_sizes(config, None), self.said.append),
             config=config,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from configs.schema import Config
 from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.contracts.workers import Sampler
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout.workers import RetryingWorker
 from pipeline.run.run_folder import RunFolder
@@ -88,4 +89,5 @@ class Compiling:
 async def hold(controller: SizeController, worker: Worker, work: Callable[[], Any]) -> Any:
     """A call of the worker that does `work`."""
     setattr(worker.process, "task", work)  # noqa: B010  # a method that no protocol has
-    return await RetryingWorker(worker, controller).task()
+    target = cast("Sampler", worker.process)
+    return await RetryingWorker(target, worker, controller).task()

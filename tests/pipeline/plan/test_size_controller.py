@@ -166,8 +166,8 @@ def test_where_no_size_has_room_that_is_what_is_said(
     with pytest.raises(NothingSmaller) as told:
         asyncio.run(scenario())
     assert str(told.value).endswith(
-        "base, adapter and optimizer, leaves no room for any: python -m launch.plan tells what "
-        "would make some"
+        "base, adapter and optimizer, which no size changes, leave no room: python -m launch.plan "
+        "shows what would make some"
     )
     assert "nothing smaller" not in str(told.value)
 

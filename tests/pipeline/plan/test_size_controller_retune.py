@@ -162,27 +162,27 @@ def test_a_run_that_goes_on_from_before_the_decision_takes_it_at_the_same_step(
 @pytest.mark.parametrize("by_steps", [True, False])
 @pytest.mark.parametrize("left", [0.9, 1.1])
 def test_what_preparing_takes_must_be_gained_in_the_steps_to_come(
-    controller: SizeController, calibrated: Calibrated, left: float, by_steps: bool
+    tmp_path: Path, controller: SizeController, calibrated: Calibrated, left: float, by_steps: bool
 ):
     for _ in range(RETUNE_STEPS):
         controller.step_done(rollouts(2), LONG)
     (entry,) = journaled(calibrated)
     seconds: Any = entry["seconds"]
     steps = 40
-    controller.compile_s = steps * (seconds["from"] - seconds["to"])
     if by_steps:
         remaining = RemainingTime(round(left * steps), float("inf"))
     else:
         remaining = RemainingTime(None, left * steps * seconds["from"])
+    folder = RunFolder(tmp_path / "again")
+    folder.create(calibrated.case.config)
     again = SizeController(calibrated.case.config, calibrated.choice.sizes, print)
-    again.compile_s = controller.compile_s
-    again.record(
-        Records(RunFolder.of(calibrated.case.config), FakeTracker(), Console(total=None, done=0))
-    )
+    again.compile_s = steps * (seconds["from"] - seconds["to"])
+    again.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
     again.use(calibrated)
     for _ in range(RETUNE_STEPS):
         again.step_done(rollouts(2), remaining)
-    assert len(journaled(calibrated)) == 1 + (left > 1)
+    assert len(list(folder.events("replan"))) == (left > 1)
+    folder.close()
 
 
 def test_what_preparing_takes_is_compiling_not_loading(tmp_path: Path, cache: None):

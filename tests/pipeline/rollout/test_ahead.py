@@ -125,7 +125,7 @@ def test_what_runs_beside_is_timed_apart(tmp_path: Path):
     assert (first["time/sample_s"], first["time/reward_s"]) == (5.0, 1.0)
     assert not {"time/sample_s", "time/reward_s"} & second.keys()
     for row in rows:
-        assert row["time/drawing_s"] == 6.0
+        assert row["time/ahead_s"] == 6.0
         assert row["time/learn_s"] + row["time/wait_s"] == (3.0 if row is last else 9.0)
 
 

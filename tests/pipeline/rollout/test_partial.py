@@ -50,10 +50,10 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
     assert names(second.partial.completions) == [(1, 7, 0), (1, 7, 1)]
     assert (second.truncated, second.continued, second.dropped) == (1, 1, 0)
     assert second.metrics == {
-        "rollout/cut": 1.0,
+        "rollout/truncated": 1.0,
         "rollout/continued": 1.0,
         "rollout/dropped": 0.0,
-        "rollout/waiting": 2.0,
+        "rollout/partial": 2.0,
     }
 
 

@@ -15,7 +15,7 @@ from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.plan.size_controller import SizeController
 from pipeline.plan.start import first_sizes
 from pipeline.rollout import workers as workers_module
-from pipeline.rollout.workers import OutOfTime, Workers, named_workers
+from pipeline.rollout.workers import OutOfTime, Workers
 from tests.fakes import (
     Disk,
     FakeLearner,
@@ -58,10 +58,9 @@ def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
     sampler = WaitingSampler(script, seed=0, number=0)
     sampler.answers = asyncio.Event()
     learner = FakeLearner(script, disk=Disk())
-    samplers, learning = named_workers([sampler], learner, one_process=False)
     found = Workers(
-        samplers=samplers,
-        learner=learning,
+        samplers=[sampler],
+        learner=learner,
         scorer=FakeScorer(script, config),
         sizes=SizeController(config, first_sizes(config, None), print),
         config=config,

@@ -321,7 +321,7 @@ def test_offline_a_resumed_run_writes_what_no_earlier_process_has_written(
 PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
-from pipeline import tracking
+from pipeline.run import tracking
 from tests.fakes import make_config
 
 tracking.FINISH_S = float(sys.argv[2])
