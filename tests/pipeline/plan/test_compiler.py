@@ -169,7 +169,7 @@ def test_programs_of_a_run():
 
 @pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
 def test_no_such_program(name):
-    with pytest.raises(ValueError, match="is no program of a run; there are empty, prefill N"):
+    with pytest.raises(ValueError, match="is no program of a run; known are empty, prefill N"):
         compiled(preset(), SHAPE, [name])
 
 

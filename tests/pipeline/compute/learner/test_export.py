@@ -140,7 +140,9 @@ def test_an_overflow_of_float16_is_an_error(tmp_path: Path, learner: Learner, li
     adapter = dict(learner.state.adapter)
     adapter[f"{name}_lora_b"] = adapter[f"{name}_lora_b"] * 1e6
     writer = exporter(learner, like, dtype="float16")
-    with pytest.raises(ValueError, match=rf"ends at 65504 and {name} has .*valid: \"bfloat16\""):
+    with pytest.raises(
+        ValueError, match=rf"has a maximum of 65504, and {name} has .*valid: \"bfloat16\""
+    ):
         writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
     assert not (tmp_path / "export").exists()
 
@@ -189,7 +191,7 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     writer = exporter(learner, like)
     run = tmp_path / "tiny"
     run.mkdir()
-    # The first one was damaged later, and measured again.
+    # The first measurement was repeated later.
     measured = [("test_before", 0, 0.125), ("test_before", 0, 0.25), ("validation", 3, 0.5)]
     for name, step, accuracy in [*measured, ("test_after", 7, 0.75)]:
         ci95 = [0.125, 0.875]
@@ -205,8 +207,8 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     assert "| validation |" not in card
     assert "rank 3, alpha 6, standard" in card
     assert "| loss | grpo |" in card
-    assert "ends with" not in card
-    assert "begins with" not in card
+    assert "| stop strings |" not in card
+    assert "| prefix of the model's turn |" not in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
@@ -220,8 +222,8 @@ def test_a_model_of_the_hub_has_its_name_there():
     assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
     assert "`google/gemma-3-1b-it`, trained with GRPO" in card
     assert "the merged model is its text model alone" in card
-    assert '| the model\'s turn begins with | `"<reasoning>\\n"` |' in card
-    assert '| an answer also ends with | `"</answer>"`, `"\\n\\n"` |' in card
+    assert '| prefix of the model\'s turn | `"<reasoning>\\n"` |' in card
+    assert '| stop strings | `"</answer>"`, `"\\n\\n"` |' in card
     assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
     assert base_name("/models/gemma") == ("/models/gemma", None)
 

@@ -96,7 +96,9 @@ def test_damaged_checkpoints_are_an_error(run: Path):
     facts = folder / "facts" / "metadata"
     told = json.loads(facts.read_text())
     facts.write_text(json.dumps(told | {"adapter_sha256": "0" * 64}))
-    with pytest.raises(ValueError, match=r"lora\.start: .*/12: damaged: .* not the hash"):
+    with pytest.raises(
+        ValueError, match=r"lora\.start: .*/12: damaged: .* not match the recorded hash"
+    ):
         load_adapter(str(run), tiny.policy(layers=2))
     (folder / "state" / "_METADATA").unlink()
     with pytest.raises(ValueError, match=r"lora\.start: .*/12.* damaged: "):
@@ -109,5 +111,5 @@ def test_a_damaged_best_adapter_is_an_error(tmp_path: Path):
     data = bytearray((tmp_path / "adapter.safetensors").read_bytes())
     data[-1] ^= 1
     (tmp_path / "adapter.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match=r"lora\.start: .*has not the hash it names"):
+    with pytest.raises(ValueError, match=r"lora\.start: .*does not match the recorded hash"):
         load_adapter(str(tmp_path), tiny.policy(layers=2))

@@ -135,7 +135,7 @@ def test_missing_surplus_and_misshapen_tensors_are_listed(tmp_path: Path, policy
         "  missing: model.norm.weight (24,)",
         "  missing: model.layers.1.self_attn.v_proj.weight (16, 24)",
         "  surplus: model.layers.9.mlp.up_proj.weight",
-        "  shape of model.embed_tokens.weight: (5, 24), the configuration asks for (96, 24)",
+        "  shape of model.embed_tokens.weight: (5, 24), the configuration requires (96, 24)",
     }
 
 
