@@ -1,4 +1,4 @@
-"""The export is the trained policy, replaces the one before, and never a good one by a bad one."""
+"""The export is the trained policy; a failed one never replaces an earlier one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests import tiny
 
 @pytest.fixture
 def learner() -> Learner:
-    """With an adapter that changes every output."""
+    """A learner with an adapter that changes every output."""
     learner = tiny.learner(learner={"max_grad_norm": 1e6, "adam_b1": 0.9})
     adapter = learner.policy.place_adapter(jax.device_get(tiny.probe(layers=2)))
     learner.state = dataclasses.replace(learner.state, adapter=adapter)
@@ -37,7 +37,7 @@ def learner() -> Learner:
 
 @pytest.fixture
 def like(tmp_path: Path) -> Path:
-    """The folder that the base came from."""
+    """The folder of the base."""
     folder = tmp_path / "base"
     folder.mkdir()
     config = tiny.hf_config(num_hidden_layers=2)
@@ -52,6 +52,7 @@ def like(tmp_path: Path) -> Path:
 
 def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
     run = {"dir": str(like.parent)}
+    folder = RunFolder(like.parent / "tiny")
     return Exporter(
         learner.policy,
         learner.base,
@@ -60,6 +61,7 @@ def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
         like=like,
         tokenizer=like / "tokenizer.model",
         score=learner.score,
+        evaluations=lambda: folder.events("evaluated"),
     )
 
 
