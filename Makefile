@@ -1,18 +1,18 @@
 # Each command makes the environment it needs, in .venv, from the pinned requirements.
-# PYTHON=/path/to/python chooses the interpreter; without it launch/find_python.sh looks for one.
+# PYTHON=/path/to/python sets the interpreter; without it launch/find_python.sh searches for one.
 
 PY := .venv/bin/python
 UV ?= uv
 SEED ?= 0
 ARGS ?=
-# Tests of one file share what they make; two processes suit two cores and 16 GiB.
+# Tests of one file share fixtures; two processes suit two cores and 16 GiB.
 PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Two installations into one environment must not run at the same time.
+# Installations into the same environment must not run in parallel.
 .NOTPARALLEL:
-# A stamp that only a pattern names would be deleted as an intermediate file.
+# Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
 .PHONY: help demo demo-table deadline-table test test-latest lint format lock clean FORCE
 
@@ -27,13 +27,13 @@ demo: .venv/.runtime ## the main job on a tiny Gemma, a fresh run each time [SEE
 demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a table
 	$(PY) -m launch.demo.table $(ARGS)
 
-deadline-table: .venv/.runtime ## the demo with the smallest budget of time, twice and four times that, as a table
+deadline-table: .venv/.runtime ## the demo with the smallest time budget, twice and four times that, as a table
 	$(PY) -m launch.demo.deadline_table $(ARGS)
 
-test: lint ## everything that must hold: lint, types, layers, tests [ARGS="pytest's"]
+test: lint ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
 	$(PY) $(PYTEST)
 
-test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest versions allowed [ARGS]
+test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
 	.venv-latest/bin/python $(PYTEST)
 
 lint: .venv/.dev ## style, format, types, layers
@@ -42,7 +42,7 @@ lint: .venv/.dev ## style, format, types, layers
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 
-format: .venv/.dev ## rewrite the sources in the project's format
+format: .venv/.dev ## fix and format the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
@@ -57,18 +57,18 @@ lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upg
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
 	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt
 
-clean: ## remove the environment and all caches; runs stay
+clean: ## remove the environments and all caches; runs stay
 	rm -rf .venv .venv-latest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One file for all supported Pythons and platforms, without the names of download hosts; one set of
-# versions for both Pythons, but for what has no such version.
+# One file for all supported Python versions and platforms, without names of download hosts; the same
+# versions for both Pythons where possible.
 COMPILE = $(UV) pip compile pyproject.toml --universal --quiet \
     --no-emit-index-url --no-header --no-annotate
 LOCK = $(COMPILE) --python-version 3.11 --fork-strategy fewest $(ARGS)
 INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv -r
 
-# A stamp is touched when its installation is complete, so an interrupted one is taken up again.
+# A stamp is touched after a complete installation, so that an interrupted one is repeated.
 .venv/.runtime: requirements.txt .venv/.python
 	@echo "Installing $< into .venv; the first time takes some minutes"
 	@$(INSTALL) $<
@@ -84,7 +84,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --
 	@$(INSTALL) $<
 	@touch $@
 
-# Asked every time, rewritten only when there is a new environment.
+# Checked every time, rewritten only for a new environment.
 .venv/.python: FORCE
 	@launch/make_venv.sh .venv
 

@@ -4,53 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from actors.colocated import ColocatedActor
-from actors.exporter import ExporterActor
-from actors.learner import LearnerActor
-from actors.placement import Lease, Reservation, lease, light
-from actors.rewards import RewardActor, RewardPool, WorkerDied
-from actors.sampler import SamplerActor
+from actors.colocated_actor import ColocatedActor
+from actors.exporter_actor import ExporterActor
+from actors.learner_actor import LearnerActor
+from actors.placement import Lease, Reservation, device_free_lease, lease
+from actors.reward_actors import RewardActor, RewardPool, RewardWorker, WorkerDied
+from actors.sampler_actor import SamplerActor
 from configs.schema import Config
-from pipeline.contracts.adapters import (
-    AdapterRef,
-    BestFile,
-    ExportReport,
-    Format,
-    OpenedAdapter,
-    Published,
-    Restored,
-)
-from pipeline.contracts.batches import Packed
-from pipeline.contracts.builds import Building, Ready
-from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
+from pipeline.contracts.adapters import AdapterRef, Published
+from pipeline.contracts.rollouts import Completion
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
+from pipeline.contracts.workers import LearnerWorker, SamplerWorker
 from rewards.base import Outcome, RewardInput
 
-# Two threads: one works, the other can be told to abort.
+# One thread works, the other answers `abort` and `building` meanwhile.
 _THREADS = 2
 
 
 def spawn(
     cls: type, *args: Any, lease: Lease, name: str, strategy: Any = None, threads: int = 1
 ) -> Any:
-    """A Ray actor of a plain class, with the lease's resources; never restarted by Ray.
+    """Starts a Ray actor of a plain class with the lease's resources; Ray never restarts it.
 
     Args:
         cls: the class.
         args: of its constructor.
         lease: resources and environment.
         name: shown by Ray's tools; unique in this process's job.
-        strategy: where it is put; None: where its resources are free.
+        strategy: Ray's scheduling strategy; None: any node with free resources.
         threads: of the actor.
     """
     resources = dict(lease.resources)
@@ -67,8 +55,8 @@ def spawn(
     return ray.remote(cls).options(**options).remote(*args)
 
 
-async def _call(ref: Awaitable[Any]) -> Any:
-    """Awaits a Ray call; what the actor raised comes out as itself, without Ray's wrapping.
+async def _result(ref: Awaitable[Any]) -> Any:
+    """Awaits a Ray call; raises the actor's own exception, without Ray's wrapper.
 
     Raises:
         RuntimeError: if the actor's process died.
@@ -81,339 +69,229 @@ async def _call(ref: Awaitable[Any]) -> Any:
         raise RuntimeError(f"an actor's process ended unexpectedly: {error}") from None
 
 
-class RaySampler:
-    """A sampler in another process."""
+class RayWorker:
+    """A Ray actor as a worker: each method of the actor, as an async method.
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-
-    async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.contracts.workers.Resizable`."""
-        ready: Ready = await _call(self.actor.prepare.remote(sizes))
-        return ready
-
-    async def building(self) -> Building:
-        """See `pipeline.contracts.workers.Resizable`."""
-        building: Building = await _call(self.actor.building.remote())
-        return building
-
-    async def load(self, published: Published) -> str:
-        """The payload goes from actor to actor; the driver never holds it."""
-        sha: str = await _call(
-            self.actor.load.remote(published.version, published.sha256, published.payload)
-        )
-        return sha
-
-    async def open_adapter(self, path: str | None) -> OpenedAdapter:
-        """See `pipeline.contracts.workers.Answerer`."""
-        opened: OpenedAdapter = await _call(self.actor.open_adapter.remote(path))
-        return opened
-
-    async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        temperature: float,
-        min_finished: int | None = None,
-    ) -> list[Completion]:
-        """See `pipeline.contracts.workers.Sampler`."""
-        drawn: list[Completion] = await _call(
-            self.actor.generate.remote(
-                list(requests), temperature=temperature, min_finished=min_finished
-            )
-        )
-        return drawn
-
-    async def drawing_speed(self) -> SamplerSpeed:
-        """See `pipeline.contracts.workers.Draws`."""
-        speed: SamplerSpeed = await _call(self.actor.drawing_speed.remote())
-        return speed
-
-    async def work(self) -> DecodeWork:
-        """See `pipeline.contracts.workers.Sampler`."""
-        work: DecodeWork = await _call(self.actor.work.remote())
-        return work
-
-    async def memory(self) -> MemoryUse:
-        """See `launch.rehearsal.account.Process`."""
-        use: MemoryUse = await _call(self.actor.sampler_memory.remote())
-        return use
-
-    async def abort(self) -> None:
-        """See `pipeline.contracts.workers.Sampler`."""
-        await _call(self.actor.abort.remote())
-
-    async def resume(self) -> None:
-        """See `pipeline.contracts.workers.Sampler`."""
-        await _call(self.actor.resume.remote())
-
-
-class RayLearner:
-    """A learner in another process."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-
-    async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.contracts.workers.Resizable`."""
-        ready: Ready = await _call(self.actor.prepare.remote(sizes))
-        return ready
-
-    async def building(self) -> Building:
-        """See `pipeline.contracts.workers.Resizable`."""
-        building: Building = await _call(self.actor.building.remote())
-        return building
-
-    async def memory(self) -> MemoryUse:
-        """See `launch.rehearsal.account.Process`."""
-        use: MemoryUse = await _call(self.actor.learner_memory.remote())
-        return use
-
-    async def restore(self) -> Restored:
-        """Goes on from the newest usable checkpoint."""
-        restored: Restored = await _call(self.actor.restore.remote())
-        return restored
-
-    async def publish(self, which: AdapterRef = "current") -> Published:
-        """See `pipeline.contracts.workers.Learner`; the payload stays in Ray's object store."""
-        label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
-        version, sha = await _call(label)
-        return Published(version, sha, payload)
-
-    async def score(
-        self, completions: Sequence[Completion], *, which: AdapterRef
-    ) -> list[np.ndarray]:
-        """See `pipeline.contracts.workers.Learner`."""
-        rows: list[np.ndarray] = await _call(
-            self.actor.score.remote(list(completions), which=which)
-        )
-        return rows
-
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
-        """See `pipeline.contracts.workers.Learner`."""
-        metrics: dict[str, float] = await _call(self.actor.sft_update.remote(list(sequences)))
-        return metrics
-
-    async def update(
-        self, rollouts: Sequence[Rollout], *, rate: float | None = None
-    ) -> dict[str, float]:
-        """See `pipeline.contracts.workers.Learner`."""
-        metrics: dict[str, float] = await _call(self.actor.update.remote(list(rollouts), rate=rate))
-        return metrics
-
-    async def learning_speed(self) -> LearnerSpeed:
-        """See `pipeline.contracts.workers.Learns`."""
-        speed: LearnerSpeed = await _call(self.actor.learning_speed.remote())
-        return speed
-
-    async def save(self, meta: Mapping[str, Any]) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
-        await _call(self.actor.save.remote(dict(meta)))
-
-    async def keep_best(self) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
-        await _call(self.actor.keep_best.remote())
-
-    async def recover_best(self, version: int, sha256: str) -> BestFile:
-        """See `pipeline.contracts.workers.Learner`."""
-        found: BestFile = await _call(self.actor.recover_best.remote(version, sha256))
-        return found
-
-    async def export(
-        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
-    ) -> ExportReport:
-        """See `pipeline.contracts.workers.Learner`."""
-        report: ExportReport = await _call(
-            self.actor.export.remote(folder, list(examples), which=which)
-        )
-        return report
-
-
-class RayExporter:
-    """An exporter in another process.
+    Callers see the protocols of `pipeline.contracts.workers`. Exceptions are the actor's own; a
+    `RuntimeError` is raised if its process died. An adapter travels through Ray's object store,
+    from actor to actor; the driver holds only a reference to it.
 
     Attributes:
-        devices: the process's.
         actor: the Ray actor.
     """
 
-    def __init__(self, devices: Reservation, actor: Any) -> None:
-        self.devices = devices
-        self.actor = actor
-
-    @staticmethod
-    def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> RayExporter:
-        """Asks Ray for the process; see `actors.exporter.ExporterActor`."""
-        alone = lease(config.plan, config.plan.learner_devices)
-        devices = Reservation(_run_name(config), [alone])
-        actor = spawn(
-            ExporterActor,
-            config,
-            described,
-            tuple(examples),
-            lease=alone,
-            name=f"{_run_name(config)}: exporter",
-            strategy=devices.bundle(0),
-            threads=_THREADS,
-        )
-        return RayExporter(devices, actor)
-
-    async def start(self) -> str:
-        """What the adapter is; returns when it is loaded."""
-        what: str = await _call(self.actor.start.remote())
-        return what
-
-    async def begin(self, folder: str) -> None:
-        """Makes the folder beside `folder` that is written into."""
-        await _call(self.actor.begin.remote(folder))
-
-    async def add(self, kind: Format) -> float | None:
-        """Writes one format and loads it back: the largest log-prob difference, None: unscored."""
-        difference: float | None = await _call(self.actor.add.remote(kind))
-        return difference
-
-    async def finish(self, folder: str, formats: Sequence[Format]) -> None:
-        """Puts what was written in place."""
-        await _call(self.actor.finish.remote(folder, list(formats)))
-
-    def kill(self) -> None:
-        """Ends the process; its devices are free afterwards."""
-        ray.kill(self.actor)
-        self.devices.release()
-
-
-class RayRewardWorker:
-    """A reward process."""
-
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
-    async def start(self) -> None:
-        """Returns when the functions are imported."""
-        await _call(self.actor.start.remote())
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        method = getattr(self.actor, name)
 
-    async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
-        """See `actors.rewards.Worker`."""
-        try:
-            outcomes: list[Outcome] = await self.actor.score.remote(name, list(inputs))
-        except RayError:  # its end, or an interrupt that hit the process outside of the function
-            raise WorkerDied from None
-        return outcomes
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await _result(method.remote(*args, **kwargs))
+
+        return call
+
+    async def publish(self, which: AdapterRef = "current") -> Published:
+        """See `pipeline.contracts.workers.Learner`; the payload is a reference."""
+        label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
+        version, sha256 = await _result(label)
+        return Published(version, sha256, payload)
+
+    async def load(self, published: Published) -> str:
+        """See `pipeline.contracts.workers.Sampler`; Ray resolves the payload in the actor."""
+        sha256: str = await _result(
+            self.actor.load.remote(published.version, published.sha256, published.payload)
+        )
+        return sha256
 
     def kill(self) -> None:
         """Ends the process at once."""
         ray.kill(self.actor)
 
 
+class RayRewardWorker(RayWorker):
+    """A reward process; see `actors.reward_actors.RewardWorker`."""
+
+    async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
+        """See `actors.reward_actors.RewardWorker`."""
+        try:
+            outcomes: list[Outcome] = await self.actor.score.remote(name, inputs)
+        except RayError:  # the process died, or an interrupt hit it outside of the function
+            raise WorkerDied from None
+        return outcomes
+
+
+class RayExporter(RayWorker):
+    """The exporter's process; see `actors.exporter_actor.ExporterActor` for its methods.
+
+    Attributes:
+        actor: the Ray actor.
+        devices: the reservation of its devices.
+    """
+
+    def __init__(self, devices: Reservation, actor: Any) -> None:
+        super().__init__(actor)
+        self.devices = devices
+
+    @staticmethod
+    def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> RayExporter:
+        """Requests the process from Ray; see `actors.exporter_actor.ExporterActor`."""
+        exporter_lease = lease(config.plan, config.plan.learner_devices)
+        devices = Reservation(_run_name(config), [exporter_lease])
+        actor = spawn(
+            ExporterActor,
+            config,
+            described,
+            tuple(examples),
+            lease=exporter_lease,
+            name=f"{_run_name(config)}: exporter",
+            strategy=devices.bundle(0),
+            threads=_THREADS,
+        )
+        return RayExporter(devices, actor)
+
+    def kill(self) -> None:
+        """Ends the process and releases its devices."""
+        super().kill()
+        self.devices.release()
+
+
 @dataclass(frozen=True)
 class SamplerActors:
-    """The processes that answer, where nothing is learned."""
+    """The sampler processes of a command that does not train.
+
+    Attributes:
+        config: with the sizes to compile for.
+        devices: the reservation of their devices.
+        actors: the Ray actors.
+        samplers: one per actor.
+    """
 
     config: Config
     devices: Reservation
-    samplers: list[RaySampler]
+    actors: tuple[Any, ...]
+    samplers: list[SamplerWorker]
 
     @staticmethod
     def spawn(config: Config) -> SamplerActors:
-        """Asks Ray for the processes; they may have to wait for devices."""
+        """Requests the processes from Ray; they may have to wait for devices."""
         plan = config.plan
-        each = lease(plan, plan.devices_per_sampler)
-        devices = Reservation(_run_name(config), [each] * plan.num_samplers)
-        return SamplerActors(config, devices, _samplers(config, each, devices, first=0))
+        sampler_lease = lease(plan, plan.devices_per_sampler)
+        devices = Reservation(_run_name(config), [sampler_lease] * plan.num_samplers)
+        actors = _spawn_samplers(config, sampler_lease, devices, first_bundle=0)
+        return SamplerActors(config, devices, actors, _sampler_workers(actors))
 
     async def start(self) -> None:
-        """Returns when all are compiled."""
+        """Compiles the programs of all samplers."""
         sizes = Sizes.of(self.config)
         await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
 
     def kill(self) -> None:
-        """Ends all processes; their devices are free afterwards."""
-        for sampler in self.samplers:
-            ray.kill(sampler.actor)
+        """Ends all processes and releases their devices."""
+        for actor in self.actors:
+            ray.kill(actor)
         self.devices.release()
 
 
-def _samplers(config: Config, each: Lease, devices: Reservation, *, first: int) -> list[RaySampler]:
-    """All samplers, in the bundles from number `first` on."""
-    return [
-        RaySampler(
-            spawn(
-                SamplerActor,
-                config,
-                lease=each,
-                name=f"{_run_name(config)}: sampler {number}",
-                strategy=devices.bundle(first + number),
-                threads=_THREADS,
-            )
+def _spawn_samplers(
+    config: Config, sampler_lease: Lease, devices: Reservation, *, first_bundle: int
+) -> tuple[Any, ...]:
+    """The Ray actors of all samplers, in the reservation's bundles from `first_bundle` on."""
+    return tuple(
+        spawn(
+            SamplerActor,
+            config,
+            lease=sampler_lease,
+            name=f"{_run_name(config)}: sampler {number}",
+            strategy=devices.bundle(first_bundle + number),
+            threads=_THREADS,
         )
         for number in range(config.plan.num_samplers)
-    ]
+    )
+
+
+def _sampler_workers(actors: Sequence[Any]) -> list[SamplerWorker]:
+    return [cast("SamplerWorker", RayWorker(actor)) for actor in actors]
 
 
 def _run_name(config: Config) -> str:
-    """What processes and devices of a run are named after in Ray."""
+    """Prefix of the names that Ray's tools show for the processes and devices of a run."""
     return f"run {config.run.name}"
+
+
+def _spawn_reward_worker(config: Config, *, name: str) -> RewardWorker:
+    actor = spawn(RewardActor, config.rewards, lease=device_free_lease(), name=name)
+    return cast("RewardWorker", RayRewardWorker(actor))
 
 
 @dataclass(frozen=True)
 class RunActors:
-    """All processes of a run."""
+    """All processes of a training run.
+
+    Attributes:
+        devices: the reservation of their devices.
+        actors: the Ray actors that hold devices.
+        samplers: in a colocated run, the learner's worker.
+        learner: the learner's process.
+        scorer: the reward processes.
+    """
 
     devices: Reservation
-    samplers: list[RaySampler]
-    learner: RayLearner
+    actors: tuple[Any, ...]
+    samplers: list[SamplerWorker]
+    learner: LearnerWorker
     scorer: RewardPool
 
     @staticmethod
     def spawn(config: Config) -> RunActors:
-        """Asks Ray for the processes; they may have to wait for devices."""
+        """Requests the processes from Ray; they may have to wait for devices."""
         plan, run = config.plan, _run_name(config)
-        learners = lease(plan, plan.learner_devices)
-        each = lease(plan, plan.devices_per_sampler)
-        one_process = plan.placement == "colocated"
-        devices = Reservation(
-            run, [learners] if one_process else [learners, *[each] * plan.num_samplers]
-        )
-        first = spawn(
-            ColocatedActor if one_process else LearnerActor,
+        colocated = plan.placement == "colocated"
+        learner_lease = lease(plan, plan.learner_devices)
+        sampler_lease = lease(plan, plan.devices_per_sampler)
+        leases = [learner_lease, *([] if colocated else [sampler_lease] * plan.num_samplers)]
+        devices = Reservation(run, leases)
+        learner = spawn(
+            ColocatedActor if colocated else LearnerActor,
             config,
-            lease=learners,
+            lease=learner_lease,
             name=f"{run}: learner",
             strategy=devices.bundle(0),
             threads=_THREADS,
         )
-        samplers = [RaySampler(first)] if one_process else _samplers(config, each, devices, first=1)
-        # A worker that is replaced may still have its name for a moment.
+        samplers = (
+            () if colocated else _spawn_samplers(config, sampler_lease, devices, first_bundle=1)
+        )
+        # Names are never reused: a replaced worker may still hold its name for a moment.
         names = (f"{run}: rewards {number}" for number in itertools.count())
         scorer = RewardPool(
             config.rewards,
-            lambda: RayRewardWorker(
-                spawn(RewardActor, config.rewards, lease=light(), name=next(names))
-            ),
+            lambda: _spawn_reward_worker(config, name=next(names)),
         )
-        return RunActors(devices, samplers, RayLearner(first), scorer)
+        learner_worker = cast("LearnerWorker", RayWorker(learner))
+        sampler_workers = (
+            [cast("SamplerWorker", learner_worker)] if colocated else _sampler_workers(samplers)
+        )
+        actors = (learner, *samplers)
+        return RunActors(devices, actors, sampler_workers, learner_worker, scorer)
 
     async def started(self) -> None:
         """Returns when the processes that hold devices have been started.
 
-        Of one that failed whoever calls it next is told.
+        Errors are ignored here: the next call of an actor that failed raises them.
         """
         ready = (actor.__ray_ready__.remote() for actor in self.actors)
         await asyncio.gather(*ready, return_exceptions=True)
 
     @property
-    def actors(self) -> list[Any]:
-        """The Ray actors that hold devices, each once."""
-        handles = [self.learner.actor, *(sampler.actor for sampler in self.samplers)]
-        return list({id(handle): handle for handle in handles}.values())
-
-    @property
     def one_process(self) -> bool:
         """Whether sampler and learner are the same process."""
-        return self.samplers[0].actor is self.learner.actor
+        return len(self.actors) == 1
 
     def kill(self) -> None:
-        """Ends all processes; their devices are free afterwards."""
+        """Ends all processes and releases their devices."""
         self.scorer.close()
         for actor in self.actors:
             ray.kill(actor)

@@ -1,8 +1,8 @@
-"""Which process gets which devices: leases from Ray, asked for by kind and number.
+"""Device placement: which process gets which devices, as leases from Ray by kind and number.
 
 All processes of a command get their devices together or not at all, so that two commands that wait
 for the same devices never hold half of them each. The learner comes first, so that on a TPU host it
-gets the first, contiguous chips: Ray gives chips in the order of a placement group's bundles.
+gets the first, contiguous chips: Ray assigns chips in the order of a placement group's bundles.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from configs.schema import Plan
 from pipeline.compute.devices import environment
 
 cluster_is_gone = threading.Event()
-"""Set when the cluster has ended before this process: nobody answers, and nothing is given back."""
+"""Set if the cluster ends before this process: calls get no answer, devices need no release."""
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What one process asks Ray for.
+    """Resources and environment of one process.
 
     Attributes:
-        resources: amounts by Ray's names.
+        resources: amounts by Ray's resource names.
         variables: environment of the process.
     """
 
@@ -38,14 +38,14 @@ class Lease:
 class Reservation:
     """The devices of all processes of a command, as a placement group with a bundle for each.
 
-    It ends with this process if it is not released before.
+    Ray removes it when this process ends, if it was not released before.
 
     Args:
         name: shown to other commands that wait for these devices.
-        leases: of the processes, the learner's first.
+        leases: one per process, the learner's first.
 
     Attributes:
-        group: the placement group; it may have to wait for devices.
+        group: the placement group, which may be waiting for devices.
     """
 
     def __init__(self, name: str, leases: Sequence[Lease]) -> None:
@@ -53,7 +53,7 @@ class Reservation:
         self.group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name)
 
     def bundle(self, number: int) -> PlacementGroupSchedulingStrategy:
-        """What puts an actor where the devices of process `number` are."""
+        """Scheduling strategy that places an actor on the devices of process `number`."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
 
     async def placed(self) -> None:
@@ -61,15 +61,15 @@ class Reservation:
         await self.group.ready()
 
     def release(self) -> None:
-        """Gives the devices back, and ends actors that still have them."""
+        """Releases the devices; actors that still hold them are ended."""
         if not cluster_is_gone.is_set():
             remove_placement_group(self.group)
 
 
 def lease(plan: Plan, devices: int) -> Lease:
-    """A process with `devices` devices of the plan's kind.
+    """Returns the lease of a process with `devices` devices of the plan's kind.
 
-    CPU devices are virtual: however many, they share one of Ray's CPUs.
+    CPU devices are virtual: all of a process's devices share one of Ray's CPUs.
     """
     amount = 1 if plan.platform == "cpu" else devices
     return Lease(
@@ -78,13 +78,16 @@ def lease(plan: Plan, devices: int) -> Lease:
     )
 
 
-def light() -> Lease:
-    """A process without devices; it works while the others wait, so it reserves nothing."""
+def device_free_lease() -> Lease:
+    """Returns the lease of a process without devices, which reserves no CPU either.
+
+    Reward processes work while the others wait.
+    """
     return Lease(resources={}, variables={"JAX_PLATFORMS": "cpu"})
 
 
-def needed(plan: Plan, *, learner: bool = True) -> dict[str, float]:
-    """Everything the plan's processes lease together; without a learner its samplers alone."""
+def total_resources(plan: Plan, *, learner: bool = True) -> dict[str, float]:
+    """Returns the total resources of the plan's processes; without a learner, of its samplers."""
     name = RESOURCE[plan.platform]
     total = plan.num_samplers * lease(plan, plan.devices_per_sampler).resources[name]
     if learner and plan.placement == "split":
@@ -93,11 +96,11 @@ def needed(plan: Plan, *, learner: bool = True) -> dict[str, float]:
 
 
 def shortage(plan: Plan, total: Mapping[str, float], *, learner: bool = True) -> str | None:
-    """Why a cluster with these resources can never hold the plan; None: it can."""
-    for name, amount in needed(plan, learner=learner).items():
+    """Returns why a cluster with these resources can never hold the plan; None if it can."""
+    for name, amount in total_resources(plan, learner=learner).items():
         if total.get(name, 0.0) < amount:
             return (
                 f"plan.platform = {plan.platform!r} needs {amount:g} {name} in the cluster, which "
-                f"has {total.get(name, 0.0):g}; nothing else is taken instead"
+                f"has {total.get(name, 0.0):g}; no other kind of device is used instead"
             )
     return None

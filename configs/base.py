@@ -1,4 +1,4 @@
-"""What every table of the configuration is made of: strictness, types, collected problems."""
+"""Building blocks of every configuration table: the base class, field types, validation errors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-HANDLES = ("hf://", "kaggle://")
-"""What a model's path begins with when it is on a hub."""
+HUB_PREFIXES = ("hf://", "kaggle://")
+"""Prefixes of model paths on a hub."""
 
-# With one slash, too: a path of the file system hardly begins so, and a mistyped URL does.
+# One slash matches too: a mistyped URL looks like this, a file system path hardly does.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
@@ -19,16 +19,16 @@ _LONGEST_DAYS = 36_500
 _LONGEST_S = _LONGEST_DAYS * 86_400
 
 Problem = tuple[str, str]
-"""A dotted key below the table that was checked ("" is the table itself), and what is wrong."""
+"""A dotted key relative to the checked table ("" is the table itself), and the problem."""
 
 
 class Table(BaseModel):
-    """A TOML table: immutable, of exact types, without unknown keys."""
+    """A TOML table: immutable, strictly typed, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-# What the patterns mean, for people; read by configs.settings.
+# Descriptions of the patterns in words; `configs.settings` reads them.
 _SLUG = "of letters, digits, '.', '_' and '-' that begins with a letter or digit"
 _FUNCTION = "of the form module:function"
 
@@ -40,39 +40,45 @@ FunctionName = Annotated[
 ]
 Text = Annotated[str, Field(min_length=1)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1, strict=True)], ...], Field(strict=False)]
+PositiveInts = Annotated[tuple[Annotated[int, Field(ge=1, strict=True)], ...], Field(strict=False)]
 
 
 class TableError(ValueError):
-    """All that one validator found wrong with a table.
+    """All problems that one validator found in a table.
 
     Attributes:
-        found: the problems, in the order of the checks.
+        problems: in the order of the checks.
     """
 
-    def __init__(self, found: Iterable[Problem]) -> None:
-        """Keeps `found`; the message is one line with all of it."""
-        self.found = tuple(found)
-        super().__init__("; ".join(f"{key}: {what}" if key else what for key, what in self.found))
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        """Stores `problems`; the message joins them into one line."""
+        self.problems = tuple(problems)
+        lines = (f"{key}: {what}" if key else what for key, what in self.problems)
+        super().__init__("; ".join(lines))
 
 
 def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
-    """What is wrong with a path that is a URL; None: it is not, or begins with one of `handles`."""
+    """Describes what is wrong with a path that is a URL; None if it is valid.
+
+    Args:
+        path: the path.
+        handles: URL prefixes that are allowed.
+    """
     scheme = _SCHEME.match(path)
     if scheme is None or path.startswith(handles):
         return None
     hubs = f", {' and '.join(handles)}" if handles else ""
     return (
-        f"{scheme.group()} is not supported; supported are paths in the file system{hubs}; mount "
-        "or download what is elsewhere"
+        f"{scheme.group()} is not supported; supported are file system paths{hubs}; mount or "
+        "download data that is stored elsewhere"
     )
 
 
 def checked(problem: Callable[[str], str | None]) -> AfterValidator:
-    """A check of one setting by itself, which no mistake in the rest of its table hides.
+    """A pydantic validator of a single setting; it runs even if other settings are invalid.
 
     Args:
-        problem: says what is wrong with a value; None: nothing.
+        problem: describes what is wrong with a value; None if it is valid.
     """
 
     def check(value: str) -> str:
@@ -84,14 +90,14 @@ def checked(problem: Callable[[str], str | None]) -> AfterValidator:
 
 
 LocalPath = Annotated[Text, checked(scheme_problem)]
-ModelPath = Annotated[Text, checked(lambda path: scheme_problem(path, HANDLES))]
+ModelPath = Annotated[Text, checked(lambda path: scheme_problem(path, HUB_PREFIXES))]
 
 
 def refuse(problems: list[Problem]) -> None:
-    """Does nothing if there are no problems.
+    """Raises an error if there are any problems.
 
     Raises:
-        TableError: with all of them, if there are any.
+        TableError: with all problems.
     """
     if problems:
         raise TableError(problems)
@@ -101,11 +107,11 @@ def parse_duration_s(text: str) -> int:
     """Seconds in a duration such as `9h`, `1h30m` or `90s`.
 
     Raises:
-        ValueError: if `text` is not of that form, is zero or longer than a century.
+        ValueError: if `text` has another form, is zero or longer than a century.
     """
     match = _DURATION.fullmatch(text)
     amounts = match.groups(default="0") if match else ("0",) * 4
-    # Python reads no number of thousands of digits.
+    # Python refuses to parse integers of more than 4,300 digits.
     amounts = tuple(n.lstrip("0")[: len(str(_LONGEST_S)) + 1] or "0" for n in amounts)
     seconds = sum(int(n) * unit for n, unit in zip(amounts, _DURATION_UNITS_S, strict=True))
     if seconds == 0:
@@ -116,6 +122,6 @@ def parse_duration_s(text: str) -> int:
 
 
 def nearest_multiples(value: int, divisor: int) -> str:
-    """The positive multiples of `divisor` around `value`, in words."""
+    """The positive multiples of `divisor` next to `value`, in words."""
     below = value // divisor * divisor
     return f"{below} or {below + divisor}" if below else f"{divisor}"

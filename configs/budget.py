@@ -1,4 +1,4 @@
-"""The settings of a run's end: after how many steps, how much time, or when."""
+"""Settings of the run's budget: a number of steps, a duration, or a deadline."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pydantic import Field, model_validator
 from configs.base import Problem, Table, Text, parse_duration_s, refuse
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 2999
-"""Of instants: what is earlier or later is a mistake, if a machine knows it at all."""
+"""Years that `budget.until` accepts."""
 
 
 class Budget(Table):
-    """How long the run goes on: a number of steps, a time, or until when; one of them."""
+    """When the run ends: after a number of steps, a duration, or at a deadline; exactly one."""
 
-    steps: int | None = Field(None, ge=1, description="end after this many steps")
+    steps: int | None = Field(None, ge=1, description="number of steps after which the run ends")
     time: Text | None = Field(
         None,
-        description="end within this time, evaluation and export included, e.g. 9h or 1h30m; time "
-        "used before a resume counts, and a resume may be given another one",
+        description="duration of the run, evaluation and export included, e.g. 9h or 1h30m; time "
+        "used before a resume counts; a resume may set another duration",
     )
     until: Text | None = Field(
         None,
-        description="end before then, evaluation and export included, e.g. 2026-11-22T18:00+01:00; "
-        "local time where no offset is given",
+        description="deadline of the run, evaluation and export included, e.g. "
+        "2026-11-22T18:00+01:00; local time without an offset",
     )
     from_submission: bool = Field(
         False,
-        description="time counts from when launch/submit.sh submitted the job, not its start, and "
-        "waiting for devices counts, too",
+        description="count budget.time from the submission by launch/submit.sh instead of the "
+        "start of the job, including the wait for devices",
     )
 
     @model_validator(mode="after")
@@ -37,7 +37,7 @@ class Budget(Table):
         problems: list[Problem] = []
         given = [key for key in ("steps", "time", "until") if getattr(self, key) is not None]
         if not given:
-            what = 'needs steps, time or until, e.g. steps = 60 or time = "9h"'
+            what = 'set steps, time or until, e.g. steps = 60 or time = "9h"'
             problems.append(("", what))
         for key in given[1:]:
             other = f"budget.{given[0]}"
@@ -49,7 +49,7 @@ class Budget(Table):
             except ValueError as error:
                 problems.append((key, str(error)))
         if self.from_submission and self.time is None:
-            problems.append(("from_submission", "means nothing without budget.time; remove it"))
+            problems.append(("from_submission", "has no effect without budget.time; remove it"))
         refuse(problems)
         return self
 
@@ -60,15 +60,15 @@ class Budget(Table):
 
     @property
     def until_s(self) -> float | None:
-        """When the run has to have ended, in seconds since 1970, if that is what was given."""
+        """The deadline in seconds since 1970, if `until` is set."""
         return None if self.until is None else parse_instant(self.until).timestamp()
 
 
 def parse_instant(text: str) -> datetime:
-    """The instant that an ISO 8601 date and time names; local time where it has no offset.
+    """Parses an ISO 8601 date and time; local time without an offset.
 
     Raises:
-        ValueError: if `text` is not of that form, or not in years that clocks and time zones know.
+        ValueError: if `text` has another form, or a year outside of 1970 to 2999.
     """
     try:
         found = datetime.fromisoformat(text)
@@ -82,7 +82,7 @@ def parse_instant(text: str) -> datetime:
         early = found.year < _FIRST_YEAR
         nearest = f"{_FIRST_YEAR}-01-01T00:00" if early else f"{_LAST_YEAR}-12-31T23:59"
         raise ValueError(
-            f"{text!r} is in no year from {_FIRST_YEAR} to {_LAST_YEAR}; nearest valid: "
+            f"{text!r} is not in the years {_FIRST_YEAR} to {_LAST_YEAR}; nearest valid: "
             f"'{nearest}+00:00'"
         )
     return found.astimezone()

@@ -1,21 +1,33 @@
-"""The command line that every command shares: `CONFIG.toml [--table.key VALUE ...] [flags]`."""
+"""The common command line of all commands: `CONFIG.toml [--table.key VALUE ...] [flags]`."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
 from configs.errors import ConfigError, unknown_key
-from configs.help import settings_help
 from configs.load import presets
-from configs.overrides import Override
+from configs.overrides import UNSET, Override
+from configs.paths import HOME_VARIABLE
+from configs.settings import Setting, find_setting, settings, tables
+from configs.toml_text import show_value
+
+WIDTH = 100
+_INDENT = " " * 8
+_INTRODUCTION = f"""\
+Settings: every key of CONFIG.toml can be set on the command line, as --table.key VALUE or
+--table.key=VALUE. VALUE is TOML; quotes around a string are optional, lists are '["a", "b"]',
+{UNSET} unsets an optional key, N is an index from 0, the last value of a key wins.
+Relative paths are relative to ${HOME_VARIABLE}, or else to the current directory.
+"""
 
 
 class CommandLine(NamedTuple):
-    """A parsed command line: what `load_config` takes, and the command's own flags."""
+    """A parsed command line: the arguments of `load_config`, and the command's own flags."""
 
     path: str
     overrides: tuple[Override, ...]
@@ -32,18 +44,18 @@ def parse(
 ) -> CommandLine:
     """Splits the arguments of a command into config file, overrides and the command's own flags.
 
-    Overrides are the arguments with a dot in their name; their keys and values are checked by
-    `load_config`. `--help` prints flags and settings and exits with status 0.
+    Overrides are the arguments with a dot in their name; `load_config` checks their keys and
+    values. `--help` prints flags and settings and exits with status 0.
 
     Args:
         argv: the arguments, without the program's name.
-        prog: how the command is called, for the usage line.
+        prog: the command as called, for the usage line.
         description: what the command does.
-        flags: a parser made with `add_help=False` that has the command's own flags.
-        argument: what is worked on: a configuration, or the folder of a run.
+        flags: a parser with the command's own flags, created with `add_help=False`.
+        argument: the kind of the positional argument: a configuration or a run folder.
 
     Raises:
-        ConfigError: with every mistake in the form of the arguments, one line each.
+        ConfigError: with all syntax mistakes, one line each.
     """
     parser = _Parser(
         prog=prog,
@@ -77,39 +89,71 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _split(argv: Sequence[str]) -> tuple[list[Override], list[str], list[str]]:
-    """Overrides, everything else, and a line for each override without a value."""
+    """Splits into overrides, other arguments, and a line for each override without a value."""
     overrides: list[Override] = []
     rest: list[str] = []
     mistakes: list[str] = []
-    left = deque(argv)
-    while left:
-        argument = left.popleft()
+    remaining = deque(argv)
+    while remaining:
+        argument = remaining.popleft()
         name, equals, value = argument.partition("=")
         key = name.removeprefix("--")
         if key == name or "." not in key:
             rest.append(argument)
         elif equals:
             overrides.append((key, value))
-        elif left and not left[0].startswith("--"):
-            overrides.append((key, left.popleft()))
+        elif remaining and not remaining[0].startswith("--"):
+            overrides.append((key, remaining.popleft()))
         else:
             mistakes.append(_no_value(key))
     return overrides, rest, mistakes
 
 
 def _no_value(key: str) -> str:
-    return f"--{key}: needs a value, --{key} VALUE; a value that begins with -- goes after ="
+    return f"--{key}: needs a value, --{key} VALUE; write --{key}=VALUE for a value with leading --"
 
 
 def _explain_unknown(arguments: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
-    """A line for each argument that nothing takes; what follows an unknown option is its value."""
+    """A line for each unknown argument; the argument after an unknown option is its value."""
     after_option = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         if argument.startswith("-"):
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.7)
-            meant = unknown_key((name.lstrip("-"),), "--")
-            yield f"{name}: unknown; did you mean {close[0]}?" if close else f"--{meant}"
+            mistake = unknown_key((name.lstrip("-"),), "--")
+            yield f"{name}: unknown; did you mean {close[0]}?" if close else f"--{mistake}"
         elif not after_option:
-            yield f"{argument}: unexpected; one CONFIG.toml, and settings as --table.key VALUE"
+            yield f"{argument}: unexpected; expected one CONFIG.toml and --table.key VALUE"
         after_option = argument.startswith("-") and not equals
+
+
+def settings_help() -> str:
+    """Every setting with its allowed values, default and description, grouped by table."""
+    parts = [_INTRODUCTION]
+    for table in tables():
+        parts.append(f"{table.path}: {table.description}")
+        parts += [
+            _entry(setting) for setting in settings() if setting.path.startswith(f"{table.path}.")
+        ]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _entry(setting: Setting) -> str:
+    body = textwrap.wrap(
+        f"{setting.allowed}; {_default(setting)}. {setting.description}",
+        width=WIDTH,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join([f"  --{setting.path}", *body])
+
+
+def _default(setting: Setting) -> str:
+    if not setting.required:
+        return "optional" if setting.default is None else f"default: {show_value(setting.default)}"
+    parent = setting.path.rpartition(".")[0]
+    above = find_setting(parent.split("."))
+    return f"required with {parent}" if above and above.optional else "required"

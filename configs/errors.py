@@ -1,4 +1,4 @@
-"""Mistakes in a configuration: found by pydantic, told in words that say what would be right."""
+"""Messages for the mistakes in a configuration, with the nearest valid key or value."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import ValidationError
 
 from configs.base import Problem, TableError
-from configs.nearest import nearest_keys, nearest_value, sibling_names
+from configs.nearest import nearest_keys, nearest_value, new_name, sibling_names
 from configs.settings import Setting, find_setting
 from configs.toml_text import show_value
 
 _LONGEST_VALUE = 60
 ABSENT = object()
-"""The value of a key that is not there."""
+"""The value of a missing key."""
 
 Path = tuple[str | int, ...]
 P = ParamSpec("P")
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """The user's mistakes, all of them.
+    """All mistakes of the user.
 
     Attributes:
-        mistakes: a line each: where, what was given, what would be right. `str` joins the lines.
+        mistakes: one line each: the place, the given value and a valid one. `str` joins the lines.
     """
 
     def __init__(self, *mistakes: str) -> None:
-        """Takes one line for each mistake."""
+        """Stores one line for each mistake."""
         super().__init__(*mistakes)
         self.mistakes = mistakes
 
@@ -39,21 +39,21 @@ class ConfigError(ValueError):
         return "\n".join(self.mistakes)
 
 
-class Refusals:
-    """Mistakes that independent checks find, gathered until all checks are done.
+class MistakeCollector:
+    """Collects the mistakes of independent checks, to report them together.
 
     Args:
-        mistakes: lines on what was found before.
-        broken: dotted keys whose values are not the user's, because of these mistakes.
+        mistakes: lines for mistakes that were found before.
+        invalid: dotted keys whose values are substitutes, because of these mistakes.
     """
 
-    def __init__(self, mistakes: Iterable[str] = (), broken: Iterable[str] = ()) -> None:
+    def __init__(self, mistakes: Iterable[str] = (), invalid: Iterable[str] = ()) -> None:
         self._errors: list[Exception] = [ConfigError(line) for line in mistakes]
-        self._broken = tuple(broken)
+        self._invalid = tuple(invalid)
 
     def intact(self, *keys: str) -> bool:
-        """Whether the values of these settings and tables are the user's."""
-        return not any(overlap(key, broken) for key in keys for broken in self._broken)
+        """Whether these settings and tables have the user's values, not substitutes."""
+        return not any(overlap(key, invalid) for key in keys for invalid in self._invalid)
 
     @property
     def is_empty(self) -> bool:
@@ -61,20 +61,20 @@ class Refusals:
         return not self._errors
 
     def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What a check returns; None if it finds a mistake, which is kept."""
+        """Returns the result of a check; None if it raises a mistake, which is collected."""
         try:
             return check(*args, **kwargs)
         except (ValueError, FileNotFoundError) as mistake:
             self._errors.append(mistake)
             return None
 
-    def refuse(self, kind: type[ValueError] = ConfigError) -> None:
-        """Does nothing if no mistake was found.
+    def raise_if_any(self, kind: type[ValueError] = ConfigError) -> None:
+        """Raises the collected mistakes, if any.
 
         Raises:
-            ValueError: of `kind`, with the lines of all mistakes, each once; the mistake itself, if
-                it is the only one.
-            FileNotFoundError: likewise the only one.
+            ValueError: a single mistake unchanged; several as one error of `kind`, with the lines
+                of all mistakes, each once.
+            FileNotFoundError: a single mistake unchanged.
         """
         lines = dict.fromkeys(map(str, self._errors))
         if len(lines) == 1:
@@ -84,13 +84,13 @@ class Refusals:
 
 
 def overlap(key: str, other: str) -> bool:
-    """Whether two dotted keys are the same, or one is in the other's table."""
+    """Whether two dotted keys are equal, or one is in the other's table."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong with one key; `value` is ABSENT where none was given or it does not matter."""
+    """A mistake in one key; `value` is ABSENT if none was given or it is not shown."""
 
     path: Path
     what: str
@@ -103,7 +103,12 @@ class Mistake:
 
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
-    """The mistake of setting `path`, which does not exist; `prefix` goes before suggested keys."""
+    """The mistake of setting the unknown key `path`; `prefix` precedes suggested keys."""
+    renamed = new_name(path)
+    if renamed is not None:
+        key = prefix + renamed
+        example = f"{key} VALUE" if prefix else f"{key} = ..."
+        return Mistake(path, f"renamed to {key}; write {example}")
     meant = [prefix + key for key in nearest_keys(path)]
     if meant:
         return Mistake(path, f"unknown; did you mean {' or '.join(meant)}?")
@@ -114,20 +119,20 @@ def unknown_key(path: Path, prefix: str = "") -> Mistake:
 
 
 def explain_validation(error: ValidationError, tree: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Every mistake that pydantic found in `tree`, in the order of the schema."""
+    """All mistakes that pydantic found in `tree`, in the order of the schema."""
     for detail in error.errors(include_url=False):
         path: Path = detail["loc"]
         cause = detail.get("ctx", {}).get("error")
         if detail["type"] == "too_short" and detail["input"]:
-            # Pydantic counts only the valid elements; the others have been told.
+            # Pydantic counts only valid elements; the invalid ones have their own messages.
             continue
         if isinstance(cause, TableError):
-            yield from explain_problems(cause.found, tree, path)
+            yield from explain_problems(cause.problems, tree, path)
         elif detail["type"] == "extra_forbidden":
             yield unknown_key(path)
         else:
             setting = find_setting(path)
-            assert setting is not None, f"pydantic names a key that its schema lacks: {path}"
+            assert setting is not None, f"pydantic reports a key that its schema lacks: {path}"
             if detail["type"] == "missing":
                 yield Mistake(path, _missing(setting))
             else:
@@ -137,11 +142,11 @@ def explain_validation(error: ValidationError, tree: Mapping[str, Any]) -> Itera
 def explain_problems(
     problems: Sequence[Problem], tree: Mapping[str, Any], table: Path = ()
 ) -> Iterator[Mistake]:
-    """The mistakes that a validator of ours found in `table`, with the values from `tree`."""
+    """The problems that one of our validators found in `table`, with the values from `tree`."""
     for key, what in problems:
         path = (*table, *(key.split(".") if key else ()))
         value = value_at(tree, path)
-        # A whole table is too long to be repeated.
+        # Tables are too long to be shown.
         yield Mistake(path, what, ABSENT if isinstance(value, Mapping) else value)
 
 
@@ -165,7 +170,7 @@ def _invalid(setting: Setting, value: object) -> str:
 
 
 def value_at(tree: Mapping[str, Any], path: Path) -> object:
-    """What stands at `path`, ABSENT if nothing does."""
+    """The value at `path`; ABSENT if there is none."""
     value: Any = tree
     for part in path:
         if isinstance(value, Mapping) and part in value:

@@ -1,4 +1,4 @@
-"""The settings of the update: which loss, what it pulls towards, how the optimizer steps."""
+"""Settings of the updates: the GRPO loss and its regularization, the optimizer, the SFT phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import LocalPath, Problem, Table, refuse
+from configs.base import LocalPath, Problem, Table, Text, refuse
+from configs.task import Source
 
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
 TokenWeights = Literal["sequence", "token", "constant"]
@@ -16,13 +17,13 @@ Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 
 @dataclass(frozen=True)
 class Variant:
-    """What a published algorithm says about the policy's loss.
+    """Policy loss of a published algorithm.
 
     Attributes:
-        clip_low: the ratio is clipped at 1 - clip_low.
-        clip_high: and at 1 + clip_high; None: as clip_low.
+        clip_low: the probability ratio is clipped below at 1 - clip_low.
+        clip_high: the probability ratio is clipped above at 1 + clip_high; None: clip_low.
         advantage: how rewards become advantages.
-        token_weights: how tokens are averaged.
+        token_weights: how token losses are averaged.
     """
 
     clip_low: float
@@ -32,15 +33,15 @@ class Variant:
 
 
 VARIANTS: dict[Loss, Variant] = {
-    # As in arXiv:2402.03300.
+    # the original: arXiv:2402.03300
     "grpo": Variant(0.2, None, "grpo", "sequence"),
-    # arXiv:2503.20783: neither the deviation nor the length divides
+    # arXiv:2503.20783: no division by standard deviation or length
     "dr_grpo": Variant(0.2, None, "dr_grpo", "constant"),
     # arXiv:2503.14476: clip-higher, token-level loss
     "dapo": Variant(0.2, 0.28, "grpo", "token"),
-    # arXiv:2507.18071, 5.1: ratios of whole sequences stay this close to 1
+    # arXiv:2507.18071, 5.1: clip range of sequence-level ratios
     "gspo": Variant(3e-4, 4e-4, "grpo", "sequence"),
-    # arXiv:2506.13585: no lower bound; the upper one as in arXiv:2510.13786, a weight of 5
+    # arXiv:2506.13585: no lower bound; upper bound of arXiv:2510.13786, a weight of 5
     "cispo": Variant(1.0, 4.0, "grpo", "token"),
 }
 
@@ -50,83 +51,96 @@ class Learner(Table):
 
     lr: float = Field(1e-5, gt=0, description="peak learning rate of AdamW")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="how the learning rate decays to zero after the warm-up"
+        "constant", description="decay of the learning rate to zero after the warm-up"
     )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     decay_steps: int | None = Field(
         None,
         ge=1,
-        description="step at which the decay ends; default: budget.steps, or with a budget of time "
-        "the last step that fits into it, planned anew as steps turn out slower or faster",
+        description="step at which the decay ends; default: budget.steps, or with a time budget "
+        "the estimated last step, updated as steps are timed",
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
-    adam_b1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")
-    adam_b2: float = Field(0.99, ge=0, lt=1, description="Adam's second-moment decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    adam_b1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1: first-moment decay")
+    adam_b2: float = Field(0.99, ge=0, lt=1, description="AdamW beta2: second-moment decay")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="global norm to which gradients are clipped"
+    )
     updates_per_batch: int = Field(1, ge=1, description="optimizer updates on each step's rollouts")
 
     loss: Loss = Field(
         "grpo",
-        description="grpo, dr_grpo: clipped ratio of each token; dapo: clipped higher above; gspo: "
-        "clipped ratio of each rollout; cispo: clipped weight times log-prob. It sets the defaults "
-        "of the four keys below",
+        description="policy loss. grpo, dr_grpo: clipped token-level ratio; dapo: with a higher "
+        "upper clip bound; gspo: clipped sequence-level ratio; cispo: clipped importance weight "
+        "times log-prob. Sets the defaults of the four keys below",
     )
     clip_epsilon: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="the ratio is clipped at 1 minus this; default: 0.2, gspo 3e-4, cispo 1 (not)",
+        description="lower clip range: the ratio is clipped at 1 - clip_epsilon; default: 0.2, "
+        "gspo: 3e-4, cispo: 1 (no clipping)",
     )
     clip_epsilon_high: float | None = Field(
         None,
         gt=0,
-        description="and at 1 plus this; default: clip_epsilon, dapo 0.28, gspo 4e-4, cispo 4",
+        description="upper clip range: the ratio is clipped at 1 + clip_epsilon_high; default: "
+        "clip_epsilon, dapo: 0.28, gspo: 4e-4, cispo: 4",
     )
     advantage: Advantage | None = Field(
         None,
-        description="grpo: divided by the group's deviation; dr_grpo: centred only; rloo: against "
-        "the mean of the others; default: grpo, with loss dr_grpo dr_grpo",
+        description="advantage of a rollout. grpo: reward minus the group's mean, divided by its "
+        "standard deviation; dr_grpo: minus the group's mean; rloo: minus the mean of the group's "
+        'other rollouts; default: grpo, dr_grpo with loss = "dr_grpo"',
     )
     token_weights: TokenWeights | None = Field(
         None,
-        description="sequence: mean over each rollout first; token: over all tokens at once; "
-        "constant: sum divided by rollouts x max_new_tokens; default: sequence for grpo and gspo, "
-        "token for dapo and cispo, constant for dr_grpo",
+        description="how token losses are averaged. sequence: mean per rollout, then over "
+        "rollouts; token: mean over all tokens; constant: sum divided by rollouts x "
+        "max_new_tokens; default: sequence for grpo and gspo, token for dapo and cispo, constant "
+        "for dr_grpo",
     )
     importance_cap: float = Field(
         0.0,
         ge=0,
-        description="truncated importance sampling: the policy's loss is weighted by the "
-        "probability ratio of learner to sampler, up to this, also where top_k, top_p or min_p "
-        "truncate what it draws from; 0: off",
+        description="truncated importance sampling: upper bound of the learner-to-sampler "
+        "probability ratio that weights the policy loss; accounts for top_k, top_p and min_p; "
+        "0: off",
     )
     overlong: Literal["learn", "mask"] = Field(
-        "learn", description="rollouts cut by length: learned like others, or without loss weight"
+        "learn",
+        description="rollouts truncated by length: learn: trained on like others; mask: loss "
+        "weight 0",
     )
 
     kl_coef: float = Field(
-        0.0, ge=0, description="weight of KL(policy || policy as GRPO began); 0: none"
+        0.0,
+        ge=0,
+        description="coefficient of KL(policy || reference), where the reference is the policy at "
+        "the start of GRPO; 0: off",
     )
     kl: Literal["k1", "k2", "k3", "topk"] = Field(
         "k3",
-        description="estimator of that KL: k1, k2, k3 from the sampled token; topk from the "
-        "reference's likeliest tokens and one bucket for all others",
+        description="estimator of that KL. k1, k2, k3: from the sampled token; topk: from the "
+        "reference's top-k tokens and one bucket for all other tokens",
     )
     teacher: LocalPath | None = Field(
         None,
-        description="adapter of a frozen teacher on the same base, with this run's rank, scale and "
-        "targets, to distil from: a PEFT folder, a run or an export",
+        description="adapter of a frozen teacher for distillation, on the same base with this "
+        "run's rank, scale and targets: a PEFT folder, a run folder or an export",
     )
     distill_coef: float = Field(
-        0.0, ge=0, description="weight of KL(teacher || policy) over the teacher's likeliest tokens"
+        0.0,
+        ge=0,
+        description="coefficient of KL(teacher || policy) over the teacher's top-k tokens; 0: off",
     )
     kl_top_k: int = Field(
-        128, ge=1, le=256, description="likeliest tokens kept of the reference's and the teacher's"
+        128, ge=1, le=256, description="k of the reference's and the teacher's top-k tokens"
     )
     top_k_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="type in which the log-probs of those tokens are kept; bfloat16 takes less "
-        "memory and adds some 0.003 of noise to the KL of a token, which then is no bound",
+        description="data type of the stored top-k log-probs; bfloat16 halves their memory and "
+        "adds about 0.003 of noise to the KL of a token, which then is not a lower bound",
     )
 
     @model_validator(mode="after")
@@ -137,33 +151,33 @@ class Learner(Table):
     def _clip_problems(self) -> list[Problem]:
         if self.updates_per_batch > 1:
             return []
-        what = "means nothing with learner.updates_per_batch = 1, where the ratio is 1; remove it"
+        what = "has no effect with learner.updates_per_batch = 1, where the ratio is 1; remove it"
         keys = ("clip_epsilon", "clip_epsilon_high")
         return [(key, what) for key in keys if getattr(self, key) is not None]
 
     def _signal_problems(self) -> list[Problem]:
         problems: list[Problem] = []
         if self.kl_coef == 0 and self.kl != "k3":
-            problems.append(("kl", "means nothing with learner.kl_coef = 0; remove it"))
+            problems.append(("kl", "has no effect with learner.kl_coef = 0; remove it"))
         if self.teacher is not None and self.distill_coef == 0:
-            what = "means nothing with learner.distill_coef = 0; set that, or remove this"
+            what = "has no effect with learner.distill_coef = 0; set that, or remove this"
             problems.append(("teacher", what))
         if self.teacher is None and self.distill_coef > 0:
             problems.append(("distill_coef", "needs learner.teacher; set that, or remove this"))
         if not self.uses_reference_top_k:
-            what = 'means nothing without learner.kl = "topk" or learner.teacher; remove it'
+            what = 'has no effect without learner.kl = "topk" or learner.teacher; remove it'
             default = {"kl_top_k": 128, "top_k_dtype": "float32"}
             problems += [(key, what) for key in default if getattr(self, key) != default[key]]
         return problems
 
     @property
     def uses_reference_top_k(self) -> bool:
-        """Whether the top of a distribution is kept for each token."""
+        """Whether the reference's or teacher's top-k log-probs are stored for each token."""
         return (self.kl == "topk" and self.kl_coef > 0) or self.teacher is not None
 
     @property
     def variant(self) -> Variant:
-        """The loss with what was set in place of its paper's values; `clip_high` is a number."""
+        """The loss with configured values in place of the published ones; `clip_high` is set."""
         found = VARIANTS[self.loss]
         low = found.clip_low if self.clip_epsilon is None else self.clip_epsilon
         high = low if found.clip_high is None else found.clip_high
@@ -174,3 +188,29 @@ class Learner(Table):
             advantage=self.advantage or found.advantage,
             token_weights=self.token_weights or found.token_weights,
         )
+
+
+class Sft(Table):
+    """The SFT phase: supervised fine-tuning on demonstrations, with a loss on completions only."""
+
+    train: Source | None = Field(
+        None,
+        description="demonstrations: rows with the columns of prompt.template and a completion",
+    )
+    completion_column: Text = Field("completion", description="column with the completion")
+    steps: int = Field(100, ge=1, description="optimizer updates; they count as steps of the run")
+    sequences_per_step: int = Field(
+        64, ge=1, description="packed rows of demonstrations in an update"
+    )
+    lr: float = Field(1e-4, gt=0, description="peak learning rate of the SFT phase")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "linear", description="decay of the learning rate to zero over the SFT phase"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+
+    @model_validator(mode="after")
+    def _decays(self) -> Sft:
+        if self.warmup_steps >= self.steps:
+            what = f"must end before the phase does; nearest valid: {self.steps - 1}"
+            refuse([("warmup_steps", what)])
+        return self

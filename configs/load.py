@@ -1,4 +1,4 @@
-"""From a TOML file and command-line overrides to a valid `Config`, or to all of its mistakes."""
+"""Loads a TOML file or run folder with command-line overrides, and reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from configs.errors import Path as KeyPath
 from configs.nearest import nearest_keys
 from configs.overrides import Override, apply_overrides
 from configs.paths import with_absolute_paths
+from configs.resume import refuse_unknown_keys
 from configs.schema import Config, cross_problems
 from configs.settings import find_setting
 
-AS_LEARNED: tuple[Override, ...] = (
+AS_TRAINED: tuple[Override, ...] = (
     ("plan.rollout_weights", "shared"),
     ("plan.kv_cache", "model"),
 )
-"""What is said first where nothing is learned: the policy is looked at as it was learned."""
+"""First overrides of commands without training: they sample with the weights that were trained."""
 _DEMO = Path(__file__).with_name("demo.toml")
 _ROUNDS = 8
-"""How often mistaken values are replaced: one value may need another one replaced."""
+"""Maximum rounds of replacing invalid values: one replacement may require another one."""
 
 
-class _Uncrossed(Config):
-    """A configuration whose tables need not fit together."""
+class _ConfigWithoutCrossChecks(Config):
+    """A configuration without checks between tables."""
 
     @model_validator(mode="after")
-    def _cross(self) -> _Uncrossed:
+    def _cross(self) -> _ConfigWithoutCrossChecks:
         return self
 
 
@@ -53,26 +54,26 @@ _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$
 
 
 @dataclass(frozen=True)
-class Read:
-    """A configuration and what is wrong with it.
+class ReadConfig:
+    """A configuration and its mistakes.
 
     Attributes:
-        config: the configuration, with other values where there are mistakes; None if nothing can
-            stand in for them.
-        mistakes: a line each.
-        broken: dotted keys whose values are not the user's.
+        config: the configuration, with substitutes for invalid values; None if there is no valid
+            substitute.
+        mistakes: one line each.
+        invalid: dotted keys whose values are substitutes.
     """
 
     config: Config | None
     mistakes: tuple[str, ...]
-    broken: frozenset[str]
+    invalid: frozenset[str]
 
 
 def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
-    """As `read_config`, where mistakes are refused.
+    """Reads a configuration as `read_config` and refuses mistakes.
 
     Raises:
-        ConfigError: with every mistake at once, one line each.
+        ConfigError: with all mistakes, one line each.
     """
     read = read_config(path, overrides)
     if read.config is None or read.mistakes:
@@ -80,17 +81,17 @@ def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
     return read.config
 
 
-def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> Read:
-    """The configuration in a TOML file or of a run folder, with `overrides` laid over it.
+def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadConfig:
+    """Reads the configuration of a TOML file or run folder and applies `overrides`.
 
-    Relative paths in it are made absolute against $GEMMA_GRPO_HOME, else the current directory.
+    Relative paths in it become absolute, relative to $GEMMA_GRPO_HOME or the current directory.
 
     Args:
-        path: the file, or the folder of a run, which has a `config.json`.
-        overrides: dotted keys and the text given for each, as `configs.cli.parse` returns them.
+        path: the TOML file, or the run folder, which contains `config.json`.
+        overrides: dotted keys and their texts, as `configs.cli.parse` returns them.
 
     Raises:
-        ConfigError: if the file cannot be read.
+        ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
     """
     tree, mistakes = apply_overrides(_read(Path(path)), overrides)
     given = [tuple(key.split(".")) for key, _ in overrides]
@@ -99,32 +100,34 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> Read:
         mistake.path for mistake in (*mistakes, *found) if find_setting(mistake.path) is None
     ]
     meant = {key for path in unknown for key in nearest_keys(path)}
-    broken = {key for key in meant if value_at(tree, tuple(key.split("."))) is ABSENT}
+    invalid = {key for key in meant if value_at(tree, tuple(key.split("."))) is ABSENT}
     known = _without(tree, unknown)
     if known != tree:
-        # Keys that do not exist hide what is wrong with their tables as a whole.
+        # Pydantic skips the validators of a table that has unknown keys.
         found += [
             mistake
             for mistake in _validate(known)[1]
-            if mistake not in found and not any(overlap(_key(mistake.path), key) for key in broken)
+            if mistake not in found and not any(overlap(_key(mistake.path), key) for key in invalid)
         ]
     if config is None:
-        config, replaced = _with_stand_ins(known, [m.path for m in found if m.path not in unknown])
-        broken |= replaced
-    return Read(
+        config, replaced = _with_substitutes(
+            known, [mistake.path for mistake in found if mistake.path not in unknown]
+        )
+        invalid |= replaced
+    return ReadConfig(
         None if config is None else with_absolute_paths(config),
         tuple(_lines((*mistakes, *found), str(path), given)),
-        frozenset(broken),
+        frozenset(invalid),
     )
 
 
 def config_to_json(config: Config) -> str:
-    """The resolved configuration: every setting, defaults included, in the schema's order."""
+    """The resolved configuration as JSON: all settings with defaults, in the schema's order."""
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
 def presets() -> list[str]:
-    """The configurations that come with the project, as paths from its top folder."""
+    """The presets of the project, as paths relative to its root."""
     folder = Path(__file__).parent
     return sorted(f"{folder.name}/{path.name}" for path in folder.glob("*.toml"))
 
@@ -140,7 +143,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         what = f"{path}: cannot be read: {error.strerror}; presets: {', '.join(presets())}"
     except UnicodeDecodeError as error:
-        what = f"{path}: is not UTF-8 text (byte {error.start})"
+        what = f"{path}: not UTF-8 text (byte {error.start})"
     except tomllib.TOMLDecodeError as error:
         what = f"{path}:{_describe(error, text)}"
     raise ConfigError(what)
@@ -151,13 +154,14 @@ def _read_run(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        what = f"{folder}: has no config.json; it is not a run folder"
+        what = f"{folder}: not a run folder: it has no config.json"
     except ValueError as error:
-        what = f"{path}: is not JSON: {error}"
+        what = f"{path}: not JSON: {error}"
     else:
         if isinstance(found, dict):
+            refuse_unknown_keys(found, folder)
             return found
-        what = f"{path}: is not a JSON object"
+        what = f"{path}: not a JSON object"
     raise ConfigError(what)
 
 
@@ -178,7 +182,7 @@ def _validate(tree: Mapping[str, Any]) -> tuple[Config | None, list[Mistake]]:
     except ValidationError as error:
         mistakes = list(explain_validation(error, tree))
         whole = any(detail["loc"] == () for detail in error.errors())
-    # Pydantic compares tables only when all are valid; what is valid can be compared already.
+    # Pydantic runs checks between tables only if all are valid; run those of the valid ones here.
     between = [] if whole else cross_problems(dict(_valid_tables(tree)))
     return None, [*mistakes, *explain_problems(between, tree)]
 
@@ -198,7 +202,7 @@ def _valid_tables(tree: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
 
 
 def _part(kind: type[Table], given: object, error: ValidationError) -> Table | None:
-    """A table without the settings that are wrong; whoever reads one gets an AttributeError."""
+    """A table without its invalid settings; reading one of them raises AttributeError."""
     wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
     if not (wrong and isinstance(given, Mapping)):
         return None
@@ -220,46 +224,46 @@ def _without(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any
     return rest
 
 
-def _with_stand_ins(
+def _with_substitutes(
     tree: Mapping[str, Any], paths: Sequence[KeyPath]
 ) -> tuple[Config | None, set[str]]:
-    """The configuration with defaults for what is mistaken, or with the demo's values.
+    """The configuration with defaults, or the demo's values, in place of invalid values.
 
     Returns:
-        The configuration, None if no such values are found; and the keys that got other values.
+        The configuration, None if no substitutes are valid; and the keys that have substitutes.
     """
-    rest, broken = copy.deepcopy(dict(tree)), {_key(path) for path in paths}
+    rest, invalid = copy.deepcopy(dict(tree)), {_key(path) for path in paths}
     demo, replaced = _read(_DEMO), set[KeyPath]()
     for _ in range(_ROUNDS):
         try:
-            return _Uncrossed.model_validate(rest), broken
+            return _ConfigWithoutCrossChecks.model_validate(rest), invalid
         except ValidationError as error:
             wrong = [mistake.path for mistake in explain_validation(error, rest)]
         for path in wrong:
             # Lists are replaced as a whole.
             place = tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
-            broken.add(_key(_replace(rest, place, demo, replaced)))
-    return None, broken
+            invalid.add(_key(_replace(rest, place, demo, replaced)))
+    return None, invalid
 
 
 def _replace(
     tree: dict[str, Any], path: KeyPath, demo: Mapping[str, Any], replaced: set[KeyPath]
 ) -> KeyPath:
-    """Removes what is at `path`; if nothing is, the demo's value is put there.
+    """Removes the value at `path`, or sets the demo's value if `path` has none.
 
-    Where the demo has none, or its value was `replaced` already, the same is done with the table.
+    If the demo has no value, or its value is in `replaced`, the parent table is replaced instead.
 
     Returns:
-        The path of what was changed.
+        The changed path.
     """
     while path:
-        holder, stand_in = value_at(tree, path[:-1]), value_at(demo, path)
+        holder, substitute = value_at(tree, path[:-1]), value_at(demo, path)
         if isinstance(holder, dict) and path not in replaced:
             if path[-1] in holder:
                 del holder[path[-1]]
                 return path
-            if stand_in is not ABSENT:
-                holder[path[-1]] = copy.deepcopy(stand_in)
+            if substitute is not ABSENT:
+                holder[path[-1]] = copy.deepcopy(substitute)
                 replaced.add(path)
                 return path
         path = path[:-1]
@@ -275,5 +279,5 @@ def _lines(
 ) -> Iterator[str]:
     for mistake in mistakes:
         path = tuple(map(str, mistake.path))
-        typed = any(path[: len(key)] == key for key in given)
-        yield f"command line: --{mistake}" if typed else f"{where}: {mistake}"
+        overridden = any(path[: len(key)] == key for key in given)
+        yield f"command line: --{mistake}" if overridden else f"{where}: {mistake}"

@@ -1,4 +1,4 @@
-"""The settings that say what is adapted and written: the frozen base, the adapter, the export."""
+"""Settings of the frozen base model, the LoRA adapter and the export."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from configs.base import LocalPath, ModelPath, Table, Text, checked
 
 
 class Model(Table):
-    """The frozen base."""
+    """The frozen base model."""
 
     path: ModelPath = Field(
         description="folder of a Hugging Face or Kaggle (flax) checkpoint or of an export, or "
         "hf://OWNER/NAME[@REVISION] or kaggle://OWNER/MODEL/flax|transformers/VARIATION[/VERSION]"
     )
     tokenizer: ModelPath | None = Field(
-        None, description="tokenizer.model, tokenizer.json or their folder; default: in model.path"
+        None,
+        description="file tokenizer.model or tokenizer.json, or the folder of one; default: "
+        "model.path",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="type of the frozen base and of the computation"
+        "bfloat16", description="data type of the frozen base and of the computation"
     )
     quantization: Literal["none", "int8", "nf4", "int8_matmul"] = Field(
         "none",
-        description="keep the base's matrices in 8 or 4 bits (QLoRA, arXiv:2305.14314); "
-        "int8_matmul: as int8 with one scale for each output, multiplied as integers with "
-        "activations rounded to int8 for each position, by sampler and learner alike "
-        "(LLM.int8(), arXiv:2208.07339)",
+        description="store the base's matrices in 8 or 4 bits (QLoRA, arXiv:2305.14314); "
+        "int8_matmul: int8 weights with one scale per output channel and int8 activations with one "
+        "scale per token, multiplied as integers in sampler and learner (LLM.int8(), "
+        "arXiv:2208.07339)",
     )
 
 
@@ -37,7 +39,7 @@ def _targets_problem(targets: str) -> str | None:
     try:
         re.compile(targets)
     except re.error as error:
-        return f"is none of attention, mlp, all, and no regular expression: {error}"
+        return f"is not attention, mlp or all, and not a regular expression: {error}"
     return None
 
 
@@ -45,24 +47,26 @@ class Lora(Table):
     """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
 
     rank: int = Field(32, ge=1, description="rank of each adapted matrix")
-    alpha: float = Field(64.0, gt=0, description="the update is scaled by alpha / rank")
+    alpha: float = Field(64.0, gt=0, description="LoRA alpha; the update is scaled by alpha / rank")
     scaling: Literal["standard", "rslora"] = Field(
-        "standard", description="rslora: scaled by alpha / sqrt(rank) instead (arXiv:2312.03732)"
+        "standard",
+        description="standard: scale by alpha / rank; rslora: scale by alpha / sqrt(rank) "
+        "(arXiv:2312.03732)",
     )
     targets: Annotated[Text, checked(_targets_problem)] = Field(
         "all",
-        description="attention, mlp or all matrices of each layer, or a regular expression for "
-        r"whole module paths such as layers/\d+/attn/q_einsum",
+        description="attention, mlp or all matrices of each layer, or a regular expression that "
+        r"matches whole module paths such as layers/\d+/attn/q_einsum",
     )
     start: LocalPath | None = Field(
         None,
-        description="adapter to go on from: a PEFT folder, a run folder or an export; default: a "
-        "fresh one, which changes nothing",
+        description="initial adapter: a PEFT folder, a run folder or an export; default: a new "
+        "adapter, which is the identity",
     )
 
     @property
     def scale(self) -> float:
-        """What the product of the two LoRA matrices is multiplied by."""
+        """Factor of the product of the two LoRA matrices."""
         return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
 
 
@@ -70,6 +74,8 @@ class Export(Table):
     """How the merged model is written."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="type of the written weights; default: model.dtype"
+        None, description="data type of the written weights; default: model.dtype"
     )
-    shard_gib: float = Field(4.0, gt=0, description="largest file; larger models get an index")
+    shard_gib: float = Field(
+        4.0, gt=0, description="maximum size of a weight file in GiB; larger models are sharded"
+    )

@@ -1,4 +1,4 @@
-"""What a mistaken user probably meant: the nearest key, the nearest valid value."""
+"""Suggestions for mistakes: the new name of a key, the nearest key, the nearest valid value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from typing import Any
 from configs.settings import INDEX, Setting, find_setting, setting_parts, settings, tables
 from configs.toml_text import read_value, show_value
 
-_SAME_BUT_FOR_A_TYPO = 0.9
+RENAMED = {"plan.rollout_rows": "plan.slots"}
+"""New names of keys by their names in earlier versions."""
+
+_TYPO_RATIO = 0.9
+"""Similarity above which a key of the same name is the only suggestion."""
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
+def new_name(path: Sequence[str | int]) -> str | None:
+    """The new name of a key that earlier versions had; None if it was not renamed."""
+    return RENAMED.get(".".join(map(str, path)))
+
+
 def nearest_value(setting: Setting, value: object) -> str | None:
-    """The valid value nearest to `value` as TOML, or in words; None where none is near."""
+    """The valid value nearest to `value` as TOML, or in words; None if none is near."""
     if setting.choices:
         return _nearest_choice(setting.choices, value)
     if setting.type == "boolean":
@@ -33,37 +42,40 @@ def nearest_value(setting: Setting, value: object) -> str | None:
 
 
 def nearest_keys(path: Sequence[str | int]) -> list[str]:
-    """Up to three dotted keys that someone who wrote `path` may have meant, the likeliest first.
+    """Up to three dotted keys that the user may have meant by `path`, most likely first.
 
-    In this order: keys of the same name elsewhere, keys of the same table that look alike or whose
-    description has the words, whole paths that look alike.
+    In this order: the new name of a renamed key, keys of the same name in other tables, similar
+    keys of the same table, keys of the table whose description contains the words, similar paths.
     """
+    renamed = new_name(path)
+    if renamed is not None:
+        return [renamed]
     indices = [str(part) for part in path if str(part).isdecimal()]
     parts = setting_parts(path)
     leaf = parts[-1].replace("-", "_")
     whole = ".".join(parts)
-    everything = [setting.path for setting in (*tables(), *settings())]
-    likeness = {
+    all_paths = [setting.path for setting in (*tables(), *settings())]
+    similarity = {
         key: difflib.SequenceMatcher(None, key, whole).ratio()
-        for key in everything
+        for key in all_paths
         if key.rpartition(".")[2] == leaf
     }
-    same_name = sorted(likeness, key=lambda key: -likeness[key])
-    if same_name and likeness[same_name[0]] >= _SAME_BUT_FOR_A_TYPO:
+    same_name = sorted(similarity, key=lambda key: -similarity[key])
+    if same_name and similarity[same_name[0]] >= _TYPO_RATIO:
         same_name = same_name[:1]
     siblings = _siblings(parts)
     names = {setting.path.rpartition(".")[2]: setting for setting in siblings}
-    alike = [names[name].path for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]
+    similar = [names[name].path for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]
     words = leaf.replace("_", " ")
     described = [setting.path for setting in siblings if words in setting.description]
-    # In a table that exists, the table's own name makes every key look alike.
-    close = difflib.get_close_matches(whole, everything, n=1, cutoff=0.6)
-    found = same_name[:3] or alike or described[:1] or ([] if len(parts) > 1 and names else close)
+    # In an existing table, the shared table name makes every path similar.
+    close = difflib.get_close_matches(whole, all_paths, n=1, cutoff=0.6)
+    found = same_name[:3] or similar or described[:1] or ([] if len(parts) > 1 and names else close)
     return [_with_indices(key, indices) for key in found]
 
 
 def sibling_names(path: Sequence[str | int]) -> list[str]:
-    """The keys of the table that `path` would belong to; nothing if there is no such table."""
+    """The keys of the table that `path` is in; empty if there is no such table."""
     parts = setting_parts(path)
     return [setting.path.rpartition(".")[2] for setting in _siblings(parts)]
 

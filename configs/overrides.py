@@ -1,4 +1,4 @@
-"""Settings from the command line, laid over those of the file."""
+"""Applies settings from the command line to those of the file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from configs.settings import Setting, find_setting
 from configs.toml_text import read_value
 
 Override = tuple[str, str]
-"""A dotted key and the text given for it."""
+"""A dotted key and its text."""
 
 UNSET = "none"
-"""Text that removes a setting that may be left unset."""
+"""Text that unsets an optional setting."""
 
 
 def apply_overrides(
     tree: Mapping[str, Any], overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """`tree` with the overrides laid over it, the last one of a key winning.
+    """Applies overrides to a copy of `tree`; the last override of a key wins.
 
-    A text is read as a TOML value; where it spells none, or where the setting is a string and the
-    value is not, it is a string. `none` removes a setting that may be left unset (`"none"` is the
-    string). Values are not checked here.
+    A text is parsed as a TOML value. It is a string if it is not valid TOML, or if the setting is a
+    string and the value is not. `none` unsets an optional setting (`"none"` is the string). Values
+    are not validated here.
 
     Returns:
-        The new tree, and a mistake for each key that does not exist; those are not applied.
+        The new tree, and a mistake for each unknown key; unknown keys are not applied.
     """
     result = copy.deepcopy(dict(tree))
     mistakes = []
@@ -56,7 +56,7 @@ def _set(tree: dict[str, Any], path: Path, setting: Setting, text: str) -> list[
             if key == len(at):
                 at.append({})
         elif not isinstance(at, dict):
-            # The file has a plain value where a table belongs: that is told as the file's mistake.
+            # The file has a plain value in place of a table, which is reported as its mistake.
             return []
         if i < len(path) - 1:
             at = at[key] if isinstance(at, list) else at.setdefault(key, _empty(path[: i + 1]))

@@ -1,6 +1,6 @@
-"""Where relative paths in a configuration start.
+"""Resolves the relative paths of a configuration.
 
-A submitted job runs in a temporary copy of the working directory, so paths are made absolute once.
+A submitted job runs in a temporary copy of the working directory, so paths become absolute early.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from configs.base import HANDLES
+from configs.base import HUB_PREFIXES
 from configs.schema import Config, Source
 
 HOME_VARIABLE = "GEMMA_GRPO_HOME"
-"""Environment variable that names the folder where relative paths start."""
+"""Environment variable of the base folder of relative paths."""
 
 
 def home() -> Path:
-    """The folder where relative paths start: $GEMMA_GRPO_HOME, else the current directory."""
+    """The base folder of relative paths: $GEMMA_GRPO_HOME, else the current directory."""
     return Path(os.environ.get(HOME_VARIABLE) or Path.cwd()).absolute()
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same configuration with run folder, model, adapter and local data files absolute.
+    """The configuration with absolute paths of run folder, model, adapters and local data files.
 
-    Names of hub datasets and handles of models stay as they are; `~` is the user's home.
+    Hub datasets and hub model handles are unchanged; `~` is the user's home.
     """
     data, model, evaluation = config.data, config.model, config.eval
     splits = {name: _source(getattr(data, name)) for name in ("train", "validation", "test")}
@@ -45,8 +45,8 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def is_handle(path: str) -> bool:
-    """Whether `path` names a model on a hub rather than a folder."""
-    return path.startswith(HANDLES)
+    """Whether `path` is a hub model handle, not a folder."""
+    return path.startswith(HUB_PREFIXES)
 
 
 def _source(source: Source | None) -> Source | None:
@@ -60,5 +60,5 @@ def _path(path: str | None) -> str | None:
 
 
 def _absolute(path: str) -> str:
-    # normpath, not resolve: the run folder may be a link that moves between resumes.
+    # normpath, not resolve: the run folder may be a link whose target changes between resumes.
     return os.path.normpath(home() / Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""The settings that say how much is done at once, and on which devices."""
+"""Settings of the plan: batch sizes, memory options, and placement on devices."""
 
 from __future__ import annotations
 
@@ -7,142 +7,160 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Problem, Sizes, Table, nearest_multiples, refuse
+from configs.base import PositiveInts, Problem, Table, nearest_multiples, refuse
 from configs.learner import Learner
 from configs.model import Model
 
 TPU_LEASES = (1, 4, 8)
-"""Contiguous chips of a TPU host that a process can have; two of them have no bounds that are set
-for half of a host's row."""
+"""Numbers of contiguous TPU chips of a host that a process can lease; libtpu has no topology bounds
+for two."""
 _HOST = TPU_LEASES[-1]
-_HEAD_TOKENS = 2048  # vocabulary x this many logits are the most that may exist on a device
+_HEAD_TOKENS = 2048  # at most vocabulary x 2048 logits may exist on a device
 
 
 class Plan(Table):
-    """Sizes and placement: which processes own which devices and how much they do at once."""
+    """Batch sizes, memory options, and placement of samplers and learner on devices."""
 
     fixed: bool = Field(
         True,
-        description="true: sizes are the ones below, whatever happens; false: they are planned, "
-        "and smaller ones taken when memory runs out",
+        description="true: use the sizes below unchanged; false: plan the sizes, and reduce them "
+        "when a device runs out of memory",
     )
-    platform: Literal["cpu", "tpu", "gpu"] = Field(description="kind of device; never substituted")
+    platform: Literal["cpu", "tpu", "gpu"] = Field(
+        description="device type; never replaced by another one"
+    )
     placement: Literal["split", "colocated"] = Field(
-        description="split: samplers and learner own devices each; colocated: one process owns all"
+        description="split: samplers and learner are processes with their own devices; colocated: "
+        "one process owns all devices"
     )
-    learner_devices: int = Field(1, ge=1, description="devices of the learner (colocated: all)")
-    samplers: int | None = Field(None, ge=1, description="split only: sampler processes, default 1")
+    learner_devices: int = Field(
+        1, ge=1, description="number of devices of the learner (colocated: of the one process)"
+    )
+    samplers: int | None = Field(
+        None, ge=1, description="split only: number of sampler processes; default: 1"
+    )
     sampler_devices: int | None = Field(
-        None, ge=1, description="split only: devices of each sampler, default 1"
+        None, ge=1, description="split only: number of devices of each sampler; default: 1"
     )
     fsdp: int = Field(
-        1, ge=1, description="parts of the learner's weights that are gathered layer by layer"
+        1,
+        ge=1,
+        description="fully sharded data-parallel (FSDP) size of the learner: parameters are "
+        "sharded over this many devices and gathered layer by layer",
     )
     tp: int = Field(
-        1, ge=1, description="parts of the learner's heads and widths that are computed apart"
+        1,
+        ge=1,
+        description="tensor-parallel size of the learner: attention heads and MLP width are "
+        "split over this many devices",
     )
     sampler_tp: int | None = Field(
-        None, ge=1, description="split only: tp of each sampler, default 1"
+        None, ge=1, description="split only: tensor-parallel size of each sampler; default: 1"
     )
     slots: int | None = Field(
         None,
         ge=1,
-        description="slots of a sampler: rollouts it decodes at once; with plan.fixed = false the "
-        "most that there may be, default: no such bound",
+        description="slots of a sampler: rollouts that it decodes concurrently; with plan.fixed = "
+        "false an upper bound, default: unbounded",
     )
     calibration_share: float | None = Field(
         None,
         ge=0,
         le=0.5,
-        description="plan.fixed = false only, not on gpu, where given sizes are tried: share of "
-        "the budget's time, with budget.steps of an hour, in which sizes are measured at the "
-        "start, the largest first; 0: they are estimated; default: 0.02",
+        description="share of the time budget (with budget.steps: of one hour) for measuring sizes "
+        "at the start, largest first; 0: sizes are estimated; default: 0.02; only with plan.fixed "
+        "= false, and not on gpu, where the configured sizes are tried",
     )
-    slot_buckets: Sizes | None = Field(
+    slot_buckets: PositiveInts | None = Field(
         None,
-        description="fewer slots into which the last rollouts are moved, the most first; default: "
-        "slots halved up to three times",
+        description="smaller slot counts, descending, to which a sampler compacts its last "
+        "rollouts; default: slots halved up to three times",
     )
     kv_cache: Literal["model", "int8"] = Field(
         "model",
-        description="type of the sampler's KV caches: the model's; or 8 bits with a scale for each "
-        "token and head, half of bfloat16's bytes, log-probs a little off the learner's. "
-        "launch.evaluate and launch.chat use the model's unless the command line says otherwise",
+        description="data type of the sampler's KV cache. model: model.dtype; int8: 8 bits with "
+        "one scale per token and head, half the memory of bfloat16, with small differences to the "
+        "learner's log-probs. launch.evaluate and launch.chat use model unless overridden on the "
+        "command line",
     )
     rollout_weights: Literal["shared", "merged", "int8", "int8_matmul"] = Field(
         "shared",
-        description="what samplers multiply with, in a run's evaluations too: base and adapter as "
-        "the learner; merged: a copy of the adapted matrices with the adapter added, made at each "
-        "sync, in model.dtype, as an export is; int8, int8_matmul: a copy of the layers' matrices "
-        "kept as model.quantization says, the adapter beside it. int8, int8_matmul and merged with "
-        "bfloat16 round otherwise than the learner and need learner.importance_cap. "
-        "launch.evaluate and launch.chat use shared unless the command line says otherwise",
+        description="weights that samplers use, also in a run's evaluations. shared: base and "
+        "adapter, as the learner; merged: a copy of the adapted matrices with the adapter merged, "
+        "made at each sync, in model.dtype, as in an export; int8, int8_matmul: a copy of the "
+        "layers' matrices, quantized as by model.quantization, with a separate adapter. int8, "
+        "int8_matmul and merged with bfloat16 round differently from the learner and need "
+        "learner.importance_cap. launch.evaluate and launch.chat use shared unless overridden on "
+        "the command line",
     )
     hbm_gib: float | None = Field(
         None,
         gt=0,
-        description="GiB of each device that may be used; drawing, scoring and learning whose "
-        "programs take more by the compiler's account count as out of memory before they begin; "
-        "default: all there is, and the device says when it is used up",
+        description="memory limit of each device in GiB: a program for sampling, scoring or "
+        "updates that exceeds it by the compiler's estimate counts as out of memory before it "
+        "runs; default: the device's memory",
     )
     segment_steps: int = Field(
         32,
         ge=1,
-        description="decode steps between two looks by the host, at most rollout.max_new_tokens",
+        description="decode steps of a segment, between two interventions of the host; at most "
+        "rollout.max_new_tokens",
     )
     prefill_tokens: int = Field(
         4096,
         ge=1,
-        description="prompt positions read at a time, and between two segments, per device: at "
-        "least a prompt, and more while less than half of the slots decode",
+        description="prompt tokens per device in one prefill, and between two decode segments: at "
+        "least one prompt, and more while fewer than half of the slots decode",
     )
-    prompt_buckets: Sizes = Field(
-        (), description="prompt lengths below max_prompt_tokens that get a program of their own"
+    prompt_buckets: PositiveInts = Field(
+        (),
+        description="additional compiled prefill lengths, ascending, below max_prompt_tokens",
     )
     micro_batch_tokens: int | None = Field(
         None,
         ge=1,
-        description="positions in one gradient program, over all devices of the learner; rollouts "
-        "are packed into rows of row_tokens; with plan.fixed = false the most that there may be, "
-        "default: no such bound",
+        description="tokens of a micro-batch over all devices of the learner; sequences are packed "
+        "into rows of row_tokens; with plan.fixed = false an upper bound, default: unbounded",
     )
     row_tokens: int | None = Field(
         None,
         ge=1,
-        description="positions of a packed row; default: the longest sequence, "
-        "max_prompt_tokens + max_new_tokens, which it must hold",
+        description="tokens of a packed row; at least, and by default, the maximum sequence "
+        "length, max_prompt_tokens + max_new_tokens",
     )
     head_tokens: int = Field(
         2048,
         ge=1,
         le=_HEAD_TOKENS,
-        description="positions whose logits exist at the same time, per device; "
-        "the top k has blocks of its own",
+        description="positions per device whose logits exist at the same time; the top-k "
+        "computation has its own block size",
     )
     head_vocab: int = Field(
         8192,
         ge=1,
-        description="vocabulary entries whose logits exist at the same time, per device",
+        description="vocabulary entries per device whose logits exist at the same time",
     )
     remat: Literal["none", "dots", "full", "offload"] = Field(
         "full",
-        description="what the backward pass computes again: nothing; all but matrix products; "
-        "each layer; each layer, whose input waits in host memory",
+        description="rematerialization: what the backward pass recomputes. none: nothing; dots: "
+        "everything but matrix products; full: each layer; offload: each layer, with the layer's "
+        "input stored in host memory",
     )
     layer_tokens: int = Field(
         2048,
         ge=1,
-        description="positions that a layer computes at a time in the gradient, per device",
+        description="tokens per device that a layer computes at a time in the gradient",
     )
     attention: Literal["blocked", "splash"] = Field(
         "blocked",
-        description="the learner's: in blocks of queries; or jax's splash kernels, TPU only",
+        description="attention of the learner. blocked: in blocks of queries; splash: JAX's splash "
+        "attention kernel, TPU only",
     )
     chip_hour_usd: float | None = Field(
         None,
         ge=0,
-        description="price of a device for an hour, on the CPU of the machine, for the cost that "
-        "launch.plan tells; default: the list price of 2025 of the chip on Google Cloud, none for "
+        description="price of a device-hour in USD (on cpu: of the machine) for the cost that "
+        "launch.plan reports; default: Google Cloud's list price of 2025 for the chip, none for "
         "CPUs and GPUs",
     )
 
@@ -151,15 +169,15 @@ class Plan(Table):
         problems: list[Problem] = []
         if self.placement == "colocated":
             problems += [
-                (key, "means nothing in colocated placement; remove it")
+                (key, "has no effect in colocated placement; remove it")
                 for key in ("samplers", "sampler_devices", "sampler_tp")
                 if getattr(self, key) is not None
             ]
         problems += self._meshes()
-        rows, shards, tp = self.slots, self.sampler_shards, self.tp_of_sampler
+        slots, shards, tp = self.slots, self.sampler_shards, self.tp_of_sampler
         problems += self._fixed_problems() if self.fixed else self._planned_problems()
-        if rows is not None and rows % shards:
-            nearest = nearest_multiples(rows, shards)
+        if slots is not None and slots % shards:
+            nearest = nearest_multiples(slots, shards)
             parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
             what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
             problems.append(("slots", what))
@@ -171,21 +189,21 @@ class Plan(Table):
         return self
 
     def _fixed_problems(self) -> list[Problem]:
-        what = "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it"
+        what = "is required with plan.fixed = true; set it, or plan.fixed = false to plan it"
         sizes = ("slots", "micro_batch_tokens")
         problems = [(key, what) for key in sizes if getattr(self, key) is None]
         if self.calibration_share is not None:
-            what = "measures nothing where sizes are fixed, plan.fixed = true; remove it"
+            what = "has no effect with plan.fixed = true, where sizes are not measured; remove it"
             problems.append(("calibration_share", what))
         return problems
 
     def _planned_problems(self) -> list[Problem]:
         problems: list[Problem] = []
         if self.slot_buckets is not None and self.slots is None:
-            what = "means nothing without plan.slots; remove it"
+            what = "has no effect without plan.slots; remove it"
             problems.append(("slot_buckets", what))
         if self.calibration_share is not None and self.platform == "gpu":
-            what = "measures nothing on gpu, where given sizes are tried; remove it"
+            what = "has no effect on gpu, where the configured sizes are tried; remove it"
             problems.append(("calibration_share", what))
         return problems
 
@@ -197,18 +215,18 @@ class Plan(Table):
         valid = sorted((size for size in fits if size % self.sampler_shards == 0), reverse=True)
         if valid == list(self.slot_buckets):
             return []
-        what = f"must fall and stay below slots = {most}"
+        what = f"must be descending and below slots = {most}"
         if self.sampler_shards > 1:
-            what += f", in multiples of a sampler's {self.sampler_shards} parts"
+            what += f", in multiples of a sampler's {self.sampler_shards} shards"
         return [("slot_buckets", f"{what}; nearest valid: {valid}")]
 
     @property
     def slot_ladder(self) -> tuple[int, ...]:
-        """Slots of a sampler, and the fewer that the last rollouts are moved into, falling.
+        """Slot counts of a sampler, descending: `slots`, then the buckets for the last rollouts.
 
-        Only once there are sizes: of a plan that is not fixed, not of the configuration as written.
+        With `fixed = false` it is available only after planning.
         """
-        assert self.slots is not None, "sizes are planned first"
+        assert self.slots is not None, "sizes are not planned yet"
         if self.slot_buckets is not None:
             return (self.slots, *self.slot_buckets)
         halves = (self.slots // 2**times for times in range(1, 4))
@@ -222,17 +240,17 @@ class Plan(Table):
             checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
         problems = []
         for key, devices, what, ways in checks:
-            told = f"must be a multiple of {what} = {ways}"
+            problem = f"must be a multiple of {what} = {ways}"
             if devices % ways == 0:
-                told = f"a process leases 1, 4 or 8 TPU chips of a host, or whole hosts of {_HOST}"
-                if self.platform != "tpu" or _is_leased(devices):
+                problem = f"must be 1, 4 or 8 TPU chips of a host, or whole hosts of {_HOST}"
+                if self.platform != "tpu" or _is_leasable(devices):
                     continue
             nearest = self._nearest_devices(devices, ways)
-            problems.append((key, f"{told}; nearest valid: {nearest}"))
+            problems.append((key, f"{problem}; nearest valid: {nearest}"))
         return problems
 
     def _nearest_devices(self, devices: int, ways: int) -> str:
-        """What a process can have around `devices`, a multiple of `ways`, in words."""
+        """The valid device counts next to `devices` that are multiples of `ways`, in words."""
         if self.platform != "tpu":
             return nearest_multiples(devices, ways)
         hosts = math.lcm(_HOST, ways)
@@ -244,44 +262,44 @@ class Plan(Table):
 
     @property
     def num_samplers(self) -> int:
-        """Sampler processes; the colocated process counts as one."""
+        """Number of sampler processes; the colocated process counts as one."""
         return self.samplers or 1
 
     @property
     def devices_per_sampler(self) -> int:
-        """Devices over which one sampler shards its rows."""
+        """Number of devices of one sampler."""
         if self.placement == "colocated":
             return self.learner_devices
         return self.sampler_devices or 1
 
     @property
     def fsdp_of_sampler(self) -> int:
-        """Parts of the weights that a sampler gathers layer by layer; it saves no time there."""
+        """FSDP size of a sampler: above 1 only in the colocated process."""
         return self.fsdp if self.placement == "colocated" else 1
 
     @property
     def tp_of_sampler(self) -> int:
-        """Parts into which a sampler splits heads and widths."""
+        """Tensor-parallel size of a sampler."""
         return self.tp if self.placement == "colocated" else self.sampler_tp or 1
 
     @property
     def sampler_shards(self) -> int:
-        """Parts into which the rows of one sampler are split."""
+        """Data-parallel size of a sampler: the number of shards of its slots."""
         return max(1, self.devices_per_sampler // self.tp_of_sampler)
 
     @property
     def learner_shards(self) -> int:
-        """Parts into which the rows of a batch are split in the learner."""
+        """Data-parallel size of the learner: the number of shards of a micro-batch's rows."""
         return max(1, self.learner_devices // self.tp)
 
 
-def _is_leased(chips: int) -> bool:
-    """Whether a process can have so many TPU chips; several hosts are planned for only."""
+def _is_leasable(chips: int) -> bool:
+    """Whether a process can lease this many TPU chips; several hosts can be planned, not run."""
     return chips in TPU_LEASES or (chips > _HOST and chips % _HOST == 0)
 
 
 def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> list[Problem]:
-    """What `plan.rollout_weights` needs of the other tables."""
+    """Requirements of `plan.rollout_weights` on other tables."""
     kind, problems = plan.rollout_weights, list[Problem]()
     if kind == "shared":
         return problems
@@ -292,9 +310,9 @@ def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> list
     if rounds and learner.importance_cap == 0:
         base = f" with a {model.dtype} base" if kind == "merged" else ""
         what = (
-            f'plan.rollout_weights = "{kind}"{base} makes the policy that is sampled another one '
-            "than the learner's, by rounding; its loss must be weighted by their ratio; nearest "
-            'valid: 2.0, or plan.rollout_weights = "shared"'
+            f'plan.rollout_weights = "{kind}"{base} rounds differently from the learner, which '
+            "needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "
+            '"shared"'
         )
         problems.append(("learner.importance_cap", what))
     return problems

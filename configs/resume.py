@@ -1,18 +1,21 @@
-"""What may change between a run and its resumption without making it another run."""
+"""Which settings may change when a run is resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-Change = tuple[str, object, object]
-"""A dotted key, its old value and its new one; None where the key is not set."""
+from configs.errors import ConfigError
+from configs.settings import find_setting
 
-# Everything else alters what is sampled, learned or measured. These only say when the run ends and
-# how, what is written beside it, how fast rewards are computed and how many may fail, what it
-# costs, and what may be used of a device, whose consequences are decisions that the journal has.
-# `budget.steps` is also the default end of the learning rate's decay: `altering_changes` sees to
-# that.
+Change = tuple[str, object, object]
+"""A dotted key, its old value and its new value; None if the key is not set."""
+
+# All other settings alter what is sampled, trained or measured. The free ones set when and how the
+# run ends, what is recorded, how fast rewards are computed and how many may fail, the price, and
+# device memory limits, whose consequences are journaled decisions. `budget.steps` is also the
+# default end of the learning rate's decay, which `altering_changes` handles.
 FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
 FREE_KEYS = (
     "run.dir",
@@ -24,16 +27,16 @@ FREE_KEYS = (
     "plan.chip_hour_usd",
     "plan.calibration_share",
 )
-# Sizes that were fixed may be let go: what becomes of them are decisions, too. Not the other way:
-# the run may have other ones by then.
+# Fixed sizes may become planned ones: changes of planned sizes are journaled decisions. The reverse
+# is refused: the run may have changed its sizes meanwhile.
 FREE_CHANGES: tuple[Change, ...] = (("plan.fixed", True, False),)
 
 
 def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Every key in which two resolved configurations differ, in the order of `new`.
+    """All keys in which two resolved configurations differ, in the order of `new`.
 
     Tables in lists are compared element by element, other lists as a whole. A missing key equals
-    one that is None.
+    None.
     """
     before, after = dict(_flatten(old)), dict(_flatten(new))
     return [
@@ -44,13 +47,27 @@ def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]
 
 
 def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """The differences that would make a resumed run another run, as `diff_configs` tells them.
+    """The differences of `diff_configs` that are not allowed on a resume.
 
-    A decay that ends with `budget.steps` moves when the budget does: that is told as a change of
-    `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is no change.
+    A decay that ends at `budget.steps` changes with the budget: this is reported as a change of
+    `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is not a change.
     """
     changes = diff_configs(_with_decay_end(old), _with_decay_end(new))
     return [change for change in changes if not _is_free(change[0]) and change not in FREE_CHANGES]
+
+
+def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
+    """Refuses the saved configuration of a run folder if it has keys that the schema lacks.
+
+    Raises:
+        ConfigError: naming the folder and these keys.
+    """
+    unknown = [key for key, _ in _flatten(saved) if find_setting(key.split(".")) is None]
+    if unknown:
+        raise ConfigError(
+            f"{folder} was written by an earlier version of gemma-grpo (its config.json has "
+            f"{', '.join(unknown)}); start another run with --run.name"
+        )
 
 
 def _is_free(key: str) -> bool:

@@ -1,7 +1,7 @@
-"""Every setting of a run: what it means, what it may be, and what it defaults to.
+"""The configuration schema of a run: every setting with its type, meaning and default.
 
-Light by design: nothing here imports more than pydantic, so `--help` and `--dry-run` are instant.
-Numbers that follow from other numbers are properties, never fields.
+The schema imports nothing heavier than pydantic, so `--help` and `--dry-run` are fast. Derived
+numbers are properties, never fields.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from configs.base import (
     refuse,
 )
 from configs.budget import Budget
-from configs.learner import Learner
+from configs.learner import Learner, Sft
 from configs.model import Export, Lora, Model
 from configs.plan import Plan, rollout_weights_problems
+from configs.rollout import (
+    Rollout,
+    ahead_problems,
+    dynamic_problems,
+    partial_problems,
+    shrink_problems,
+)
 from configs.task import (
     OVERLONG,
     Data,
-    Mixed,
+    MixtureSource,
     NamedSource,
     Prompt,
     RewardFunction,
@@ -37,14 +44,6 @@ from configs.task import (
     Shot,
     Source,
     repeated_names,
-)
-from configs.training import (
-    Rollout,
-    Sft,
-    ahead_problems,
-    dynamic_problems,
-    partial_problems,
-    shrink_problems,
 )
 
 __all__ = [
@@ -56,7 +55,7 @@ __all__ = [
     "Export",
     "Learner",
     "Lora",
-    "Mixed",
+    "MixtureSource",
     "Model",
     "NamedSource",
     "Parity",
@@ -78,17 +77,23 @@ __all__ = [
 
 
 class Run(Table):
-    """Where the run lives and which random numbers it draws."""
+    """Name, folder, seed and phases of the run."""
 
     name: Slug = Field(
-        # Of a folder's name file systems take 255 bytes, and rehearsals put something before it.
+        # File systems limit folder names to 255 bytes, and rehearsals add a prefix.
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )
-    dir: LocalPath = Field("runs", description="folder that holds the run folders")
-    seed: int = Field(0, ge=0, lt=2**32, description="seeds data order, adapter and sampling noise")
+    dir: LocalPath = Field("runs", description="parent folder of the run folders")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**32,
+        description="random seed of data order, adapter initialization and sampling",
+    )
     phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(
-        ("grpo",), description='what is done, in order: ["grpo"], or a warm start: ["sft", "grpo"]'
+        ("grpo",),
+        description='training phases in order: ["grpo"], or with an SFT phase ["sft", "grpo"]',
     )
 
     @model_validator(mode="after")
@@ -98,34 +103,40 @@ class Run(Table):
         return self
 
     @property
-    def warm_start(self) -> bool:
-        """Whether a supervised phase comes first."""
+    def has_sft_phase(self) -> bool:
+        """Whether an SFT phase precedes GRPO."""
         return "sft" in self.phases
 
 
 class Eval(Table):
-    """The protocol by which accuracy is measured, base and tuned alike."""
+    """The evaluation protocol, equal for the base and the tuned model."""
 
-    temperature: float = Field(0.0, ge=0, description="0: greedy; else samples at this heat")
-    samples: int = Field(1, ge=1, description="answers to each prompt, for pass@k and majority@k")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy decoding")
+    samples: int = Field(
+        1, ge=1, description="completions for each prompt, for pass@k and majority@k"
+    )
     extraction: Literal["tags", "last_number"] = Field(
         "tags",
-        description="what counts as the answer: the last answer block, or the last number in the "
-        "text, as published GSM8K figures often have it",
+        description="how the answer is extracted. tags: the last answer block; last_number: the "
+        "last number in the text, as in many published GSM8K results",
     )
-    every_steps: int = Field(0, ge=0, description="steps between two validations; 0: not by steps")
+    every_steps: int = Field(
+        0, ge=0, description="steps between two validations; 0: no validation by steps"
+    )
     every_minutes: float | None = Field(
         None, gt=0, description="minutes between two validations; excludes every_steps"
     )
     sets: Annotated[tuple[NamedSource, ...], Field(strict=False)] = Field(
-        (), description="more test sets, read once before and once after: what was forgotten?"
+        (),
+        description="further test sets, evaluated once before and once after training, e.g. to "
+        "measure forgetting",
     )
 
     @model_validator(mode="after")
     def _protocol(self) -> Eval:
         problems: list[Problem] = []
         if self.samples > 1 and self.temperature == 0:
-            what = "greedy answers are all alike; needs eval.temperature above 0; nearest valid: 1"
+            what = "needs eval.temperature above 0: greedy answers are equal; nearest valid: 1"
             problems.append(("samples", what))
         if self.every_steps and self.every_minutes is not None:
             what = "excludes eval.every_steps; remove one, e.g. with --eval.every_steps 0"
@@ -137,39 +148,42 @@ class Eval(Table):
 
     @property
     def validates(self) -> bool:
-        """Whether the validation split is read during training."""
+        """Whether the validation split is evaluated during training."""
         return bool(self.every_steps) or self.every_minutes is not None
 
 
 class Checkpoint(Table):
-    """When the learner's state is saved."""
+    """Checkpoints of the learner's state."""
 
     every_steps: int = Field(10, ge=1, description="steps between two checkpoints")
-    keep: int = Field(2, ge=1, description="checkpoints kept; older ones are deleted")
+    keep: int = Field(2, ge=1, description="number of checkpoints to keep; older ones are deleted")
 
 
 class Parity(Table):
     """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
 
-    The defaults of bf16 also hold for a float32 base under `model.quantization = "int8_matmul"` or
-    `plan.kv_cache = "int8"`. Those of `plan.rollout_weights` are, in the order below, 0.5, 0.05,
-    0.5 for merged with bf16; 0.75, 0.05, 0.5 for int8; and 1.0, 0.1, 1.25 for int8_matmul.
+    The bf16 defaults also apply to a float32 base with `model.quantization = "int8_matmul"` or
+    `plan.kv_cache = "int8"`. With `plan.rollout_weights` the defaults are, in the order below, 0.5,
+    0.05, 0.5 for merged with bf16; 0.75, 0.05, 0.5 for int8; and 1.0, 0.1, 1.25 for int8_matmul.
     """
 
     probe: float | None = Field(
         None,
         gt=0,
-        description="largest difference allowed at start; default 1e-4 (float32), 0.25 (bf16)",
+        description="maximum difference of the probe at the start; default: 1e-4 (float32), 0.25 "
+        "(bf16)",
     )
     mean_stop: float | None = Field(
         None,
         gt=0,
-        description="a step's mean above this ends the run; default 1e-4 (float32), 0.05 (bf16)",
+        description="a step's mean difference above this stops the run; default: 1e-4 (float32), "
+        "0.05 (bf16)",
     )
     p999_alarm: float | None = Field(
         None,
         gt=0,
-        description="a step's 99.9th percentile above this is journaled; default 1e-3, 0.5",
+        description="a step's 99.9th percentile above this is journaled as an alarm; default: 1e-3 "
+        "(float32), 0.5 (bf16)",
     )
 
 
@@ -177,28 +191,32 @@ class Wandb(Table):
     """Weights & Biases."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
-        "auto", description="auto: online when logged in, else offline; online: refuse otherwise"
+        "auto",
+        description="auto: online if logged in, else offline; online: refuse to start if not "
+        "logged in",
     )
-    project: str = Field("gemma-grpo", min_length=1, description="project")
-    entity: Text | None = Field(None, description="team or user; default: yours")
+    project: str = Field("gemma-grpo", min_length=1, description="W&B project")
+    entity: Text | None = Field(
+        None, description="W&B entity (team or user); default: the default entity of the login"
+    )
 
     @model_validator(mode="after")
     def _used(self) -> Wandb:
         if self.mode == "disabled":
-            what = 'means nothing with wandb.mode = "disabled"; remove it'
+            what = 'has no effect with wandb.mode = "disabled"; remove it'
             default = {"project": "gemma-grpo", "entity": None}
             refuse([(key, what) for key in default if getattr(self, key) != default[key]])
         return self
 
 
 class Records(Table):
-    """What is written beside metrics and rollouts."""
+    """Additional records in the run folder."""
 
     tokens: bool = Field(False, description="also write token ids and log-probs of every rollout")
 
 
 class Config(Table):
-    """A whole run."""
+    """Configuration of a run."""
 
     run: Run = Field(description=Run.__doc__)
     model: Model = Field(description=Model.__doc__)
@@ -225,69 +243,69 @@ class Config(Table):
 
     @property
     def sft_steps(self) -> int:
-        """Steps of the supervised phase; the GRPO phase begins after them."""
-        return self.sft.steps if self.run.warm_start else 0
+        """Number of steps of the SFT phase, which precedes GRPO."""
+        return self.sft.steps if self.run.has_sft_phase else 0
 
     @property
     def decay_steps(self) -> int | None:
-        """GRPO step at which the learning rate reaches zero, if that is known beforehand."""
+        """GRPO step at which the learning rate reaches zero; None if the clock decides."""
         if self.learner.decay_steps is not None or self.budget.steps is None:
             return self.learner.decay_steps
         return self.budget.steps - self.sft_steps
 
     @property
     def plans_decay(self) -> bool:
-        """Whether the end of the learning rate's decay follows the clock."""
+        """Whether the end of the learning rate's decay is estimated from measured step times."""
         return self.learner.schedule != "constant" and self.decay_steps is None
 
     @property
     def prompt_buckets(self) -> tuple[int, ...]:
-        """Lengths that have a compiled prefill, ascending."""
-        return (*self.plan.prompt_buckets, *self.rollout.read_tokens)
+        """Prompt lengths with a compiled prefill, ascending."""
+        return (*self.plan.prompt_buckets, *self.rollout.prefill_lengths)
 
     @property
     def segment_steps(self) -> int:
-        """Decode steps between two looks by the host: no more than a rollout can take."""
+        """Decode steps of a segment: at most the length of a completion."""
         return min(self.plan.segment_steps, self.rollout.max_new_tokens)
 
     def prompt_bucket(self, tokens: int) -> int:
-        """The smallest bucket that holds a prompt of so many tokens."""
+        """The smallest prompt bucket that holds this many tokens."""
         return min(size for size in self.prompt_buckets if size >= tokens)
 
     def prefill_rows(self, bucket: int) -> int:
-        """Prompts of this bucket that each device of a sampler reads at a time."""
+        """Prompts of this bucket that each shard of a sampler prefills at a time."""
         slots = self.slots // self.plan.sampler_shards
         return max(1, min(slots, self.plan.prefill_tokens // bucket))
 
     @property
     def sampler_quantization(self) -> str:
-        """How the matrices that samplers multiply with are kept: a `model.quantization`."""
+        """Quantization of the samplers' matrices: a value of `model.quantization`."""
         kind = self.plan.rollout_weights
         return kind if kind in {"int8", "int8_matmul"} else self.model.quantization
 
     @property
     def row_tokens(self) -> int:
-        """Positions of a packed row."""
+        """Tokens of a packed row."""
         return self.plan.row_tokens or self.rollout.max_tokens
 
     @property
     def slots(self) -> int:
-        """Slots of a sampler, once there are sizes."""
+        """Slots of a sampler; available after planning."""
         return self.plan.slot_ladder[0]
 
     @property
     def micro_batch_rows(self) -> int:
-        """Packed rows in one gradient program, over all devices of the learner; likewise."""
-        assert self.plan.micro_batch_tokens is not None, "sizes are planned first"
+        """Packed rows of a micro-batch over all learner devices; available after planning."""
+        assert self.plan.micro_batch_tokens is not None, "sizes are not planned yet"
         return self.plan.micro_batch_tokens // self.row_tokens
 
 
 def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
-    """What is wrong between tables that are valid by themselves.
+    """Problems between tables that are valid individually.
 
     Args:
-        tables: valid tables by name; checks that need a table or a setting that is absent are left
-            out, so that one mistake does not hide others.
+        tables: valid tables by name. Checks of an absent table or setting are skipped, so that one
+            mistake does not hide others.
     """
     problems: list[Problem] = []
     for names, check in _CROSS_CHECKS:
@@ -299,12 +317,12 @@ def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
 def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> list[Problem]:
     end = learner.decay_steps
     if end is None and budget.steps is not None:
-        end = budget.steps - (sft.steps if run.warm_start else 0)
+        end = budget.steps - (sft.steps if run.has_sft_phase else 0)
     if learner.schedule == "constant":
         if learner.decay_steps is not None:
-            return [("learner.decay_steps", "means nothing with a constant schedule; remove it")]
+            return [("learner.decay_steps", "has no effect with a constant schedule; remove it")]
     elif end is not None and learner.warmup_steps >= end:
-        what = f"must end before the decay does, at step {end}; nearest valid: {end - 1}"
+        what = f"must be below the end of the decay, step {end}; nearest valid: {end - 1}"
         return [("learner.warmup_steps", what)]
     return []
 
@@ -314,7 +332,7 @@ def _bucket_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
     valid = sorted({size for size in plan.prompt_buckets if size < longest})
     if valid == list(plan.prompt_buckets):
         return []
-    what = f"must rise and stay below {longest}, which is always a bucket"
+    what = f"must be ascending and below {longest}, which is always a bucket"
     return [("plan.prompt_buckets", f"{what}; nearest valid: {valid}")]
 
 
@@ -327,7 +345,7 @@ def _row_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
     if tokens is not None and tokens % (row * plan.learner_shards):
         nearest = nearest_multiples(tokens, row * plan.learner_shards)
         what = (
-            f"must be a multiple of plan.row_tokens = {row} x {plan.learner_shards} rows, one on "
+            f"must be a multiple of plan.row_tokens = {row} x {plan.learner_shards} rows, one for "
             f"each device or group of tp devices; nearest valid: {nearest}"
         )
         return [("plan.micro_batch_tokens", what)]
@@ -337,7 +355,7 @@ def _row_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
 def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
     names = [part.name for part in rewards.functions]
     if rollout.overlong_tokens and OVERLONG in names:
-        what = f"{OVERLONG!r} is the name of rollout.overlong_tokens' part; choose another"
+        what = f"{OVERLONG!r} is the name of the part of rollout.overlong_tokens; choose another"
         return [("rewards.functions", what)]
     return []
 
@@ -345,25 +363,25 @@ def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
 def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
-        return [(f"eval.{key}", "needs data.validation; add it, or validate never")]
+        return [(f"eval.{key}", "needs data.validation; set it, or remove this")]
     if data.validation is not None and not evaluation.validates:
-        what = "is read only when eval.every_steps or eval.every_minutes is set"
+        what = "has no effect without eval.every_steps or eval.every_minutes; set one of them"
         return [("data.validation", what)]
     return []
 
 
 def _sft_problems(run: Run, sft: Sft) -> list[Problem]:
-    if run.warm_start:
-        return [] if sft.train else [("sft.train", 'is needed for run.phases = ["sft", "grpo"]')]
-    what = 'means nothing without "sft" in run.phases; remove it'
+    if run.has_sft_phase:
+        return [] if sft.train else [("sft.train", 'is required for run.phases = ["sft", "grpo"]')]
+    what = 'has no effect without "sft" in run.phases; remove it'
     default = Sft()
     changed = [key for key in Sft.model_fields if getattr(sft, key) != getattr(default, key)]
     return [(f"sft.{key}", what) for key in changed]
 
 
 def _sft_budget_problems(run: Run, sft: Sft, budget: Budget) -> list[Problem]:
-    if run.warm_start and budget.steps is not None and sft.steps >= budget.steps:
-        what = f"must leave steps of budget.steps = {budget.steps} for GRPO"
+    if run.has_sft_phase and budget.steps is not None and sft.steps >= budget.steps:
+        what = f"must be below budget.steps = {budget.steps}, to leave steps for GRPO"
         return [("sft.steps", f"{what}; nearest valid: {budget.steps - 1}")]
     return []
 

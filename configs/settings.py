@@ -1,6 +1,6 @@
-"""The schema seen key by key: which dotted keys there are, and in words what each may be.
+"""The schema as a list of dotted keys, with the allowed values of each in words.
 
-Reads the JSON schema that pydantic derives from `configs.schema`, so nothing is said twice.
+Derived from the JSON schema that pydantic generates for `configs.schema`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from configs.schema import Config
 from configs.toml_text import show_value
 
 INDEX = "N"
-"""Stands for an element of a list in a setting's path, as in `rewards.functions.N.weight`."""
+"""Placeholder of a list index in a setting's path, e.g. `rewards.functions.N.weight`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the schema says about one dotted key, be it a value, a list or a table.
+    """Schema of one dotted key: a value, a list or a table.
 
     Attributes:
-        path: the dotted key; `N` stands for a list's index.
+        path: the dotted key, with `N` for a list index.
         node: its JSON schema, references resolved.
-        optional: whether it may be left unset though it has no default (`none` unsets it).
-        required: whether there is no run without it.
+        optional: whether it may be unset without a default (`none` unsets it).
+        required: whether it must be set.
     """
 
     path: str
@@ -40,26 +40,26 @@ class Setting:
 
     @property
     def choices(self) -> tuple[object, ...]:
-        """The values it may have, where they are few."""
+        """The allowed values of an enumeration; empty for other types."""
         return tuple(self.node.get("enum", [self.node["const"]] if "const" in self.node else []))
 
     @property
     def default(self) -> object:
-        """What it is when it is not set; None where there is nothing."""
+        """The default value; None if there is none."""
         return self.node.get("default")
 
     @property
     def description(self) -> str:
-        """What it means."""
+        """The description of the field."""
         return str(self.node.get("description", ""))
 
     @property
     def allowed(self) -> str:
-        """What it may be, in words: type, bounds, choices."""
+        """The allowed values in words: type, bounds, choices."""
         return _allowed(self.node)
 
     def children(self) -> Iterator[Setting]:
-        """The keys of a table, the element of a list; nothing for a plain value."""
+        """The keys of a table, or the element of a list; empty for a plain value."""
         required = self.node.get("required", ())
         for key, node in self.node.get("properties", {}).items():
             yield _setting(
@@ -70,34 +70,34 @@ class Setting:
 
 
 def find_setting(path: Sequence[str | int]) -> Setting | None:
-    """The setting at `path`, whose integers and digits index lists; None where there is none."""
+    """The setting at `path`, where integers and digits are list indices; None if there is none."""
     if INDEX in path:
         return None
-    by_path = {setting.path: setting for setting in _everything()}
+    by_path = {setting.path: setting for setting in _all_settings()}
     return by_path.get(".".join(setting_parts(path)))
 
 
 def setting_parts(path: Sequence[str | int]) -> list[str]:
-    """`path` as a setting's path is written: `N` for each index."""
+    """The parts of `path` with `N` in place of each index."""
     return [INDEX if str(part).isdecimal() else str(part) for part in path]
 
 
 def settings() -> tuple[Setting, ...]:
-    """Every key that can be set, in the schema's order, tables and elements of lists left out."""
+    """All keys that can be set, in the schema's order, without tables and list elements."""
     return tuple(
         setting
-        for setting in _everything()
+        for setting in _all_settings()
         if setting.type != "object" and not (setting.path.endswith(f".{INDEX}"))
     )
 
 
 def tables() -> tuple[Setting, ...]:
-    """The tables at the top, in the schema's order."""
+    """The top-level tables, in the schema's order."""
     return tuple(_root().children())
 
 
 @cache
-def _everything() -> tuple[Setting, ...]:
+def _all_settings() -> tuple[Setting, ...]:
     def below(setting: Setting) -> Iterator[Setting]:
         for child in setting.children():
             yield child
@@ -124,7 +124,7 @@ def _setting(path: str, node: Mapping[str, Any], *, required: bool) -> Setting:
         if "$ref" in node:
             node = {**_definitions()[node["$ref"].rpartition("/")[2]], **rest}
         else:
-            # The schema has no unions but with null.
+            # All unions of the schema are unions with null.
             optional = True
             (kind,) = (option for option in node["anyOf"] if option != {"type": "null"})
             node = {**kind, **rest}

@@ -1,4 +1,4 @@
-"""The settings that say what is learned: data, prompt, rewards."""
+"""Settings of the task: data, prompt and rewards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _pattern_problem(pattern: str) -> str | None:
 
 
 def _template_problem(template: str) -> str | None:
-    """What keeps `template` from being text with bare column names in braces."""
+    """Describes why `template` is not text with column names in braces; None if it is valid."""
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError as error:
         return f"{error}; write {{{{ and }}}} for braces"
     names = [name for _, name, _, _ in fields if name is not None]
     if not names:
-        return "names no column, so all prompts would be equal; write for example {question}"
+        return "contains no column, so all prompts would be equal; write for example {question}"
     if "" in names:
         return "has empty braces; name a column, e.g. {question}, or write {{}} for braces"
     odd = [f"{{{name}}}" for _, name, spec, conversion in fields if spec or conversion]
@@ -45,9 +45,9 @@ class Source(Table):
     """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
 
     path: LocalPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
-    subset: Text | None = Field(None, description="hub only: the dataset's configuration")
-    split: Text | None = Field(None, description="hub only: the split's name there")
-    limit: int | None = Field(None, ge=1, description="use at most this many rows, the first ones")
+    subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
+    split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
+    limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
 
     @property
     def is_file(self) -> bool:
@@ -58,11 +58,11 @@ class Source(Table):
     def _hub_keys(self) -> Source:
         problems: list[Problem] = []
         if not self.is_file and self.split is None:
-            what = 'is no .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
+            what = 'is not a .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
             problems.append(("path", what))
         if self.is_file:
             problems += [
-                (key, "belongs to hub datasets; a file is a split by itself; remove it")
+                (key, "applies to hub datasets only; a file is one split; remove it")
                 for key in ("subset", "split")
                 if getattr(self, key) is not None
             ]
@@ -71,42 +71,48 @@ class Source(Table):
 
 
 class NamedSource(Source):
-    """A dataset with a name of its own, read as `data` says unless it says otherwise."""
+    """A dataset with its own name; unset keys default to those of `data` and `prompt`."""
 
-    name: Slug = Field(description="its name in metrics, rollouts and results")
+    name: Slug = Field(description="name in metrics, rollouts and results")
     answer_column: Text | None = Field(None, description="default: data.answer_column")
     answer_pattern: AnswerPattern | None = Field(None, description="default: data.answer_pattern")
     template: Template | None = Field(None, description="default: prompt.template")
 
 
-class Mixed(NamedSource):
-    """A dataset that is mixed into training."""
+class MixtureSource(NamedSource):
+    """A dataset of the training mixture."""
 
-    weight: float = Field(1.0, gt=0, description="its share of the prompts; data.train weighs 1")
+    weight: float = Field(
+        1.0, gt=0, description="sampling weight in the mixture; data.train has weight 1"
+    )
 
 
 OVERLONG = "overlong"
-"""Name of the part of the reward that `rollout.overlong_tokens` adds."""
+"""Name of the reward part that `rollout.overlong_tokens` adds."""
 
 MIXTURE_TRAIN = "train"
-"""Name of `data.train` among the sources of a mixture."""
+"""Name of `data.train` as a source of the mixture."""
 
 
 class Data(Table):
-    """What is trained on, watched and tested; rows in two splits stay only in the later one."""
+    """Training, validation and test data; a prompt in two splits stays only in the later one."""
 
-    train: Source = Field(description="prompts that are learned from")
-    mixture: Annotated[tuple[Mixed, ...], Field(strict=False)] = Field(
-        (), description="more sources of training prompts, drawn beside data.train by weight"
+    train: Source = Field(description="training prompts")
+    mixture: Annotated[tuple[MixtureSource, ...], Field(strict=False)] = Field(
+        (), description="further sources of training prompts, sampled with data.train by weight"
     )
-    validation: Source | None = Field(None, description="watched during training")
-    test: Source = Field(description="read once before and once after, never between")
+    validation: Source | None = Field(
+        None, description="validation split, evaluated during training"
+    )
+    test: Source = Field(
+        description="test split, evaluated once before and once after training, never in between"
+    )
     answer_column: Text = Field("answer", description="column with the reference answer")
     answer_pattern: AnswerPattern | None = Field(
-        None, description="regular expression whose first group is the answer inside that column"
+        None, description="regular expression whose first group is the answer in that column"
     )
     malformed: Literal["refuse", "skip"] = Field(
-        "refuse", description="what to do when rows cannot be used: stop, or report and go on"
+        "refuse", description="malformed rows: refuse: do not start; skip: report and exclude them"
     )
 
     @model_validator(mode="after")
@@ -118,50 +124,55 @@ class Data(Table):
 
 def repeated_names(key: str, names: Sequence[str]) -> list[Problem]:
     """A problem at `key` if two of the names are equal."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    return [(key, f"two share a name, {', '.join(twice)}; names must differ")] if twice else []
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    what = f"two share the name {', '.join(repeated)}; names must differ"
+    return [(key, what)] if repeated else []
 
 
 class Shot(Table):
-    """A worked example that every prompt begins with."""
+    """A few-shot example at the beginning of every prompt."""
 
-    user: Text = Field(description="what the user asks, e.g. a question")
-    model: Text = Field(description="what the model answers, tags included")
+    user: Text = Field(description="turn of the user, e.g. a question")
+    model: Text = Field(description="turn of the model: the answer, tags included")
 
 
 class Prompt(Table):
-    """What the model reads; one source for training and evaluation."""
+    """The prompt, for training and evaluation."""
 
-    system: str = Field("", description="text that opens the user's first turn")
+    system: str = Field("", description="system text, at the beginning of the user's first turn")
     template: Template = Field(
-        "{question}", description="the question, with the dataset's {columns}"
+        "{question}", description="template of the question, with {columns} of the dataset"
     )
     turn: Literal["auto", "gemma", "plain"] = Field(
         "auto",
-        description="auto: the chat template of the model's folder, Gemma's turns where it has "
-        "none; gemma: Gemma's turns; plain: the text alone",
+        description="chat format. auto: the chat template of the model's folder, else gemma; "
+        "gemma: Gemma's turns; plain: text without turns",
     )
     shots: Annotated[tuple[Shot, ...], Field(strict=False)] = Field(
         (),
-        description="worked examples before each question (few-shot), a turn each; in plain text "
-        "an empty line ends each",
+        description="few-shot examples before each question, one user and one model turn each; "
+        "with turn = plain an empty line ends each example",
     )
     answer_prefix: str = Field(
         "",
-        description='text that every completion begins with, e.g. "<reasoning>"; it is read behind '
-        "the prompt, not drawn, not learned, and counts in rollout.max_prompt_tokens",
+        description='text at the beginning of every completion, e.g. "<reasoning>"; it is part of '
+        "the prompt: neither sampled nor trained on, and counted in rollout.max_prompt_tokens",
     )
-    reasoning_open: str = Field("<reasoning>", min_length=1, description="opens the reasoning")
-    reasoning_close: str = Field("</reasoning>", min_length=1, description="closes it")
-    answer_open: str = Field("<answer>", min_length=1, description="opens the answer")
-    answer_close: str = Field("</answer>", min_length=1, description="closes it")
+    reasoning_open: str = Field(
+        "<reasoning>", min_length=1, description="opening tag of the reasoning"
+    )
+    reasoning_close: str = Field(
+        "</reasoning>", min_length=1, description="closing tag of the reasoning"
+    )
+    answer_open: str = Field("<answer>", min_length=1, description="opening tag of the answer")
+    answer_close: str = Field("</answer>", min_length=1, description="closing tag of the answer")
 
     @model_validator(mode="after")
     def _tags_differ(self) -> Prompt:
         keys = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
         tags = [getattr(self, key) for key in keys]
         problems = [
-            (key, "is the same tag as another one; the four must differ")
+            (key, "equals another tag; the four tags must differ")
             for i, key in enumerate(keys)
             if tags[i] in tags[:i]
         ]
@@ -172,31 +183,37 @@ class Prompt(Table):
 class RewardFunction(Table):
     """One part of the reward."""
 
-    name: Slug = Field(description="its name in metrics and rollouts")
+    name: Slug = Field(description="name in metrics and rollouts")
     function: FunctionName = Field(
-        description="where it is: module:function, e.g. rewards.correctness:exact_answer",
+        description="import path module:function, e.g. rewards.correctness:exact_answer",
     )
-    weight: float = Field(1.0, description="the reward is the weighted sum of the parts")
+    weight: float = Field(
+        1.0, description="weight of the part; the reward is the weighted sum of the parts"
+    )
 
 
 class Rewards(Table):
-    """How rollouts are scored."""
+    """Reward functions and the processes that call them."""
 
     functions: Annotated[tuple[RewardFunction, ...], Field(strict=False, min_length=1)] = Field(
         description="the parts of the reward"
     )
-    workers: int = Field(1, ge=1, description="CPU processes that score")
+    workers: int = Field(1, ge=1, description="number of CPU processes that compute rewards")
     timeout_s: float = Field(
-        30.0, gt=0, description="a call that takes longer is killed, counted and excluded"
+        30.0,
+        gt=0,
+        description="time limit of a call in seconds; a call that exceeds it is killed, counted "
+        "and excluded",
     )
     max_excluded_share: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="the run stops if a larger share of a step's rollouts has no reward; 1: never",
+        description="maximum share of a step's rollouts without a reward; the run stops above it; "
+        "1: never",
     )
     shuffle: bool = Field(
-        False, description="control experiment: permute the rewards over the step's rollouts"
+        False, description="control experiment: permute the rewards over a step's rollouts"
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Single values as TOML text, both ways: the command line reads them, messages show them."""
+"""Conversion between single values and TOML text, for the command line and for messages."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from datetime import date, time
 
 
 def read_value(text: str) -> object:
-    """The TOML value that `text` spells; `text` itself where it spells none."""
+    """Parses `text` as a TOML value; returns `text` itself if it is not valid TOML."""
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    # A line break in `text` may start further keys: then it was not one value.
+    # A line break in `text` may start further keys; then it is not a single value.
     return table["value"] if table.keys() == {"value"} else text
 
 
 def show_value(value: object) -> str:
-    """`value` as TOML, on one line; `none` for None, which TOML cannot write."""
+    """`value` as TOML on one line; `none` for None, which TOML lacks."""
     if value is None:
         return "none"
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+        # JSON escapes are valid TOML, except that JSON does not escape DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""Asks base and tuned policy of a run the same questions and shows their answers side by side.
+"""Asks a run's base and tuned policy the same questions and shows the answers side by side.
 
     python -m launch.chat RUN_DIR [--question TEXT ...] [--temperature T] [--table.key VALUE ...]
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.cli import parse
-from configs.load import AS_LEARNED, load_config
+from configs.load import AS_TRAINED, load_config
 from configs.paths import home
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
+from launch.flags import command_flags
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from pipeline.inputs.text.prompts import PromptMaker
 
 DESCRIPTION = """\
-Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and see
-the answers side by side. Questions come from --question, else from the terminal or standard input,
-a line each; where prompt.template has several columns, a line is a JSON object of them.
+Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and show
+the answers side by side. Questions come from --question, or else from the terminal or standard
+input, one per line; where prompt.template has several columns, a line is a JSON object of them.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 after Ctrl-C."""
 
 
@@ -46,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = home() / Path(command.path).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
-        config = load_config(folder, (*AS_LEARNED, *command.overrides))
+        config = load_config(folder, (*AS_TRAINED, *command.overrides))
         temperature = command.flags.temperature
         if not temperature >= 0:
             raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
-        return _chat(config, folder, temperature=temperature, given=command.flags.question)
+        return _chat(config, folder, temperature=temperature, questions=command.flags.question)
     except (ValueError, FileNotFoundError) as mistake:
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
@@ -62,24 +63,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = command_flags()
     flags.add_argument(
         "--question",
         metavar="TEXT",
         action="append",
-        help="ask this and end; may be given several times",
+        help="ask this question and end; can be repeated",
     )
     flags.add_argument(
         "--temperature",
         metavar="T",
         type=float,
         default=0.0,
-        help="draw the answers at this heat (default: 0, greedy)",
+        help="sampling temperature of the answers (default: 0, greedy)",
     )
     return flags
 
 
-def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] | None) -> int:
+def _chat(config: Config, folder: Path, *, temperature: float, questions: list[str] | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     import asyncio
 
@@ -90,26 +91,26 @@ def _chat(config: Config, folder: Path, *, temperature: float, given: list[str] 
     from pipeline.evaluate.measurement import open_adapter
     from pipeline.inputs.text.prompts import PromptMaker
 
-    config = _one_at_a_time(config, adapter=str(folder))
+    config = _single_question_config(config, adapter=str(folder))
     maker = PromptMaker(config.prompt, open_model_files(config))
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
-        crew = SamplerActors.spawn(config)
+        actors = SamplerActors.spawn(config)
         try:
-            runner.run(wait_for_devices(crew.devices, config.plan, learner=False))
-            print("devices are here; loading weights and compiling", flush=True)
-            runner.run(crew.start())
-            opened = runner.run(open_adapter(crew.samplers, str(folder)))
+            runner.run(wait_for_devices(actors.devices, config.plan, learner=False))
+            print("Devices acquired; loading weights and compiling.", flush=True)
+            runner.run(actors.start())
+            opened = runner.run(open_adapter(actors.samplers, str(folder)))
             print(f"tuned: {opened.what}", flush=True)
             conversation = Conversation(
-                config, maker, crew.samplers, adapter=str(folder), temperature=temperature
+                config, maker, actors.samplers, adapter=str(folder), temperature=temperature
             )
-            return _converse(conversation, maker, runner, given)
+            return _converse(conversation, maker, runner, questions)
         finally:
-            crew.kill()
+            actors.kill()
 
 
-def _one_at_a_time(config: Config, *, adapter: str) -> Config:
-    """The run's configuration for one sampler that answers one question at a time."""
+def _single_question_config(config: Config, *, adapter: str) -> Config:
+    """Returns the run's configuration for one sampler that answers one question at a time."""
     plan = config.plan
     one = {
         "fixed": True,
@@ -122,7 +123,7 @@ def _one_at_a_time(config: Config, *, adapter: str) -> Config:
     return config.model_copy(
         update={
             "plan": plan.model_copy(update=one),
-            # It also says how LoRA is laid out.
+            # Gives the LoRA's layout, too.
             "lora": config.lora.model_copy(update={"start": adapter}),
         }
     )
@@ -132,13 +133,13 @@ def _converse(
     conversation: Conversation,
     maker: PromptMaker,
     runner: asyncio.Runner,
-    given: list[str] | None,
+    questions: list[str] | None,
 ) -> int:
-    """Asks all questions; 2 if one of those on the command line could not be asked."""
+    """Asks all questions; returns 2 if a question could not be asked, unless typed by hand."""
     from pipeline.evaluate.conversation import QuestionError, read_question, side_by_side
 
     status = 0
-    for text in _questions(given):
+    for text in _read_questions(questions):
         try:
             values = read_question(text, columns=maker.columns)
             base, tuned = runner.run(conversation.ask(values))
@@ -151,14 +152,15 @@ def _converse(
         for line in side_by_side(base, tuned, width=width):
             print(line)
         print(flush=True)
-    return 0 if given is None and sys.stdin.isatty() else status
+    return 0 if questions is None and sys.stdin.isatty() else status
 
 
-def _questions(given: list[str] | None) -> Iterator[str]:
+def _read_questions(given: list[str] | None) -> Iterator[str]:
+    """Yields the given questions, or lines from the terminal or standard input."""
     if given is not None:
         yield from given
     elif sys.stdin.isatty():
-        print("ask; Ctrl-D ends", flush=True)
+        print("type a question; Ctrl-D ends", flush=True)
         while True:
             try:
                 text = input("> ")

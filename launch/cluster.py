@@ -1,6 +1,6 @@
-"""The Ray cluster a run works on: the one it was submitted to, or a private one of its own.
+"""The Ray cluster of a run: the one it was submitted to, or a private one.
 
-Never joins or stops somebody else's cluster.
+Never joins or stops another user's cluster.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group_table
 
-from actors.placement import RESOURCE, Reservation, needed, shortage
+from actors.placement import RESOURCE, Reservation, shortage, total_resources
 from configs.schema import Plan
 from launch.private_cluster import private_cluster
 
-SAY_AFTER_S = 60.0
-"""How long a job waits for devices before it says so, and how often it says it again."""
+REPORT_WAIT_EVERY_S = 60.0
+"""Interval of the messages while a job waits for devices."""
 _OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @contextmanager
 def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
-    """Joins the cluster that this process is a job of, or starts a private one; leaves it again.
+    """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
     Args:
-        plan: what it must hold.
-        learner: whether there will be one; without it the plan's samplers are all.
+        plan: whose devices the cluster must have.
+        learner: whether the command has a learner; otherwise only samplers need devices.
 
     Raises:
-        ValueError: if the cluster can never hold the plan's devices, or is named by an address
-            where none answers or that only takes jobs.
+        ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
+            cluster, or a dashboard, which only takes jobs.
         Failure: if a private cluster does not start, or ends before the body does.
     """
     with _joined() if "RAY_ADDRESS" in os.environ else _started(plan, learner=learner):
-        lacking = shortage(plan, ray.cluster_resources(), learner=learner)
-        if lacking:
-            raise ValueError(lacking)
+        problem = shortage(plan, ray.cluster_resources(), learner=learner)
+        if problem:
+            raise ValueError(problem)
         yield
 
 
@@ -48,8 +48,8 @@ def _joined() -> Iterator[None]:
     address = os.environ["RAY_ADDRESS"]
     if address.startswith(("http://", "https://")):
         raise ValueError(
-            f"RAY_ADDRESS = {address} is a dashboard, which takes jobs: use launch/submit.sh, or "
-            "unset it for a private cluster"
+            f"RAY_ADDRESS = {address} is a dashboard, which only takes jobs: use launch/submit.sh, "
+            "or unset RAY_ADDRESS for a private cluster"
         )
     try:
         ray.init(log_to_driver=False)
@@ -58,8 +58,8 @@ def _joined() -> Iterator[None]:
         if ray.is_initialized():
             raise
         raise ValueError(
-            f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset it for a "
-            "private cluster"
+            f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset "
+            "RAY_ADDRESS for a private cluster"
         ) from error
     finally:
         ray.shutdown()
@@ -67,7 +67,7 @@ def _joined() -> Iterator[None]:
 
 @contextmanager
 def _started(plan: Plan, *, learner: bool) -> Iterator[None]:
-    cpus = max(os.cpu_count() or 1, int(needed(plan, learner=learner).get("CPU", 1)))
+    cpus = max(os.cpu_count() or 1, int(total_resources(plan, learner=learner).get("CPU", 1)))
     with private_cluster(
         num_cpus=cpus,
         log_to_driver=False,
@@ -77,9 +77,9 @@ def _started(plan: Plan, *, learner: bool) -> Iterator[None]:
 
 
 async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = True) -> None:
-    """Returns when all devices are reserved; says every minute what it waits for."""
+    """Returns when all devices are reserved; prints every minute what it waits for."""
     placed = asyncio.ensure_future(devices.placed())
-    while not (await asyncio.wait({placed}, timeout=SAY_AFTER_S))[0]:
+    while not (await asyncio.wait({placed}, timeout=REPORT_WAIT_EVERY_S))[0]:
         print(_waiting_line(devices, plan, learner=learner), flush=True)
     placed.result()
 
@@ -88,14 +88,14 @@ def _waiting_line(devices: Reservation, plan: Plan, *, learner: bool) -> str:
     total, free = ray.cluster_resources(), ray.available_resources()
     amounts = ", ".join(
         f"{amount:g} {name} together ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} free)"
-        for name, amount in needed(plan, learner=learner).items()
+        for name, amount in total_resources(plan, learner=learner).items()
     )
     holders = _holders(RESOURCE[plan.platform], own=devices.group.id.hex())
     return f"waiting for devices: {amounts}; held by: {holders}"
 
 
 def _holders(resource: str, *, own: str) -> str:
-    """Who else has some of a resource, as far as the cluster tells."""
+    """Other holders of a resource, as far as the cluster lists them."""
     held = []
     for group in placement_group_table().values():
         amount = sum(bundle.get(resource, 0.0) for bundle in group["bundles"].values())
@@ -104,14 +104,14 @@ def _holders(resource: str, *, own: str) -> str:
             held.append(f"{name} ({amount:g} {resource})")
     try:
         held += _actors_without_a_group(resource)
-    except Exception as error:  # noqa: BLE001  # needs the dashboard, which may not run
+    except Exception as error:  # noqa: BLE001  # needs the dashboard, which may be off
         if not held:
             return f"unknown ({type(error).__name__})"
-    return "; ".join(held) or "nobody that the cluster lists; devices may still be starting"
+    return "; ".join(held) or "nobody that the cluster lists; nodes may still be starting"
 
 
 def _actors_without_a_group(resource: str) -> list[str]:
-    """Actors of other programs that have leased a resource by themselves."""
+    """Actors of other programs that hold a resource without a placement group."""
     from ray.util.state import list_actors
 
     states: list[Any] = list_actors(filters=[("state", "=", "ALIVE")], detail=True)

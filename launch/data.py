@@ -1,4 +1,4 @@
-"""Shows what a run will read: rows, exact tokens, lengths, what is left out, what stands twice.
+"""Shows the data that a run will read: rows, exact tokens, lengths, dropped rows, duplicates.
 
     python -m launch.data CONFIG.toml [--show N] [--table.key VALUE ...]
 
@@ -16,10 +16,11 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.flags import command_flags
 
 DESCRIPTION = """\
-Show what the model will see: tokens of the first prompts, lengths, what is left out and why,
-repetitions, overlaps between splits. CONFIG.toml may also be a run folder.
+Show what the model will see: tokens of the first prompts, lengths, dropped rows with the reason,
+duplicates, overlaps between splits. CONFIG.toml may also be a run folder.
 Exit status: 0 done, 2 a mistake in the request or data that a run refuses, 130 after Ctrl-C."""
 
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(command.path, command.overrides)
         for line in _lines(config, show=command.flags.show, width=_width()):
             print(line)
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader of a pipe closed it
         sys.stderr.close()
         return 0
     except (ValueError, FileNotFoundError) as mistake:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = command_flags()
     flags.add_argument(
         "--show",
         metavar="N",
@@ -64,21 +65,21 @@ def _width() -> int:
 
 
 def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
-    """Everything, as far as it can be told before a mistake ends it.
+    """Yields the report line by line, up to the first mistake.
 
     Raises:
-        FileNotFoundError: if tokenizer or data are not there.
-        ValueError: what a run would refuse.
+        FileNotFoundError: if tokenizer or data are missing.
+        ValueError: for data that a run would refuse.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from pipeline.inputs.dataset.inspection import Inspector
-    from pipeline.inputs.dataset.load import load_splits, separate
+    from pipeline.inputs.dataset.load import load_splits, make_disjoint
     from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.inputs.text.tokenizer_files import open_tokenizer
 
     if show < 0:
         raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")
-    # What a run would refuse is looked at too, and refused at the end.
+    # Malformed rows are shown, and refused at the end.
     lenient = config.model_copy(
         update={"data": config.data.model_copy(update={"malformed": "skip"})}
     )
@@ -86,19 +87,19 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
     inspector = Inspector(config.rollout, maker.tokenizer, show=show, width=width)
     splits = load_splits(lenient, maker)
     yield from inspector.splits(splits)
-    data = separate(splits, config=lenient, maker=maker)
+    data = make_disjoint(splits, config=lenient, maker=maker)
     if data.sft is not None:
-        yield from inspector.examples(data.sft)
+        yield from inspector.demonstrations(data.sft)
     yield "what a run reads:"
     yield from data.report
     if len(data.weights) > 1:
-        yield from inspector.shares(data.weights)
+        yield from inspector.mixture_shares(data.weights)
     bad = [name for name, split in data.splits() if split.malformed]
     bad += ["sft"] if data.sft is not None and data.sft.malformed else []
     if bad and config.data.malformed == "refuse":
         raise ValueError(
-            f"a run would refuse the malformed rows of {', '.join(bad)}; mend them, or leave them "
-            'out with data.malformed = "skip"'
+            f"a run would refuse the malformed rows of {', '.join(bad)}; fix them, or drop them "
+            'with data.malformed = "skip"'
         )
 
 

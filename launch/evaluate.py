@@ -1,4 +1,4 @@
-"""Measures base and tuned policy in one run, by the protocol of the configuration.
+"""Evaluates base and tuned policy in one run, by the protocol of the configuration.
 
     python -m launch.evaluate CONFIG.toml [--checkpoint PATH | --base-only] [--json FILE]
 
@@ -8,70 +8,316 @@ This process never imports JAX, which would take the devices from the samplers.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from configs.cli import parse
-from configs.load import AS_LEARNED, load_config
-from launch.exits import exit_status
+from configs.load import AS_TRAINED, config_to_json, load_config
+from configs.paths import home
+from configs.resume import diff_configs
+from configs.schema import Config
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, exit_status
+from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from launch.evaluation import Prepared
+    from actors.handles import SamplerActors
+    from pipeline.evaluate.measurement import Measured
+    from pipeline.inputs.dataset.splits import LoadedSplit
+    from pipeline.inputs.text.tokenizer import Tokenizer
 
 DESCRIPTION = """\
-Measure the base and the tuned policy on the test split and on eval.sets, in one run and on the same
-prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
+Evaluate the base and the tuned policy on the test split and on eval.sets, in one run and on the
+same prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
+
+_PROGRESS_LINES = 10
+"""Number of progress lines where standard error is no terminal."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A validated request, checked as far as possible without devices.
+
+    Attributes:
+        config: the protocol, and the plan of the samplers.
+        tokenizer: the model's.
+        tests: the test split and the evaluation sets, by name.
+        adapter: path of the adapter; None: only the base is evaluated.
+        result: file of the result; None: the result is only shown.
+        notes: differences between training and evaluation settings, for the report.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    tests: Mapping[str, LoadedSplit]
+    adapter: str | None
+    result: Path | None
+    notes: tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _prepare(given), _run)
+    arguments = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: _parse_and_prepare(arguments), run)
 
 
-def _prepare(argv: Sequence[str]) -> Prepared:
+def _parse_and_prepare(argv: Sequence[str]) -> Prepared:
     command = parse(
         argv,
         prog="python -m launch.evaluate",
         description=DESCRIPTION,
         flags=_flags(),
     )
-    config = load_config(command.path, (*AS_LEARNED, *command.overrides))
-    # Imported late: `--help` and mistakes in the configuration need none of it.
-    from launch.evaluation import prepare
-
     return prepare(
-        config,
+        load_config(command.path, (*AS_TRAINED, *command.overrides)),
         checkpoint=command.flags.checkpoint,
         base_only=command.flags.base_only,
-        json_file=command.flags.json,
+        result=json_file(command.flags),
     )
 
 
-def _run(prepared: Prepared) -> int:
-    from launch.evaluation import run
-
-    return run(prepared)
-
-
 def _flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = command_flags()
     flags.add_argument(
         "--checkpoint",
         metavar="PATH",
         help="the adapter: a run folder, one of its checkpoints, an export or a PEFT folder "
         "(default: the run that CONFIG.toml names, its best checkpoint by validation)",
     )
-    flags.add_argument("--base-only", action="store_true", help="measure the base alone")
-    flags.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write the result there and each answer beside it, as FILE's name.answers.jsonl "
-        "(default: in the run folder's evaluations/, if there is a run)",
-    )
+    flags.add_argument("--base-only", action="store_true", help="evaluate the base alone")
+    add_json(flags, default="a file in the run folder's evaluations/, if there is a run")
     return flags
+
+
+def prepare(
+    config: Config, *, checkpoint: str | None, base_only: bool, result: Path | None
+) -> Prepared:
+    """Checks everything and prints which prompts were found.
+
+    Args:
+        config: of the run.
+        checkpoint: path of the adapter; None: the run's best.
+        base_only: evaluate the base alone.
+        result: file of the result; None: in the run folder, if there is a run.
+
+    Raises:
+        FileNotFoundError: if model, tokenizer, data or adapter are missing.
+        ValueError: with the mistakes in them, in words for the user.
+    """
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from launch.preparation import open_model_files
+    from pipeline.contracts.sizes import sized
+    from pipeline.inputs.dataset.load import load_tests
+    from pipeline.inputs.dataset.rows import report_lines
+    from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
+    from pipeline.inputs.text.prompts import PromptMaker
+    from pipeline.plan.search.fitting import first_sizes
+    from pipeline.run.run_folder import RunFolder
+
+    folder = RunFolder.of(config).path
+    is_run = (folder / "config.json").is_file()
+    adapter = _adapter(folder, is_run=is_run, checkpoint=checkpoint, base_only=base_only)
+    if result is None and is_run:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        result = folder / "evaluations" / f"{stamp}.json"
+    tokenizer = open_model_files(config)
+    config = sized(config, first_sizes(config, RunFolder.of(config).plan))
+    splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
+    tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
+    for name, split in tests.items():
+        for line in report_lines(
+            f"{name}: {len(split.prompts)} prompts",
+            malformed=split.malformed,
+            too_long=len(split.too_long),
+            overlaps=split.overlaps,
+            duplicates=split.duplicates,
+        ):
+            print(line, flush=True)
+    notes = _notes(config, folder) if is_run and adapter == str(folder) else ()
+    # `lora.start` gives the LoRA's layout here; the adapter that training started from is not used.
+    config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": adapter})})
+    return Prepared(config, tokenizer, tests, adapter, result, notes)
+
+
+def _adapter(folder: Path, *, is_run: bool, checkpoint: str | None, base_only: bool) -> str | None:
+    if base_only:
+        if checkpoint is not None:
+            raise ValueError(
+                "command line: --base-only and --checkpoint exclude each other; remove one"
+            )
+        return None
+    if checkpoint is not None:
+        path = home() / Path(checkpoint).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(f"command line: --checkpoint: no folder {path}")
+        return str(path)
+    if not is_run:
+        raise FileNotFoundError(
+            f"no run in {folder}; --checkpoint names an adapter, --base-only evaluates the base"
+        )
+    return str(folder)
+
+
+def _notes(config: Config, folder: Path) -> tuple[str, ...]:
+    """Differences between the settings of training and of this evaluation."""
+    trained: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    changes = diff_configs(trained, json.loads(config_to_json(config)))
+    return tuple(
+        f"{key} is {now!r}; the run was trained with {then!r}"
+        for key, then, now in changes
+        if key.startswith(("prompt.", "model."))
+    )
+
+
+def run(prepared: Prepared) -> int:
+    """Evaluates, shows and writes the result; returns the exit status."""
+    import asyncio
+
+    return asyncio.run(_run(prepared))
+
+
+async def _run(prepared: Prepared) -> int:
+    from actors.handles import SamplerActors
+    from launch.cluster import cluster
+    from launch.stop import Stop, Stopped, unless
+    from pipeline.contracts.memory import OutOfMemory
+
+    config = prepared.config
+    stop = Stop(notice="stopping: nothing is written")
+    stop.listen()
+    try:
+        with cluster(config.plan, learner=False):
+            stop.listen()
+            actors = SamplerActors.spawn(config)
+            try:
+                await unless(stop, _start(actors, prepared))
+                base, tuned = await unless(stop, _measure(actors, prepared))
+            finally:
+                actors.kill()
+    except Stopped:
+        return stop.exit_status
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        return EXIT_MISTAKE
+    except OutOfMemory as error:
+        print(f"{error}; reduce --plan.slots", file=sys.stderr)
+        return EXIT_FAILED
+    _report(prepared, base, tuned)
+    return 0
+
+
+class Refused(Exception):  # noqa: N818  # the user's mistake
+    """The samplers found a mistake in the request."""
+
+
+async def _start(actors: SamplerActors, prepared: Prepared) -> None:
+    """Starts the samplers and opens the adapter, before the base is evaluated for minutes.
+
+    Raises:
+        Refused: if devices, weights, tokenizer or adapter do not match the request.
+    """
+    from launch.cluster import wait_for_devices
+    from pipeline.evaluate.measurement import open_adapter
+
+    try:
+        await wait_for_devices(actors.devices, prepared.config.plan, learner=False)
+        print("Devices acquired; loading weights and compiling.", flush=True)
+        await actors.start()
+        opened = await open_adapter(actors.samplers, prepared.adapter)
+    except (ValueError, FileNotFoundError) as mistake:
+        raise Refused(str(mistake).removeprefix("lora.start: ")) from mistake
+    print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
+
+
+async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured, Measured | None]:
+    """Returns the measurements of the base and of the tuned policy, if there is one."""
+    from pipeline.evaluate.measurement import measure
+
+    config = prepared.config
+    prompts = {name: split.prompts for name, split in prepared.tests.items()}
+    policies = 1 if prepared.adapter is None else 2
+    total = policies * config.eval.samples * sum(map(len, prompts.values()))
+
+    async def measure_policy(path: str | None, progress: Progress) -> Measured:
+        return await measure(
+            actors.samplers,
+            prompts,
+            config=config,
+            tokenizer=prepared.tokenizer,
+            path=path,
+            advance=progress.advance,
+        )
+
+    with Progress(total) as progress:
+        base = await measure_policy(None, progress)
+        if prepared.adapter is None:
+            return base, None
+        return base, await measure_policy(prepared.adapter, progress)
+
+
+def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
+    """Prints the result and writes it and each answer, if there is a file for it."""
+    from pipeline.contracts.record_files import write_atomically
+    from pipeline.evaluate.comparison import answer_rows, document, lines
+    from pipeline.evaluate.protocol import data_facts, protocol
+
+    data = prepared.config.data
+    sources = {"test": data.test} | {source.name: source for source in prepared.config.eval.sets}
+    result = document(
+        protocol=protocol(prepared.config),
+        data={name: data_facts(sources[name], split) for name, split in prepared.tests.items()},
+        base=base,
+        tuned=tuned,
+        notes=prepared.notes,
+    )
+    print()
+    for line in lines(result):
+        print(line)
+    if prepared.result is None:
+        print("\n--json FILE writes this result and each answer")
+        return
+    answers = prepared.result.with_suffix(".answers.jsonl")
+    prepared.result.parent.mkdir(exist_ok=True)
+    rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in answer_rows(base, tuned))
+    write_atomically(answers, "".join(rows).encode())
+    text = json.dumps({**result, "answers": answers.name}, indent=2, ensure_ascii=False)
+    write_atomically(prepared.result, f"{text}\n".encode())
+    print(f"\n{prepared.result}\n{answers}")
+
+
+class Progress:
+    """Shows the number of answers: a progress bar on a terminal, a few plain lines elsewhere.
+
+    Args:
+        total: number of answers at the end.
+    """
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self._total = total
+        self._done = 0
+        self._bar = tqdm(total=total, unit="answer") if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, count: int) -> None:
+        """Adds `count` answers."""
+        before, self._done = self._done, self._done + count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif before * _PROGRESS_LINES // self._total != self._done * _PROGRESS_LINES // self._total:
+            print(f"answers: {self._done} of {self._total}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Exit statuses, and commands that first prepare and then run."""
+"""Exit statuses of commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EXIT_INTERRUPTED = 130
 T = TypeVar("T")
 
 
-class Failure(Exception):  # noqa: N818  # the word of its exit status
-    """What ended a command is neither the user's mistake nor in need of a traceback."""
+class Failure(Exception):  # noqa: N818  # named after EXIT_FAILED
+    """A command failed for a known reason: no mistake of the user, no traceback needed."""
 
 
 def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
-    """What `run` returns of what `prepare` returns; 130 after Ctrl-C.
+    """Prepares and runs a command; returns its exit status, 130 after Ctrl-C.
 
     A `ValueError` or `FileNotFoundError` of `prepare` is the user's mistake: it is printed, and the
     status is 2. A `Failure` of `run` is printed, and the status is 1. Other errors are raised.

@@ -1,4 +1,4 @@
-"""Writes a run's policy in the formats of others.
+"""Exports a run's policy: merged model, PEFT adapter or flax checkpoint.
 
     python -m launch.export RUN_DIR --out DIR [--format hf|peft|orbax ...] [--checkpoint best]
 
@@ -8,33 +8,69 @@ This process never imports JAX, which would take the devices from the exporter.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from configs.base import scheme_problem
 from configs.cli import parse
 from configs.load import load_config
-from launch.exits import exit_status
+from configs.schema import Config
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, exit_status
+from launch.flags import command_flags
+from pipeline.contracts.adapters import FORMATS, Format
 
 if TYPE_CHECKING:
-    from launch.exporting import Prepared
+    import numpy as np
 
-FORMATS = ("hf", "peft", "orbax")
+    from actors.handles import RayExporter
+    from pipeline.contracts.rollouts import Completion
+    from pipeline.inputs.text.tokenizer import Tokenizer
+    from pipeline.run.run_folder import RunFolder
+
 DESCRIPTION = """\
-Write a run's policy: hf, the merged model as a Hugging Face folder; peft, the adapter in adapter/;
-orbax, the merged model as a flax checkpoint in flax/. Each is loaded back and compared with the
-policy before it is put in place. It takes one device of the run's kind (--plan.platform cpu: none).
-Exit status: 0 done, 1 it failed or the export is not the policy, 2 a mistake in the request,
+Export a run's policy: hf, the merged model as a Hugging Face folder; peft, the adapter in adapter/;
+orbax, the merged model as a flax checkpoint in flax/. Each format is loaded back and compared with
+the policy before it is put in place. It takes one device of the run's
+kind (--plan.platform cpu: none).
+Exit status: 0 done, 1 it failed or the export differs from the policy, 2 a mistake in the request,
 130 / 143 after Ctrl-C / SIGTERM."""
+
+_MAX_EXAMPLES = 8
+"""Number of texts whose log-probs are compared."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A validated request, checked as far as possible without devices.
+
+    Attributes:
+        config: of the run.
+        adapter: folder of the checkpoint.
+        out: folder of the export.
+        formats: formats to write, in the order of `FORMATS`.
+        examples: completions whose log-probs are compared; empty: no verification.
+    """
+
+    config: Config
+    adapter: Path
+    out: Path
+    formats: tuple[Format, ...]
+    examples: tuple[Completion, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _prepare(given), _run)
+    arguments = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: _parse_and_prepare(arguments), run)
 
 
-def _prepare(argv: Sequence[str]) -> Prepared:
+def _parse_and_prepare(argv: Sequence[str]) -> Prepared:
     command = parse(
         argv,
         prog="python -m launch.export",
@@ -43,14 +79,10 @@ def _prepare(argv: Sequence[str]) -> Prepared:
         argument="RUN_DIR",
     )
     flags = command.flags
-    named = [("export.dtype", flags.dtype), ("export.shard_gib", flags.shard_gib)]
-    given = tuple((key, value) for key, value in named if value is not None)
-    config = load_config(command.path, (*command.overrides, *given))
-    # Imported late: `--help` and mistakes in the configuration need none of it.
-    from launch.exporting import prepare
-
+    settings = {"export.dtype": flags.dtype, "export.shard_gib": flags.shard_gib}
+    given = tuple((key, value) for key, value in settings.items() if value is not None)
     return prepare(
-        config,
+        load_config(command.path, (*command.overrides, *given)),
         run_dir=command.path,
         out=flags.out,
         formats=flags.format,
@@ -59,33 +91,246 @@ def _prepare(argv: Sequence[str]) -> Prepared:
     )
 
 
-def _run(prepared: Prepared) -> int:
-    from launch.exporting import run
-
-    return run(prepared)
-
-
 def _flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = command_flags()
     flags.add_argument(
-        "--out", metavar="DIR", required=True, help="where to; must be empty or not there"
+        "--out",
+        metavar="DIR",
+        required=True,
+        help="folder to write to; must be empty or not exist",
     )
     flags.add_argument(
         "--format",
         nargs="+",
         choices=FORMATS,
         default=["hf", "peft"],
-        help="what is written (default: hf peft)",
+        help="formats to write (default: hf peft)",
     )
     flags.add_argument(
         "--checkpoint",
         metavar="WHICH",
-        help="best (by validation), last, or a step (default: the best if one was kept, or last)",
+        help="best (by validation), last, or a step (default: best if there is one, else last)",
     )
-    flags.add_argument("--dtype", help="of the merged weights, as export.dtype")
-    flags.add_argument("--shard-gib", metavar="GIB", help="largest file, as export.shard_gib")
-    flags.add_argument("--no-verify", action="store_true", help="do not load back what was written")
+    flags.add_argument("--dtype", help="dtype of the merged weights; sets export.dtype")
+    flags.add_argument(
+        "--shard-gib", metavar="GIB", help="size of the largest file; sets export.shard_gib"
+    )
+    flags.add_argument(
+        "--no-verify", action="store_true", help="skip loading back and comparing the export"
+    )
     return flags
+
+
+def prepare(
+    config: Config,
+    *,
+    run_dir: str,
+    out: str,
+    formats: Sequence[Format],
+    checkpoint: str | None,
+    verify: bool,
+) -> Prepared:
+    """Checks everything that can be checked without devices.
+
+    Args:
+        config: of the run.
+        run_dir: the run folder, which may have been moved since the run.
+        out: folder of the export.
+        formats: formats to write.
+        checkpoint: see `find_checkpoint`.
+        verify: whether log-probs are compared.
+
+    Raises:
+        FileNotFoundError: if run, checkpoint, model or tokenizer are missing.
+        ValueError: with the mistakes in them, in words for the user.
+    """
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from launch.preparation import open_model_files
+    from pipeline.run.run_folder import RunFolder
+
+    problem = scheme_problem(out)
+    if problem is not None:
+        raise ValueError(f"command line: --out {out}: {problem}")
+    target = Path(out).absolute()
+    parent = next(path for path in target.parents if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise ValueError(f"--out {out}: {parent} is not a writable folder")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"--out {out}: exists and is not an empty folder")
+    path = Path(run_dir).resolve()
+    run_table = config.run.model_copy(update={"dir": str(path.parent), "name": path.name})
+    config = config.model_copy(update={"run": run_table})
+    folder = RunFolder(path)
+    adapter = find_checkpoint(folder, checkpoint)
+    tokenizer = open_model_files(config)
+    max_tokens = config.rollout.max_tokens
+    examples = find_examples(folder, tokenizer, max_tokens=max_tokens) if verify else ()
+    in_order = tuple(kind for kind in FORMATS if kind in formats)
+    return Prepared(config, adapter, target, in_order, examples)
+
+
+def find_checkpoint(folder: RunFolder, which: str | None) -> Path:
+    """Returns the folder of one of the run's checkpoints.
+
+    Args:
+        folder: the run's.
+        which: `best` (by validation), `last`, or a step; None: the best if there is one, otherwise
+            the last.
+
+    Raises:
+        FileNotFoundError: naming the existing checkpoints.
+    """
+    entries = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
+    names = {path.name for path in entries if path.is_dir()}
+    steps = sorted((name for name in names if name.isdecimal()), key=int)
+    names = {"best"} & names | set(steps)
+    if steps:
+        names.add("last")
+    name = which or ("best" if "best" in names else "last")
+    if name not in names:
+        existing = f"there are {', '.join(sorted(names))}" if names else "there is none yet"
+        raise FileNotFoundError(f"{folder.path} has no checkpoint {name}; {existing}")
+    return folder.checkpoints / (steps[-1] if name == "last" else name)
+
+
+def find_examples(
+    folder: RunFolder, tokenizer: Tokenizer, *, max_tokens: int
+) -> tuple[Completion, ...]:
+    """Returns texts that the run sampled, as completions of an empty prompt.
+
+    Only their tokens are compared; log-probs and versions are placeholders.
+
+    Args:
+        folder: the run's.
+        tokenizer: the model's.
+        max_tokens: the longest sequence that can be scored.
+
+    Raises:
+        ValueError: if there are no texts.
+    """
+    from pipeline.contracts.record_files import DamagedFileError
+
+    steps = sorted(path.stem for path in folder.rollouts.glob("step_*.jsonl"))
+    for name in ("test_after", "test_before", *reversed(steps)):
+        rows: list[dict[str, Any]] = []
+        with suppress(DamagedFileError):  # texts of another file are as good
+            rows = folder.read_rollouts(name)
+        texts = [row["text"] for row in rows if row["text"]][:_MAX_EXAMPLES]
+        if texts:
+            return tuple(
+                _completion(number, tokenizer, tokenizer.encode(text)[: max_tokens - 1])
+                for number, text in enumerate(texts)
+            )
+    raise ValueError(
+        f"{folder.rollouts} holds no texts on which export and policy could be compared; "
+        "--no-verify exports without the comparison"
+    )
+
+
+def _completion(number: int, tokenizer: Tokenizer, tokens: np.ndarray) -> Completion:
+    import numpy as np
+
+    from pipeline.contracts.rollouts import Completion, RolloutName
+
+    return Completion(
+        name=RolloutName("export", 0, prompt_id=number, sample=0),
+        prompt_tokens=np.asarray([tokenizer.bos_id], np.int32),
+        tokens=tokens,
+        logprobs=np.zeros(len(tokens), np.float32),
+        stop_reason="length",
+        version=0,
+        adapter_sha256="",
+    )
+
+
+def working_config(prepared: Prepared) -> Config:
+    """Returns the run's configuration for one device, with the checkpoint as `lora.start`."""
+    config = prepared.config
+    one_device = {
+        "placement": "colocated",
+        "learner_devices": 1,
+        "samplers": None,
+        "sampler_devices": None,
+        "fsdp": 1,
+        "tp": 1,
+        "sampler_tp": None,
+        "micro_batch_tokens": 8 * config.row_tokens,
+    }
+    start = str(prepared.adapter)
+    return config.model_copy(
+        update={
+            "plan": config.plan.model_copy(update=one_device),
+            "lora": config.lora.model_copy(update={"start": start}),
+        }
+    )
+
+
+def run(prepared: Prepared) -> int:
+    """Writes and verifies the export; returns the exit status."""
+    import asyncio
+
+    return asyncio.run(_run(prepared))
+
+
+async def _run(prepared: Prepared) -> int:
+    from actors.handles import RayExporter
+    from launch.cluster import cluster
+    from launch.stop import Stop, Stopped, unless
+
+    stop = Stop(notice="stopping: nothing is written")
+    stop.listen()
+    config = working_config(prepared)
+    unfinished = prepared.out.with_name(prepared.out.name + ".tmp")
+    try:
+        with cluster(config.plan):
+            stop.listen()
+            exporter = RayExporter.spawn(
+                config, described=prepared.config, examples=prepared.examples
+            )
+            try:
+                await unless(stop, _start(exporter, config))
+                await unless(stop, _write(exporter, prepared))
+            finally:
+                exporter.kill()
+    except Stopped:
+        return stop.exit_status
+    except (ValueError, FileNotFoundError) as mistake:
+        print(str(mistake).removeprefix("lora.start: "), file=sys.stderr)
+        return EXIT_MISTAKE
+    except RuntimeError as failure:
+        print(failure, file=sys.stderr)
+        return EXIT_FAILED
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    print(f"exported: {prepared.out}", flush=True)
+    return 0
+
+
+async def _start(exporter: RayExporter, config: Config) -> None:
+    from launch.cluster import wait_for_devices
+
+    await wait_for_devices(exporter.devices, config.plan)
+    print("Devices acquired; loading weights.", flush=True)
+    print(f"exporting {await exporter.start()}", flush=True)
+
+
+async def _write(exporter: RayExporter, prepared: Prepared) -> None:
+    out = str(prepared.out)
+    await exporter.begin(out)
+    tokens = sum(len(completion.tokens) for completion in prepared.examples)
+    for kind in prepared.formats:
+        difference: float | None = await exporter.add(kind)
+        if not prepared.examples:
+            result = "written, not verified"
+        elif kind == "peft" or difference is None:
+            result = "written and loaded back: identical values"
+        else:
+            result = (
+                f"written and loaded back: log-probs of {tokens} tokens differ by at most "
+                f"{difference:.1e}"
+            )
+        print(f"{kind}: {result}", flush=True)
+    await exporter.finish(out, prepared.formats)
 
 
 if __name__ == "__main__":

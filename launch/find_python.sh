@@ -1,9 +1,9 @@
 #!/bin/sh
-# find_python.sh [3.12]: prints the path of a CPython 3.11 or 3.12, or of none but 3.12, that really
-# runs and can make virtual environments.
+# find_python.sh [3.12]: prints the path of a working CPython 3.11 or 3.12 (with the argument: 3.12
+# only) that can make virtual environments.
 #
-# $PYTHON, if set, is taken or refused, never replaced. Otherwise the first that works among $names,
-# wherever on PATH it stands: a shim that exists and fails is passed over.
+# If $PYTHON is set, it is used or refused, never replaced. Otherwise the first working one of $names
+# anywhere on PATH is used; shims that exist but fail are skipped.
 set -euf
 
 oldest=${1:-3.11}
@@ -12,8 +12,8 @@ wanted="$oldest or 3.12"
 names="python3.12 python3.11 python3 python"
 tried=""
 
-# Runs on any Python: what it says on failure is told to the user. An activated virtual environment
-# is seen through: it may be the very one that is about to be replaced.
+# Runs on any Python version; its output on failure is shown to the user. In an activated virtual
+# environment, which may be the one to be replaced, it prints the base interpreter.
 probe='
 import os, sys
 version = sys.version_info[:2]
@@ -61,5 +61,5 @@ esac
 
 printf '%s\n' >&2 \
     "No Python $wanted that runs and can make virtual environments. Tried:$tried" \
-    "Install one, or name it: make test PYTHON=/path/to/python3.12"
+    "Install one, or set it: make test PYTHON=/path/to/python3.12"
 exit 1

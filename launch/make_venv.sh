@@ -1,9 +1,9 @@
 #!/bin/sh
-# make_venv.sh DIR [3.12]: an empty virtual environment in DIR, from the Python that find_python.sh
-# finds.
+# make_venv.sh DIR [3.12]: makes an empty virtual environment in DIR with the Python from
+# find_python.sh.
 #
-# One that is there and runs is kept, unless $PYTHON names another interpreter than made it.
-# DIR/.python is written last, so what an interruption leaves behind is made anew.
+# A working environment is kept, unless $PYTHON names a different interpreter than its own.
+# DIR/.python is written last, so that an interrupted environment is made again.
 set -eu
 
 venv=$1
@@ -21,7 +21,7 @@ fi
 echo "Making $venv with $python"
 rm -rf "$venv"
 "$python" -m venv "$venv" || {
-    echo "$python cannot make a virtual environment; name another with PYTHON=..." >&2
+    echo "$python cannot make a virtual environment; set another one with PYTHON=..." >&2
     exit 1
 }
 printf '%s\n' "$python" >"$venv/.python"

@@ -1,8 +1,8 @@
-"""Plans a run before anything is rented: what fits, how long it takes, what it costs.
+"""Plans a run before hardware is rented: what fits, how long it takes, what it costs.
 
     python -m launch.plan CONFIG.toml [--topology NAME] [--verify] [--json FILE]
 
-Needs no accelerator, no weights and no data; `--verify` asks the TPU compiler, in a child process.
+Needs no accelerator, no weights and no data; `--verify` runs the TPU compiler in a child process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
-from launch.output_file import output_file
+from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from pipeline.report.plan_report import Plan
+    from pipeline.report.plan_report import PlanReport
 
 DESCRIPTION = """\
-Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, what the
-budget buys, and what it costs. With plan.fixed = true the sizes are those of the file, and others
-are compared with them. CONFIG.toml may also be a run folder.
+Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, steps and
+cost of the budget. With plan.fixed = true the configured sizes are used and compared with others.
+CONFIG.toml may also be a run folder.
 Exit status: 0 it fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
 after Ctrl-C."""
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         config = load_config(command.path, command.overrides)
         return _run(config, command.flags)
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         sys.stderr.close()
         return 0
     except (ValueError, FileNotFoundError) as mistake:
@@ -54,72 +54,71 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = command_flags()
     flags.add_argument(
         "--topology",
         metavar="NAME",
-        help="plan for other chips than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
+        help="plan for chips other than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
         "v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
     )
     flags.add_argument(
         "--completion-tokens",
         metavar="N",
         type=float,
-        help="mean tokens of a completion, where they are known; default: 0.35 of the longest",
+        help="mean tokens of a completion, if known (default: 0.35 of the longest)",
     )
     flags.add_argument(
         "--verify",
         action="store_true",
-        help="compile the plan's programs for a v5e and take the compiler's figures; at most 8 "
-        "compilations, minutes each, kept for the next time",
+        help="compile the plan's programs for a v5e and use the compiler's figures; at most 8 "
+        "compilations of minutes each, cached for the next time",
     )
-    flags.add_argument("--json", metavar="FILE", help="write what is shown as JSON")
+    add_json(flags)
     return flags
 
 
 def _run(config: Config, flags: argparse.Namespace) -> int:
-    # Imported late: `--help` and mistakes in the configuration need none of it.
+    # Imported late: `--help` and configuration errors do not need these modules.
     from pipeline.report.plan_lines import lines
-    from pipeline.report.plan_report import report
+    from pipeline.report.plan_report import plan_figures
 
-    json_file = None if flags.json is None else output_file("--json", flags.json)
-    found = _plan(config, flags)
-    figures = report(found)
+    file = json_file(flags)
+    planned = _plan(config, flags)
+    figures = plan_figures(planned)
     for line in lines(figures):
         print(line)
-    if json_file is not None:
+    if file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        json_file.write_text(text, encoding="utf-8")
-    return 0 if found.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
+        file.write_text(text, encoding="utf-8")
+    return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
-def _plan(config: Config, flags: argparse.Namespace) -> Plan:
-    """Everything that is shown.
+def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
+    """Plans the run.
 
     Raises:
-        FileNotFoundError: if the model's folder is not there.
-        ValueError: what is wrong with the request.
+        FileNotFoundError: if the model's folder is missing.
+        ValueError: if the request is invalid.
     """
     from pipeline.contracts.speeds import Lengths
     from pipeline.inputs.hub.model_shape import shape_of
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
-    from pipeline.plan.search.gains import gains
-    from pipeline.plan.search.remedies import remedies
-    from pipeline.plan.search.search import Case, choose
-    from pipeline.report.plan_report import Plan
+    from pipeline.plan.search.fitting import PlanCase, choose_placement
+    from pipeline.plan.search.suggestions import gains, remedies
+    from pipeline.report.plan_report import PlanReport
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
-        raise ValueError(f"budget.until = {config.budget.until} is over; give a later one")
+        raise ValueError(f"budget.until = {config.budget.until} has passed; set a later one")
     topology = topology_of(config, flags.topology)
     if flags.verify and topology.compiler is None:
         raise ValueError(
-            f"command line: --verify: programs are compiled for v5e-1, v5e-4 and v5e-8, not for "
-            f"{topology.name}; leave it out"
+            f"command line: --verify: programs can be compiled for v5e-1, v5e-4 and v5e-8, not "
+            f"for {topology.name}; omit --verify"
         )
     lengths = Lengths.expected(config, flags.completion_tokens)
-    case = Case(config, shape_of(config), topology, lengths)
-    choice = choose(case)
+    case = PlanCase(config, shape_of(config), topology, lengths)
+    choice = choose_placement(case)
     verified, why = None, None
     if flags.verify:
         from pipeline.plan.compiler import NoCompiler
@@ -130,12 +129,12 @@ def _plan(config: Config, flags: argparse.Namespace) -> Plan:
         except NoCompiler as absent:
             why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
-    # What would change is estimated on both sides.
+    # Suggestions compare estimates with estimates.
     estimated = next(one for one in choice.compared if one.name == plan.name)
     compiled_s = {}
     if verified is not None:
-        compiled_s = {name: one.figures.compile_s for name, one in verified.programs.items()}
-    return Plan(
+        compiled_s = {name: one.report.compile_s for name, one in verified.programs.items()}
+    return PlanReport(
         case,
         choice,
         forecast(case, plan, compiled_s=compiled_s),

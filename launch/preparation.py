@@ -1,4 +1,4 @@
-"""What can be checked before devices are taken: run folder, model folder, data, rewards, W&B."""
+"""Checks before devices are reserved: run folder, model folder, data, rewards, W&B."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.errors import Refusals
+from configs.errors import MistakeCollector
 from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
-from pipeline.inputs.dataset.load import check_rows, load_data, setting_of
+from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.hub import hf_folder
@@ -28,14 +28,14 @@ from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
 
-_READ_FOR_DATA = (
+_DATA_SETTINGS = (
     *("data", "prompt", "eval.sets", "sft", "run.phases"),
     *("rollout.max_prompt_tokens", "rollout.max_new_tokens"),
     *("rollout.prompts_per_step", "rollout.max_prompts_per_step"),
     *("rollout.stop_tokens", "rollout.forbidden_tokens"),
 )
-"""Settings that decide which prompts and examples a run has."""
-_PLACES = tuple(
+"""Settings that decide which prompts and demonstrations a run has."""
+_DEVICE_SETTINGS = tuple(
     f"plan.{key}"
     for key in ("platform", "placement", "learner_devices", "samplers", "sampler_devices")
 )
@@ -44,16 +44,16 @@ _PLACES = tuple(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that nothing is wrong with, as far as can be told without devices.
+    """A validated request, checked as far as possible without devices.
 
     Attributes:
-        config: what to do.
+        config: of the run.
         data: prompts of the splits.
         tokenizer: the model's.
-        folder: the run folder; not made yet if the run is new.
-        extend: budget to add, if any.
-        wandb_mode: how W&B will run.
-        waited_s: seconds before this process started that count as used.
+        folder: the run folder; does not exist yet if the run is new.
+        extend: budget to add; None: nothing.
+        wandb_mode: mode of W&B.
+        waited_s: seconds before the start of this process that count as used.
     """
 
     config: Config
@@ -66,11 +66,15 @@ class Prepared:
 
 
 def finished(config: Config, *, extend: str | None) -> str | None:
-    """A sentence if the run has used its budget; None if there is something to do.
+    """Returns a message if the run has used its budget; None if there is work to do.
+
+    Args:
+        config: of the run.
+        extend: budget to add; None: nothing.
 
     Raises:
-        ValueError: if the folder holds a run with other settings, or one that has more time now
-            and a learning rate that is zero.
+        ValueError: if the folder holds a run with other settings, or a finished run whose budget
+            was raised after its learning rate had decayed to zero.
     """
     folder = RunFolder.of(config)
     folder.check(config)
@@ -89,10 +93,10 @@ def finished(config: Config, *, extend: str | None) -> str | None:
             )
         return None
     if folder.restore_summary():
-        print("summary.json was missing or damaged; it is written again from the journal")
+        print("summary.json was missing or damaged; it is restored from the journal")
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
-        "summary.json. --run.name starts another run, --extend goes on with this one"
+        "summary.json. --run.name starts another run, --extend continues this one"
     )
 
 
@@ -103,24 +107,24 @@ def prepare(
     waited_s: float = 0.0,
     tracked: bool = True,
     weights_bytes: int | None = None,
-    found: Refusals | None = None,
+    found: MistakeCollector | None = None,
 ) -> Prepared:
-    """Checks everything and says what was found.
+    """Checks everything and prints what was found.
 
     Args:
-        config: what to do.
-        extend: budget to add, if any.
-        waited_s: seconds before this process started that count as used.
-        tracked: whether W&B is told of it.
-        weights_bytes: of a model whose weights are still to be written; None: they are there.
-        found: mistakes that are known already.
+        config: of the run.
+        extend: budget to add; None: nothing.
+        waited_s: seconds before the start of this process that count as used.
+        tracked: whether the run is logged to W&B.
+        weights_bytes: size of weights that do not exist yet; None: the model has weights.
+        found: mistakes that are already known.
 
     Raises:
-        FileNotFoundError: if model, tokenizer or data are not there.
-        ValueError: what is wrong, in words for the user: all of it, a line each. Checks that need
-            what another one has refused are left out.
+        FileNotFoundError: if model, tokenizer or data are missing.
+        ValueError: with all mistakes, one line each. A check that depends on a refused setting is
+            skipped.
     """
-    found = found or Refusals()
+    found = found or MistakeCollector()
     folder, more = RunFolder.of(config), None
     chosen: tuple[tracking.Mode, str] | None = "disabled", ""
     if tracked and found.intact("wandb.mode"):
@@ -130,14 +134,14 @@ def prepare(
     if found.intact("run.dir", "run.name", "budget"):
         if extend is not None:
             more = found.attempt(extension, extend, config, folder)
-        if weights_bytes is None and _may_look_for_model(config, found):
+        if weights_bytes is None and _can_find_model(config, found):
             weights_bytes = found.attempt(_weights_bytes, config)
         if weights_bytes is not None:
             budget = found.attempt(Budget.of, config, folder)
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
-    found.refuse()
+    found.raise_if_any()
     assert tokenizer is not None
     assert data is not None
     assert chosen is not None
@@ -149,9 +153,9 @@ def prepare(
     return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
 
 
-def _check_request(config: Config, found: Refusals, folder: RunFolder) -> None:
-    """What needs neither the model nor the data."""
-    if found.intact(*_PLACES):
+def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
+    """Checks that need neither the model nor the data."""
+    if found.intact(*_DEVICE_SETTINGS):
         found.attempt(refuse_plan_only, config)
         found.attempt(_check_devices, config.plan)
     if found.intact("run.dir", "run.name"):
@@ -170,57 +174,58 @@ def _check_adapter(key: str, path: str) -> None:
 
 
 def _check_devices(plan: Plan) -> None:
-    """Compares the plan with this machine, as Ray counts its devices, without taking them.
+    """Compares the plan with the devices of this machine, as Ray counts them, without taking them.
 
-    Other machines have the devices of a submitted run: neither where it is submitted, which
-    `submission.VARIABLE` says, nor in the job, which has RAY_ADDRESS, is anything compared.
+    The devices of a submitted run belong to other machines, so nothing is compared where it is
+    submitted (`submission.VARIABLE` is set) or in the job (`RAY_ADDRESS` is set).
 
     Raises:
-        ValueError: if there are too few.
+        ValueError: if this machine has too few devices.
     """
     if plan.platform == "cpu" or {VARIABLE, "RAY_ADDRESS"} & os.environ.keys():
         return
     # Imported late: both import Ray.
     from ray._private.accelerators import get_accelerator_manager_for_resource
 
-    from actors.placement import needed
+    from actors.placement import total_resources
 
-    ((name, amount),) = needed(plan).items()
+    ((name, amount),) = total_resources(plan).items()
     manager = get_accelerator_manager_for_resource(name)
-    there = manager.get_current_node_num_accelerators()
+    count = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
     if visible is not None:
-        there = min(there, len(visible))
-    if there < amount:
+        count = min(count, len(visible))
+    if count < amount:
         raise ValueError(
             f"plan.platform = {plan.platform!r} needs {amount:g} {name}, and this machine has "
-            f"{there}; nothing else is taken instead. launch/submit.sh runs it where they are"
+            f"{count}; no other kind of device is used instead. launch/submit.sh submits the run "
+            "to a cluster that has them"
         )
 
 
 def open_model_files(config: Config) -> Tokenizer:
-    """Finds the model, downloading it if need be, looks through its files, opens the tokenizer.
+    """Finds or downloads the model, checks its files and opens the tokenizer.
 
     Raises:
-        FileNotFoundError: if model or tokenizer are not there.
-        ValueError: what is wrong with them, in words for the user.
+        FileNotFoundError: if model or tokenizer are missing.
+        ValueError: with the mistakes in them, in words for the user.
     """
-    found = Refusals()
+    found = MistakeCollector()
     tokenizer = _check_model(config, found, weights=True)
-    found.refuse()
+    found.raise_if_any()
     assert tokenizer is not None
     return tokenizer
 
 
-def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer | None:
-    """The tokenizer if there is one, whatever else is wrong with the model's files.
+def _check_model(config: Config, found: MistakeCollector, *, weights: bool) -> Tokenizer | None:
+    """Checks the model's files; returns the tokenizer if it could be opened.
 
     Args:
-        config: names them.
-        found: takes what is wrong.
-        weights: whether weights are there already.
+        config: names the model.
+        found: collects the mistakes.
+        weights: whether the model has weights to check.
     """
-    if not (_may_look_for_model(config, found) and found.intact("model.tokenizer")):
+    if not (_can_find_model(config, found) and found.intact("model.tokenizer")):
         return None
     folder = found.attempt(find_model, config.model)
     if folder is not None and weights:
@@ -241,8 +246,8 @@ def _check_model(config: Config, found: Refusals, *, weights: bool) -> Tokenizer
     return tokenizer
 
 
-def _may_look_for_model(config: Config, found: Refusals) -> bool:
-    """Whether its path is the user's; what is on a hub is not downloaded for a request in vain."""
+def _can_find_model(config: Config, found: MistakeCollector) -> bool:
+    """Whether to look for the model: nothing is downloaded for a request that has mistakes."""
     return found.intact("model.path") and (found.is_empty or not is_handle(config.model.path))
 
 
@@ -252,10 +257,10 @@ def _weights_bytes(config: Config) -> int:
 
 
 def _check_data(
-    config: Config, found: Refusals, tokenizer: Tokenizer | None, folder: RunFolder
+    config: Config, found: MistakeCollector, tokenizer: Tokenizer | None, folder: RunFolder
 ) -> LoadedData | None:
-    """The data if nothing is wrong; only rows are checked where settings or tokenizer are."""
-    if tokenizer is None or not found.intact(*_READ_FOR_DATA):
+    """Returns the data, if valid; checks only the rows if settings or tokenizer have mistakes."""
+    if tokenizer is None or not found.intact(*_DATA_SETTINGS):
         found.attempt(check_rows, config, intact=found.intact)
         return None
     data = found.attempt(load_data, config, tokenizer)
@@ -274,8 +279,7 @@ def _check_steps(rollout: Rollout, data: LoadedData) -> None:
             f"{len(data.train.prompts)} prompts of data.train"
         )
     if rollout.max_prompts_per_step is not None:
-        most = rollout.max_prompts_per_step
-        check_window(data.train.prompts, window=most, weights=data.weights)
+        check_window(data.train.prompts, window=rollout.max_prompts_per_step, weights=data.weights)
 
 
 def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
@@ -287,49 +291,50 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
             except ValueError as error:
                 mistakes.append(f"rollout.{key}: {error}")
     for text in rollout.stop_strings:
-        read = tokenizer.decode(tokenizer.encode(text))
-        if read != text:
+        decoded = tokenizer.decode(tokenizer.encode(text))
+        if decoded != text:
             mistakes.append(
-                f"rollout.stop_strings: {text!r} is never drawn as text, {tokenizer.path} has it "
-                f"as {read!r}; tokens without text belong to rollout.stop_tokens"
+                f"rollout.stop_strings: {text!r} never appears in generated text: "
+                f"{tokenizer.path} decodes it to {decoded!r}; tokens without text belong to "
+                "rollout.stop_tokens"
             )
     if mistakes:
         raise ValueError("\n".join(mistakes))
 
 
 def _check_rewards(rewards: Rewards) -> None:
-    """Imports the reward functions, in a process of its own: they may import anything, even JAX.
+    """Imports the reward functions in a separate process: they may import anything, even JAX.
 
     Raises:
-        ValueError: with a line for each function that is not there.
+        ValueError: with a line for each function that cannot be imported.
     """
-    search = subprocess.run(
+    imports = subprocess.run(
         [sys.executable, "-m", "rewards.resolve", *(part.function for part in rewards.functions)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
-    if search.returncode:
-        ended = f"importing them ended Python with status {search.returncode}"
-        mistakes = search.stdout.splitlines() or [ended]
+    if imports.returncode:
+        crash = f"importing them ended Python with status {imports.returncode}"
+        mistakes = imports.stdout.splitlines() or [crash]
         raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
 
 
 def _check_time(
     budget: Budget, folder: RunFolder, weights_bytes: int, waited_s: float, *, more: Budget | None
 ) -> None:
-    """Refuses a budget that cannot do, from what is known before anything is measured.
+    """Refuses a budget that is too small by estimates alone, before anything is measured.
 
-    A run that has a checkpoint and was not finished is never refused: what is left is enough for
-    its end, or it is over, and the run is ended with what it has learned.
+    An unfinished run with a checkpoint is never refused: if too little time is left, the run ends
+    with the version that it has.
 
     Args:
-        budget: without the extension that is asked for.
+        budget: without the requested extension.
         folder: of the run.
         weights_bytes: of the model.
-        waited_s: seconds before this process started that count as used.
-        more: the extension.
+        waited_s: seconds before the start of this process that count as used.
+        more: the extension; None: nothing.
 
     Raises:
         ValueError: naming the minimum.
@@ -342,29 +347,29 @@ def _check_time(
         return
     if budget.until_s is not None and budget.until_s <= now_s:
         if not any(entry["step"] for entry in folder.events("checkpoint")):
-            raise ValueError(f"{budget.name} is over; give a later one")
-        print("that is over: the run is ended with what it has learned", flush=True)
+            raise ValueError(f"{budget.name} has passed; set a later one")
+        print("that time has passed: the run ends with its latest version", flush=True)
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events("started"))
     if deadline_s is not None and deadline_s < least_s and not begun:
-        waited = f", {show_duration(waited_s)} of waiting among them" if waited_s else ""
+        waited = f", including {show_duration(waited_s)} of waiting" if waited_s else ""
         raise ValueError(
-            f"{budget.name} is too short: loading, the export at the end and a step in between "
+            f"{budget.name} is too short: loading, one step and the export at the end "
             f"take at least {show_duration(least_s)}{waited} (estimated)"
         )
 
 
 def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
-    """Compares the prompts with those that the run began with; settings only say where they are.
+    """Compares the prompts with those at the start of the run; settings only name their files.
 
     Raises:
-        ValueError: naming the splits that have changed.
+        ValueError: naming the changed splits.
     """
-    began = next((entry["data"] for entry in folder.events("started")), data.fingerprints)
-    changed = [name for name, found in data.fingerprints.items() if began.get(name) != found]
+    at_start = next((entry["data"] for entry in folder.events("started")), data.fingerprints)
+    changed = [name for name, found in data.fingerprints.items() if at_start.get(name) != found]
     if changed:
         raise ValueError(
-            f"{' and '.join(map(setting_of, changed))}: not the prompts that {folder.path} began "
-            "with; restore them, or start another run with --run.name"
+            f"{' and '.join(map(setting_name, changed))}: the prompts have changed since "
+            f"{folder.path} started; restore them, or start another run with --run.name"
         )

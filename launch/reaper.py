@@ -1,9 +1,9 @@
-"""Ends what belongs to a private Ray cluster once the process that started it is gone.
+"""Ends the processes of a private Ray cluster once the process that started it is gone.
 
     python launch/reaper.py FOLDER
 
 Ray's own processes notice the death of the driver, the raylet or the GCS after up to 5 minutes.
-This one waits for the end of its standard input, which only the driver holds open, and imports
+This process waits for the end of its standard input, which only the driver holds open. It imports
 neither the project nor Ray.
 """
 
@@ -19,14 +19,14 @@ import psutil
 
 VARIABLE = "GEMMA_GRPO_CLUSTER"
 """Environment variable with the cluster's folder, which its processes inherit."""
-_PATIENCE_S = 30.0
-"""A killed process may stay that long, in a system call that nothing interrupts."""
+_KILL_TIMEOUT_S = 30.0
+"""Time limit for killed processes to end; an uninterruptible system call may delay them."""
 
 
 def end_processes(folder: str) -> None:
     """Kills all processes of the cluster in `folder`; returns when they are gone."""
-    until = time.monotonic() + _PATIENCE_S
-    while (found := processes(folder)) and time.monotonic() < until:
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while (found := processes(folder)) and time.monotonic() < deadline:
         for process in found:
             with suppress(psutil.Error):
                 process.kill()
@@ -34,14 +34,14 @@ def end_processes(folder: str) -> None:
 
 
 def processes(folder: str) -> list[psutil.Process]:
-    """All running processes of the cluster in `folder`, without this one and its parent.
+    """Returns the running processes of the cluster in `folder`, except this one and its parent.
 
-    They have `VARIABLE`. Of processes that rename themselves, as Ray's agents do, the environment
-    cannot be read; they write log files in the folder. The driver does, too.
+    They are found by `VARIABLE`, or by log files in the folder: the environment of processes that
+    rename themselves, as Ray's agents do, cannot be read. The driver writes there, too.
     """
     found = []
     for process in psutil.process_iter():
-        # Processes of other users cannot be read, and belong to other clusters.
+        # Processes of other users cannot be read; they belong to other clusters.
         with suppress(psutil.Error, OSError):
             if process.pid not in {os.getpid(), os.getppid()} and (
                 process.environ().get(VARIABLE) == folder or _writes_below(process, folder)
@@ -58,7 +58,7 @@ def _writes_below(process: psutil.Process, folder: str) -> bool:
 
 
 def main() -> None:
-    """Waits for the driver's end."""
+    """Waits for the end of the driver, then ends the cluster's processes."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""One process's part of a run: cluster, actors, resume, coordinator, and an orderly end."""
+"""Runs one process of a run: cluster, actors, resume, coordinator, orderly end."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
-"""An export merges, writes and reads again; until it is measured it is taken for three loads."""
+"""An export merges, writes and reads the weights: estimated as three loads until measured."""
 _NOTE_EVERY_S = 5.0
-"""Of the time of a process that is killed at most so much is lost."""
+"""A killed process loses at most this much of its used time."""
 _NOTABLE_WAIT_S = 1.0
-"""Devices that are free are reserved sooner; such a wait is not journaled."""
+"""Shorter waits for devices are not journaled: free devices are reserved sooner."""
 _EXIT_S = 4.0
-"""The actors and Ray end after the last record is written; W&B's upload comes after them."""
+"""Actors and Ray end after the last record is written; the upload to W&B follows."""
 
 
 async def run_session(prepared: Prepared, *, started: float) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
 
     Raises:
-        ValueError: what the actors found wrong before the run began: devices, weights, rewards.
-        FileNotFoundError: likewise.
+        ValueError: if devices, weights or rewards are not as configured, before training starts.
+        FileNotFoundError: if weights or tokenizer are missing.
         Failure: if Ray does not start, or ends before the run does.
     """
     stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
     stop.listen()
     beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
-    # Held from here on: a second command for this run would wait for devices in vain.
+    # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         clock = _clock(prepared, started=started)
-        if clock.used_before_s and not prepared.folder.is_begun:
+        if clock.used_before_s and not prepared.folder.holds_run:
             print(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
                 f"run began; to begin anew delete {prepared.folder.path}",
                 flush=True,
             )
         with closing(_tracker(prepared)) as tracker:
-            with _noted(prepared.folder, clock):
+            with _recording_time(prepared.folder, clock):
                 try:
                     status = await _run(prepared, beginning, stop, clock, tracker)
                 except Failure as failure:
-                    if prepared.folder.is_begun:
+                    if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
                     raise
             # The devices are free, and the budget's clock has stopped.
@@ -78,22 +78,19 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:
-    """Time from the start of this process, or from when it was submitted, after that of others."""
+    """The run's clock: the time of earlier processes, and of this one since it was submitted."""
     return Clock(started=started - prepared.waited_s, used_before_s=used_s(prepared.folder))
 
 
 @contextmanager
-def _noted(folder: RunFolder, clock: Clock) -> Iterator[None]:
-    """Writes down every few seconds how much time was used, whatever else goes on.
-
-    So it is known of a process, too, that is killed before it has written anything else.
-    """
+def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
+    """Records the used time every few seconds, so that it is known of a killed process, too."""
     ended = threading.Event()
 
     def note() -> None:
         while True:
             with suppress(OSError):
-                folder.note_used(clock.elapsed_s)
+                folder.record_used_s(clock.elapsed_s)
             if ended.wait(_NOTE_EVERY_S):
                 return
 
@@ -181,7 +178,7 @@ async def _coordinate(
     config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
     _check_restored(restored, folder)
-    _enter(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
+    _record_start(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
     progress, resumed_from = _resume(restored, folder, workers.sizes)
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=started)
@@ -219,14 +216,14 @@ async def _coordinate(
     return 0 if ended == "finished" else stop.exit_status
 
 
-def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
-    """Writes down what is asked for, once it is known that the run can go on with it.
+def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> None:
+    """Records configuration, budget and waiting times, once it is known that the run can continue.
 
-    What is added to a budget would else be added again by the same command.
+    Recorded earlier, a refused `--extend` would be added a second time by the same command.
     """
     config, folder, more = prepared.config, prepared.folder, prepared.extend
     if replaces_budget(config, folder):
-        # Before the configuration that says what it was is replaced.
+        # Before the configuration with the earlier budget is replaced.
         folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
     folder.create(config)
     if more is not None:
@@ -239,7 +236,7 @@ def _enter(prepared: Prepared, clock: Clock, *, step: int) -> None:
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:
-    """When to stop, with what is known by now of how long things take."""
+    """The deadline of the run, with the measurements of earlier processes."""
     config = prepared.config
     most, fewest = config.rollout.prompts_per_step, config.rollout.fewest_prompts
     deadline = Deadline(
@@ -257,7 +254,7 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
 
 
 def _check_restored(restored: Restored, folder: RunFolder) -> None:
-    """Refuses to begin a run again that has checkpoints, wherever they are.
+    """Refuses to start a run anew that has checkpoints elsewhere.
 
     Raises:
         ValueError: if the journal lists checkpoints and the learner finds none, or the other way.
@@ -282,13 +279,13 @@ def _check_restored(restored: Restored, folder: RunFolder) -> None:
 
 def _last_checkpoint(folder: RunFolder) -> int | None:
     """The step of the newest checkpoint that the journal lists."""
-    return max((entry["step"] for entry in folder.standing("checkpoint")), default=None)
+    return max((entry["step"] for entry in folder.valid_entries("checkpoint")), default=None)
 
 
 def _resume(
     restored: Restored, folder: RunFolder, sizes: SizeController
 ) -> tuple[Progress, int | None]:
-    """Resumes from the newest usable checkpoint; later steps are done again."""
+    """Resumes from the newest usable checkpoint; later steps are trained again."""
     for line in restored.damaged:
         folder.journal("checkpoint_damaged", what=line)
         print(line, flush=True)
@@ -308,24 +305,24 @@ def _resume(
         folder.journal("metrics_lost", step=progress.step, steps=missing)
         print(
             f"metrics.jsonl lacks {len(missing)} of {progress.step} steps, the first is "
-            f"{missing[0]}; how long steps take is measured again",
+            f"{missing[0]}; step times are measured again",
             flush=True,
         )
-    superseded = folder.resume_at(progress.step)
+    superseded = folder.rewind_to(progress.step)
     if superseded is not None:
         print(f"records of later steps are in {superseded}", flush=True)
     return progress, resumed_from
 
 
 def _tracker(prepared: Prepared) -> Tracker:
-    """W&B, not started yet, with the id that earlier processes of the run had there."""
+    """W&B, not started yet, with the run id of earlier processes."""
     before = [entry["wandb_id"] for entry in prepared.folder.events("started")]
     known = [run_id for run_id in before if run_id is not None]
     return Tracker(prepared.wandb_mode, run_id=known[-1] if known else None)
 
 
 async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: int) -> None:
-    """Journals that the run has started, after `step`, and starts W&B beside it."""
+    """Journals the start of the process, after `step`, and starts W&B."""
     folder, tracker = prepared.folder, records.tracker
     folder.journal(
         "started",
@@ -334,4 +331,4 @@ async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: in
         elapsed_s=clock.elapsed_s,
     )
     rows = records.logged(until=step)
-    await tracker.start(prepared.config, folder=folder.path, rows=rows, tell=records.event)
+    await tracker.start(prepared.config, folder=folder.path, rows=rows, log_event=records.event)

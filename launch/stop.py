@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, for commands whose work must end in order."""
+"""Handling of Ctrl-C and SIGTERM for commands that must shut down in order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 @dataclass
 class Stop:
-    """Ctrl-C and SIGTERM, turned into an event. Another Ctrl-C ends it all at once.
+    """Turns Ctrl-C and SIGTERM into an event. A second Ctrl-C ends the process at once.
 
     Attributes:
-        notice: what is said when the first signal arrives.
-        event: set then.
-        received: which signal it was.
+        notice: printed when the first signal arrives.
+        event: set by the first signal.
+        received: the first signal.
     """
 
     notice: str
@@ -26,7 +26,7 @@ class Stop:
     received: signal.Signals | None = None
 
     def listen(self) -> None:
-        """Installs the handlers; to be called again after Ray has installed its own."""
+        """Installs the handlers; call it again after Ray has installed its own."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on, number)
@@ -37,23 +37,23 @@ class Stop:
             print(self.notice, flush=True)
             self.event.set()
         elif number == signal.SIGINT:
-            raise KeyboardInterrupt  # through the event loop, which cancels everything
+            raise KeyboardInterrupt  # the event loop cancels all tasks
 
     @property
     def exit_status(self) -> int:
-        """128 and the signal's number."""
+        """128 plus the signal's number."""
         return 128 + (self.received or signal.SIGINT)
 
 
-class Stopped(Exception):  # noqa: N818  # not an error
+class Stopped(Exception):  # noqa: N818  # no error
     """A signal arrived; the work was abandoned."""
 
 
 async def unless(stop: Stop, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, unless a signal comes first.
+    """Returns the result of `work`, unless a signal arrives first.
 
     Raises:
-        Stopped: if one did.
+        Stopped: if a signal arrived; `work` is cancelled.
     """
     task = asyncio.create_task(work)
     stopped = asyncio.create_task(stop.event.wait())

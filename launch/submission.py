@@ -1,4 +1,4 @@
-"""When a job was submitted: launch/submit.sh puts it into the job's environment."""
+"""Submission time of a job, which launch/submit.sh puts into the job's environment."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from configs.budget import Budget
 
 VARIABLE = "GEMMA_GRPO_SUBMITTED_S"
-"""Environment variable with the submission's seconds since 1970, in the job and while
+"""Environment variable with the submission time in seconds since 1970; set in the job, and while
 launch/submit.sh checks the request."""
 
 
 def waited_s(budget: Budget, *, started: float) -> float:
-    """Seconds between submission and start that count as used; 0 if those do not count.
+    """Returns the seconds between submission and start that count as used; 0 if they do not count.
 
     Args:
-        budget: says whether they do.
-        started: when this process started, on the scale of `time.monotonic`.
+        budget: `budget.from_submission` makes them count.
+        started: start of this process by `time.monotonic`.
 
     Raises:
-        ValueError: if they count and this is no submitted job.
+        ValueError: if they count and this process is not a submitted job.
     """
     if not budget.from_submission:
         return 0.0
@@ -31,5 +31,5 @@ def waited_s(budget: Budget, *, started: float) -> float:
             "it, or remove the setting"
         )
     now_s = time.time() - (time.monotonic() - started)
-    # Clocks of two machines differ a little; nobody starts before he is submitted.
+    # Clocks of two machines differ a little; the result must not be negative.
     return max(0.0, now_s - float(text))

@@ -3,12 +3,12 @@
 #
 #   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
 #
-# Uploads the project's source, the modules in the folder you are in that the reward functions need,
+# Uploads the project's source and the modules of the current folder that the reward functions need,
 # and nothing else: no runs, no weights, no data. Relative paths in the configuration are relative to
-# the folder you are in, which the cluster's host must have. Keys
-# (WANDB_API_KEY, HF_TOKEN) are never put into the job, whose metadata everybody at the cluster can
-# read: set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on
-# this machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
+# the current folder, which must exist on the cluster's host. Keys
+# (WANDB_API_KEY, HF_TOKEN) are never put into the job, because every user of the cluster can read its
+# metadata: set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one
+# on this machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
 set -euo pipefail
 
 usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
@@ -17,7 +17,7 @@ for argument in "$@"; do
     case "$argument" in
         -h | --help) usage; exit 0 ;;
         --dry-run | --rehearse)
-            echo "$argument: a job cannot do that; use python -m launch.train" >&2
+            echo "$argument: not possible for a job; use python -m launch.train" >&2
             exit 2
             ;;
     esac
@@ -53,11 +53,11 @@ upload=$(mktemp -d)
 trap 'rm -rf "$upload"' EXIT
 (cd "$project" && find configs rewards pipeline actors launch \
     \( -name '*.py' -o -name '*.toml' \) -print0 | tar --null -T - -cf -) | tar -xf - -C "$upload"
-# Without the folder we are in on Python's path: its modules may have names of ours.
+# The current folder is not on Python's path: its modules may have the same names as the project's.
 name=$(PYTHONSAFEPATH=1 PYTHONPATH=$project "$python" -m launch.upload "$upload" "$config" "$@")
 
-# Mistakes are told here rather than in a job's log. The check runs in what is uploaded: what is not
-# there will not be there in the job.
+# Mistakes are reported here instead of in the job's log. The check runs in the upload folder, so that
+# files missing there are found.
 (cd "$upload" && unset PYTHONPATH && GEMMA_GRPO_HOME=$home GEMMA_GRPO_SUBMITTED_S=$(date +%s) \
     PYTHONDONTWRITEBYTECODE=1 "$python" -m launch.train "$config" "$@" --dry-run >/dev/null)
 if ! [ -f "$config" ]; then
@@ -66,14 +66,14 @@ if ! [ -f "$config" ]; then
 fi
 cp -- "$config" "$upload/submitted.toml"
 
-# Token authentication is on in clusters that `ray start` made, and `ray job submit` sends the token
-# only if told so.
+# Clusters from `ray start` use token authentication, and `ray job submit` sends the token only with
+# RAY_AUTH_MODE=token.
 if [ -z "${RAY_AUTH_MODE:-}" ]; then
     token_file=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
     if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -f "$token_file" ]; then
         export RAY_AUTH_MODE=token
     fi
-    # Ray writes the file so that everybody can read it.
+    # Ray makes the file readable to everybody.
     if [ "$token_file" = "$HOME/.ray/auth_token" ] && [ -O "$token_file" ]; then
         chmod 600 "$token_file"
     fi
@@ -85,7 +85,7 @@ import os, sys, urllib.error, urllib.request
 try:
     urllib.request.urlopen(os.environ["RAY_API_SERVER_ADDRESS"] + "/api/version", timeout=10)
 except urllib.error.HTTPError:
-    pass  # somebody answers; whether we may talk to them is told by the submission
+    pass  # a server answers; the submission reports missing permissions
 except (OSError, ValueError):
     sys.exit(1)
 EOF
@@ -95,8 +95,8 @@ then
     exit 2
 fi
 
-# Ray stops a job with SIGTERM to all its processes and kills them 3 seconds later, too early for a
-# checkpoint, unless told otherwise.
+# By default Ray stops a job with SIGTERM to all its processes and kills them 3 seconds later, too
+# early for a checkpoint.
 runtime_env=$("$python" - "$home" <<'EOF'
 import json
 import sys
@@ -112,12 +112,12 @@ print(json.dumps({"env_vars": variables}))
 EOF
 )
 
-# Both carry the run's name; the id is unique, and `ray job stop` takes it.
+# Id and name contain the run's name; `ray job stop` takes the id, which is unique.
 job=$name-$(date -u +%Y%m%d-%H%M%S)-$(printf %04x $RANDOM)
 echo "submitting job $job; to stop it with a checkpoint:" \
     "${RAY_AUTH_MODE:+RAY_AUTH_MODE=$RAY_AUTH_MODE }ray job stop $job"
 
-# `exec`: the job's first process is the run itself, so that signals reach it.
+# `exec` makes the run the job's first process, so that signals reach it.
 command="exec $(printf '%q ' "$python" -m launch.train submitted.toml "$@")"
 "$python" -m ray.scripts.scripts job submit ${wait_flag[@]+"${wait_flag[@]}"} \
     --submission-id "$job" --metadata-json "{\"job_name\": \"$name\"}" \

@@ -1,12 +1,12 @@
-"""What launch/submit.sh uploads of the user's own: reward modules and the modules they import.
+"""Copies the user's reward modules, and the modules they import, for launch/submit.sh.
 
     python -m launch.upload FOLDER CONFIG.toml [--table.key VALUE ...]
 
-copies into FOLDER, beside the project's source, the modules of the current folder that the
-configuration's reward functions need, and prints the name of the run, which the job's names carry.
-The modules' source is read, not run: imports inside functions are found, imports of computed names
-are not. Files that are no Python modules are not copied. The dry run in FOLDER that follows tells
-whether the functions can be imported there.
+copies the modules of the current folder that the configuration's reward functions need into FOLDER,
+beside the project's source, and prints the name of the run, which becomes part of the job's name.
+The source is parsed, not run: imports inside functions are found, imports of computed names are
+not. Only Python modules are copied. The dry run in FOLDER that follows reports whether the
+functions can be imported there.
 """
 
 from __future__ import annotations
@@ -24,60 +24,62 @@ from launch.train import parse_command
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("actors", "configs", "launch", "pipeline", "rewards")
-"""The project's own packages, which are uploaded whole."""
+"""The project's packages, which are uploaded as a whole."""
 
 
 def user_modules(functions: Iterable[str], folder: Path) -> list[Path]:
-    """Files of `folder` that define reward functions, and those of all that they import from it.
+    """Returns the files of `folder` that define reward functions, and all that they import from it.
 
     Args:
-        functions: as `rewards.functions` names them, module:function.
-        folder: the first one on Python's path.
+        functions: as in `rewards.functions`, `module:function`.
+        folder: the first entry of Python's path.
 
     Raises:
-        ValueError: with a line for each module that a job could not import: it has the name of a
-            package of the project, or it is neither in `folder` nor installed.
+        ValueError: with a line for each module that a job could not import, because a package of
+            the project has the same name, or because it is neither in `folder` nor installed.
     """
-    waiting = [function.partition(":")[0] for function in functions]
-    missing = [name for name in waiting if not _can_be_found(name, folder)]
+    pending = [function.partition(":")[0] for function in functions]
+    missing = [name for name in pending if not _is_importable(name, folder)]
     mistakes = [
-        f"no module {name!r} in {folder} and none installed; submit from the folder that it is in, "
+        f"no module {name!r} in {folder} and none installed; submit from the folder that has it, "
         "or install it where Ray runs"
         for name in missing
     ]
     files: dict[Path, None] = {}
     seen = set()
-    while waiting:
-        name = waiting.pop()
+    while pending:
+        name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
-        clash = _clash(name, folder)
-        if clash is not None:
-            what = "a package of this project has the same name; rename it"
-            mistakes.append(f"{clash} cannot be imported: {what}")
+        shadowed = _shadowed_file(name, folder)
+        if shadowed is not None:
+            mistakes.append(
+                f"{shadowed} cannot be imported: a package of this project has the same name; "
+                "rename it"
+            )
             continue
         for file in _files(name, folder):
             if file not in files:
                 files[file] = None
-                waiting += _imports(file, folder)
+                pending += _imports(file, folder)
     if mistakes:
         lines = dict.fromkeys(f"rewards.functions: {mistake}" for mistake in mistakes)
         raise ValueError("\n".join(lines))
     return list(files)
 
 
-def _can_be_found(name: str, folder: Path) -> bool:
-    """Whether the first part of a module's name is in `folder`, ours or installed."""
+def _is_importable(name: str, folder: Path) -> bool:
+    """Whether the top-level package is in `folder`, in the project or installed."""
     top = name.partition(".")[0]
     if not top or top in PACKAGES:
-        return True  # whether the rest of the name is right the dry run tells
+        return True  # the dry run checks the rest of the name
     here = (folder / top).is_dir() or (folder / f"{top}.py").is_file()
     return here or importlib.util.find_spec(top) is not None
 
 
-def _clash(name: str, folder: Path) -> Path | None:
-    """The user's file in the place of a package of the project, if this is what is imported."""
+def _shadowed_file(name: str, folder: Path) -> Path | None:
+    """Returns the user's file that a package of the project shadows; None if there is none."""
     top = name.partition(".")[0]
     if top not in PACKAGES:
         return None
@@ -88,7 +90,7 @@ def _clash(name: str, folder: Path) -> Path | None:
 
 
 def _files(name: str, folder: Path) -> Iterator[Path]:
-    """Those of a module and of the packages that it is in, as far as they are in `folder`."""
+    """Yields the files of a module and of its parent packages that are in `folder`."""
     path = folder
     for part in name.split("."):
         package, module = path / part / "__init__.py", path / f"{part}.py"
@@ -101,18 +103,18 @@ def _files(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _imports(file: Path, folder: Path) -> Iterator[str]:
-    """Names of what a file may import; some are no modules but what is imported from them."""
+    """Yields the names that a file imports: modules, and names imported from modules."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return  # the dry run tells
+        return  # the dry run reports it
     package = file.parent.relative_to(folder).parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            parts = [*above, *([node.module] if node.module else [])]
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            parts = [*parents, *([node.module] if node.module else [])]
             yield from (".".join([*parts, alias.name]) for alias in node.names)
 
 
@@ -123,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
         command = parse_command(argv[1:])
         config = load_config(command.path, command.overrides)
     except ValueError:
-        return 0  # the dry run tells all that is wrong with the configuration
+        return 0  # the dry run reports all mistakes in the configuration
     try:
         files = user_modules([part.function for part in config.rewards.functions], folder)
     except (ValueError, OSError) as mistake:

@@ -1,6 +1,6 @@
-"""Finds the answer in a completion and tells whether two answers say the same.
+"""Extracts the answer of a completion and compares answers.
 
-Strict on purpose: no arithmetic, no units, no guessing; `33 apples` is not `33`.
+The comparison is strict: no arithmetic and no units; `33 apples` does not equal `33`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 from rewards.base import Tags
 
 Extraction = Literal["tags", "last_number"]
-"""What counts as the answer; see `find_answer`."""
+"""Extraction method; see `find_answer`."""
 
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
 _NUMBER = re.compile(
@@ -24,16 +24,15 @@ _RUN = re.compile(r"-?[$0-9.,]+")
 
 
 def find_answer(completion: str, *, tags: Tags, extraction: Extraction) -> str | None:
-    """What a completion says the answer is: its last answer block, or the last number in it."""
+    """The answer of a completion: its last answer block, or its last number."""
     return extract_answer(completion, tags) if extraction == "tags" else last_number(completion)
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:
     """The text of the last complete answer block, stripped; None if there is none.
 
-    A complete block is an opening tag, text without answer tags, and a closing tag. So an answer
-    that is opened again after the last block was closed does not count, nor one that is never
-    closed.
+    A complete block is an opening tag, text without answer tags, and a closing tag. An answer tag
+    that is never closed is ignored.
     """
     opens, closes = re.escape(tags.answer_open), re.escape(tags.answer_close)
     blocks = re.findall(f"{opens}((?:(?!{opens}|{closes}).)*){closes}", completion, re.DOTALL)
@@ -41,23 +40,23 @@ def extract_answer(completion: str, tags: Tags) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in the text, as `flexible-extract` of lm-evaluation-harness reads it.
+    """The last number in the text, as `flexible-extract` of lm-evaluation-harness extracts it.
 
-    A number is a run of the characters 0-9, `.`, `,` and `$` with a digit in it, and the minus sign
-    right before it, whatever that follows: the last number of `5-10` is `-10`. Currency signs,
-    commas, and full stops at the end are taken off. A run that is no number then (`1.2.3`) is no
-    right answer, and no earlier one is looked for. Other than there, a run without digits (`...`)
-    is passed over, U+2212 is a minus sign, and answers are compared as numbers: `72.0` is `72`.
+    A number is a run of the characters 0-9, `.`, `,` and `$` that contains a digit, with a
+    directly preceding minus sign: the last number of `5-10` is `-10`. Currency signs, commas and
+    trailing periods are removed. If the rest is not a number (`1.2.3`), the answer is wrong, and no
+    earlier number is searched. Unlike there, runs without digits (`...`) are skipped, U+2212 is a
+    minus sign, and answers are compared as numbers: `72.0` equals `72`.
     """
     runs = [run for run in _RUN.findall(text.replace("\u2212", "-")) if re.search("[0-9]", run)]
     return re.sub("[$,]", "", runs[-1]).rstrip(".") if runs else None
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that `text` is, None if it is something else.
+    """Parses `text` as a number; None if it is not a number.
 
-    Understood are signs (also U+2212 and its kin), decimals, thousands commas in their places, a
-    currency sign in front, one full stop at the end, and fractions of whole numbers: `-3`,
+    Accepts signs (including Unicode minus signs and hyphens), decimals, thousands separators at
+    valid positions, a leading currency sign, one trailing period, and fractions of integers: `-3`,
     `1,234.50`, `$12.00`, `12.`, `1/2`.
     """
     text = text.translate(_MINUS).strip()
@@ -74,10 +73,9 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two answers are equal: as numbers if both are, else as text.
+    """Whether two answers are equal: as numbers if both are numbers, else as text.
 
-    Text is compared without regard to case, to the width of white space and to a full stop at the
-    end.
+    The text comparison ignores case, the amount of white space and a trailing period.
     """
     numbers = parse_number(one), parse_number(other)
     if None not in numbers:
@@ -86,7 +84,7 @@ def same_answer(one: str, other: str) -> bool:
 
 
 def answer_key(text: str) -> Fraction | str:
-    """What answers that are one in a vote have in common: their number, else their plain text."""
+    """The key by which a majority vote groups answers: the number, else the normalized text."""
     number = parse_number(text)
     return _plain(text) if number is None else number
 
@@ -94,7 +92,7 @@ def answer_key(text: str) -> Fraction | str:
 def is_correct(
     completion: str, *, answer: str, tags: Tags, extraction: Extraction = "tags"
 ) -> bool:
-    """Whether the completion's answer is `answer`; rewards and evaluation both ask this."""
+    """Whether the completion's answer equals `answer`; used by rewards and evaluation."""
     found = find_answer(completion, tags=tags, extraction=extraction)
     return found is not None and same_answer(found, answer)
 

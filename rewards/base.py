@@ -1,9 +1,9 @@
-"""The reward contract: what a reward function is given, what it returns, and what goes wrong.
+"""The contract of reward functions: their inputs, their results, and their errors.
 
-An error is not a zero: whatever is no finite number is an `Outcome` without a value, which is
-counted and excluded from learning. Whatever a function raises is such an error, `KeyboardInterrupt`
-included. A call that never returns is not dealt with here; whoever runs rewards in a process of
-their own ends it.
+An error is not a zero: any result that is not a finite number becomes an `Outcome` without a value,
+which is counted and excluded from training. Exceptions are such errors, `KeyboardInterrupt`
+included. Time limits are not handled here: the process pool that calls reward functions kills
+calls that do not return.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Tags:
-    """The strings around the two parts of a completion."""
+    """The tags around the reasoning and the answer of a completion."""
 
     reasoning_open: str
     reasoning_close: str
@@ -32,7 +32,7 @@ class Tags:
 
     @classmethod
     def of(cls, prompt: Prompt) -> Tags:
-        """The tags that the configuration asks for."""
+        """The tags of the configuration."""
         return cls(
             reasoning_open=prompt.reasoning_open,
             reasoning_close=prompt.reasoning_close,
@@ -43,17 +43,17 @@ class Tags:
 
 @dataclass(frozen=True)
 class RewardInput:
-    """A completion to be scored.
+    """Input of a reward function: one completion.
 
     Attributes:
-        prompt: what the model read, turn tokens included, `prompt.answer_prefix` not.
-        completion: that prefix and what it wrote, without the stop token.
-        stop_reason: "eos" if it ended with a stop token, "stop_string" if with a text that ends a
-            completion and is part of it, "length" if it was cut.
+        prompt: the model's input with turn tokens, without `prompt.answer_prefix`.
+        completion: the prefix and the generated text, without the stop token.
+        stop_reason: "eos" if it ended with a stop token, "stop_string" if it ended with one of
+            `rollout.stop_strings`, which it includes, "length" if it was truncated.
         answer: the reference answer.
         row: all columns of the dataset's row.
         tags: the configured tags.
-        source: name of the row's dataset in a mixture; None: there is no mixture.
+        source: name of the row's dataset in a mixture; None without a mixture.
     """
 
     prompt: str
@@ -67,22 +67,22 @@ class RewardInput:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A score, or why there is none; exactly one of the two is set."""
+    """A score or an error; exactly one of the two is set."""
 
     value: float | None
     error: str | None
 
 
-# Takes a batch and returns as many numbers, in order; None for a completion it cannot score. A
-# value may depend on its own input only: after an error inputs are scored one by one.
+# Takes a batch and returns one number per input, in order; None for a completion that it cannot
+# score. A value must depend on its own input only: after an error, inputs are scored individually.
 RewardFunction = Callable[[Sequence[RewardInput]], Sequence[float | None]]
 
 
 def score(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[Outcome]:
-    """Score `inputs`, one outcome each; never raises because of `function` or what it returns.
+    """Scores `inputs`, one outcome each; never raises because of `function` or its results.
 
-    A batch that fails as a whole is scored again input by input, so that only those at fault go
-    without a value. Nothing is broadcast: a single number for a batch is an error.
+    If a batch fails, its inputs are scored individually, so that only failing inputs get an error.
+    Results are not broadcast: a single number for a batch is an error.
     """
     values = _call(function, inputs)
     if not isinstance(values, str):
@@ -93,9 +93,9 @@ def score(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[Outco
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and text of an exception, e.g. `KeyError: 'x'`: one printable line of limited length.
+    """Type and message of an exception, e.g. `KeyError: 'x'`, as one printable line.
 
-    Never raises, whatever the exception's own methods do.
+    Never raises, even if the exception's own methods do.
     """
     name = type(error).__name__
     try:
@@ -106,10 +106,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """One line of at most 200 characters that any file, terminal or encoding takes.
+    """One line of at most 200 printable characters.
 
-    White space is collapsed. What cannot be printed, lone surrogates and control characters among
-    them, is escaped as in a Python string.
+    White space is collapsed. Unprintable characters, including lone surrogates and control
+    characters, are escaped as in a Python string.
     """
     line = " ".join(text[: 10 * _SHOWN].split())[:_SHOWN]
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -117,10 +117,10 @@ def printable(text: str) -> str:
 
 
 def _call(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[object] | str:
-    """What the function returned, as many values as inputs, or what went wrong."""
+    """The function's results, one value per input, or an error message."""
     try:
         returned: Any = function(tuple(inputs))
-        # Times are stored as integers, but they are no numbers.
+        # `tolist` converts nanosecond times to integers, which would be accepted as numbers.
         if isinstance(returned, np.ndarray) and returned.dtype.kind not in "mM":
             returned = returned.tolist()
         if not isinstance(returned, list | tuple):
@@ -137,8 +137,8 @@ def _call(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[objec
 def _outcome(value: object) -> Outcome:
     try:
         return _number(value)
-    except BaseException as error:  # noqa: BLE001 - so may the methods of what it returns
-        what = f"returned a number that is no float: {describe_error(error)}"
+    except BaseException as error:  # noqa: BLE001 - methods of a returned object may raise anything
+        what = f"returned a number that cannot be converted to float: {describe_error(error)}"
         return Outcome(None, printable(what))
 
 

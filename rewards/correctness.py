@@ -1,4 +1,4 @@
-"""Rewards for being right."""
+"""Rewards for correct answers."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from rewards.base import RewardInput
 
 
 def exact_answer(inputs: Sequence[RewardInput]) -> list[float]:
-    """1 where the last answer block says what the reference answer says, else 0."""
+    """1 if the last answer block equals the reference answer, else 0."""
     return [float(is_correct(i.completion, answer=i.answer, tags=i.tags)) for i in inputs]

@@ -1,4 +1,4 @@
-"""Rewards for the form of a completion; what the parts say is judged elsewhere."""
+"""Rewards for the format of a completion, independent of its content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rewards.base import RewardInput, Tags
 
 
 def well_formed(inputs: Sequence[RewardInput]) -> list[float]:
-    """1 where the completion has the asked-for form and ended by itself, else 0."""
+    """1 if the completion is well formed and was not truncated, else 0."""
     return [
         float(is_well_formed(i.completion, stop_reason=i.stop_reason, tags=i.tags)) for i in inputs
     ]
@@ -18,9 +18,9 @@ def well_formed(inputs: Sequence[RewardInput]) -> list[float]:
 def is_well_formed(completion: str, *, stop_reason: str, tags: Tags) -> bool:
     """Whether the completion is one reasoning part, one answer part and nothing else.
 
-    White space may stand around the parts. Each must say something, neither may hold a tag, and
-    the completion must have ended by itself: with a stop token or a stop string. Rewards and
-    evaluation both ask this.
+    White space around the parts is allowed. Both parts must be non-empty and contain no tag, and
+    the completion must have ended with a stop token or a stop string. Used by rewards and
+    evaluation.
     """
     if stop_reason == "length":
         return False

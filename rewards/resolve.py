@@ -1,8 +1,8 @@
-"""Finds the reward function that a configuration names as `module:function`.
+"""Imports the reward functions of a configuration by their names `module:function`.
 
     python -m rewards.resolve MODULE:FUNCTION ...
 
-writes a line for each function that cannot be found, and then ends with status 1.
+writes a line for each function that cannot be imported, and exits with status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rewards.base import RewardFunction, describe_error
 
 
 def resolve(function: str) -> RewardFunction:
-    """Import `function`, e.g. `rewards.correctness:exact_answer`.
+    """Imports `function`, e.g. `rewards.correctness:exact_answer`.
 
     Raises:
-        ValueError: if there is no such module or function, naming the nearest one, if importing
-            the module fails, or if the name is not that of a function.
+        ValueError: if there is no such module or function (with the nearest name), if importing
+            the module fails, or if the object is not callable.
     """
     module_name, _, name = function.partition(":")
     if not module_name or not name:
@@ -70,7 +70,7 @@ def _nearest(name: str, known: list[str], where: str) -> str:
 
 def _main(functions: Sequence[str]) -> int:
     mistakes = []
-    with redirect_stdout(sys.stderr):  # what a module prints while it is imported is no mistake
+    with redirect_stdout(sys.stderr):  # keeps output of imported modules apart from the mistakes
         for function in functions:
             try:
                 resolve(function)

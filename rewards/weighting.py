@@ -1,4 +1,4 @@
-"""From the parts of a reward to the reward, and the control experiment that destroys it."""
+"""Combines the parts of a reward, and shuffles rewards for the control experiment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from random import Random
 
 
 def combine(parts: Mapping[str, float | None], *, weights: Mapping[str, float]) -> float | None:
-    """Weighted sum of the parts; None if one of them has a weight but no value.
+    """Weighted sum of the parts; None if a part with non-zero weight has no value.
 
-    Parts of weight 0 are observed only: they change nothing. The sum may overflow to infinity, or
-    to NaN where infinities of both signs meet.
+    Parts of weight 0 are recorded only and do not affect the reward. The sum may overflow to
+    infinity, or to NaN if infinities of both signs are added.
     """
     if parts.keys() != weights.keys():
         raise ValueError(f"reward parts {sorted(parts)} but weights for {sorted(weights)}")
@@ -25,13 +25,13 @@ def combine(parts: Mapping[str, float | None], *, weights: Mapping[str, float]) 
 
 
 def shuffle_rewards(rewards: Sequence[float | None], *, seed: int, step: int) -> list[float | None]:
-    """Permute a step's rewards over the rollouts that have one; those without stay without.
+    """Permutes a step's rewards over the rollouts that have one.
 
-    The control experiment: the same rewards, but saying nothing about the rollouts. The
-    permutation is a function of (seed, step) and of which rollouts have a reward.
+    The control experiment: the same rewards, but independent of the rollouts. The permutation is a
+    function of (seed, step) and of which rollouts have a reward.
     """
     scored = [index for index, reward in enumerate(rewards) if reward is not None]
-    # A string as seed: Python hashes it with SHA-512, the same on every machine.
+    # Python hashes a string seed with SHA-512, which is equal on all machines.
     targets = Random(f"shuffle_rewards/{seed}/{step}").sample(scored, len(scored))
     shuffled = list(rewards)
     for source, target in zip(scored, targets, strict=True):

@@ -1,4 +1,4 @@
-"""A tokenizer of the demo's words, for tests that need one."""
+"""A tokenizer of the demo's words for the tests."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def demo_texts(count: int = 300) -> list[str]:
-    """Questions and solutions of the demo's task."""
+    """Returns questions and solutions of the demo's task."""
     rng = Random(0)
     problems = [make_problem(rng) for _ in range(count)]
     return [f"user\n{p.question}" for p in problems] + [solution(p, rng) for p in problems]
 
 
 def write_tokenizer(folder: Path) -> Path:
-    """Write `tokenizer.model` into `folder` and return the folder."""
+    """Writes `tokenizer.model` into `folder` and returns the folder."""
     train_tokenizer(demo_texts(), folder / "tokenizer.model", vocab_size=480, whole=TAGS)
     return folder
 
 
 def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
-    """Write the SentencePiece model of the folder `of` as `tokenizer.json`, as Gemma's are."""
+    """Writes the SentencePiece model of the folder `of` as a `tokenizer.json` like Gemma's."""
     pieces = SentencePieceProcessor(str(of / "tokenizer.model"))
     size = pieces.vocab_size()
     scores = [(pieces.id_to_piece(id_), pieces.get_score(id_)) for id_ in range(size)]
@@ -42,7 +42,7 @@ def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
     whole.add_special_tokens(
         [tokenizers.AddedToken(piece, normalized=False, special=True) for piece in special]
     )
-    # What SentencePiece keeps whole wherever it stands: the ids up to 111 that are no specials.
+    # User-defined pieces of SentencePiece: the ids up to 111 that are not special.
     symbols = [piece for piece, _ in scores[4:112] if piece not in special]
     fill = [piece for piece, _ in scores[112:] if piece.startswith("<unused")]
     whole.add_tokens(

@@ -34,6 +34,8 @@ IGNORED = ("time/", "crc32")
 """Beginnings of what is not compared."""
 
 DATA = "launch/demo/data"
+EARLIER_FILES: Mapping[str, str] = {f"{DATA}/demonstrations.jsonl": f"{DATA}/worked.jsonl"}
+"""Earlier name of a data file, for projects that do not have the file."""
 SHORT = {
     "budget.steps": "6",
     "checkpoint.every_steps": "2",
@@ -46,7 +48,7 @@ SHORT = {
 }
 WARM = {
     "run.phases": '["sft", "grpo"]',
-    "sft.train.path": f"{DATA}/worked.jsonl",
+    "sft.train.path": f"{DATA}/demonstrations.jsonl",
     "sft.steps": "3",
     "sft.sequences_per_step": "8",
     "learner.kl_coef": "0.05",
@@ -102,7 +104,10 @@ def _run(project: Path, python: str, folder: Path, case: str, settings: Mapping[
     command = [python, "-m", "launch.train", "configs/demo.toml", "--wandb.mode=disabled"]
     known = (project / "configs" / "plan.py").read_text(encoding="utf-8")
     names = {} if "    slots: " in known else RENAMED_SETTINGS
-    command += [f"--{names.get(key, key)}={value}" for key, value in given.items()]
+    files = {new: old for new, old in EARLIER_FILES.items() if not (project / new).is_file()}
+    command += [
+        f"--{names.get(key, key)}={files.get(value, value)}" for key, value in given.items()
+    ]
     environment = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}
     log = folder / f"{name}.log"
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published, Restored
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.progress import Progress
@@ -36,8 +36,8 @@ from pipeline.coordinator import Coordinator
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.plan.start import first_sizes
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
@@ -363,7 +363,7 @@ class FakeLearner(Prepares):
         _, adapter = self.named(which)
         return [logprobs(drawn.tokens, adapter) + self.score_error for drawn in completions]
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         self.script.note(f"learner.imitate {self.version}")
         digest = hashlib.sha256(self.adapter.encode())
         for example in (example for packed in sequences for example in packed):
@@ -516,7 +516,7 @@ class Process:
             prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
             validates=config.eval.validates,
         )
-        self.folder.resume_at(progress.step)
+        self.folder.rewind_to(progress.step)
         self.sizes.record(self.records)
         self.deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.resumed_from = progress.step if restored else None
@@ -563,7 +563,7 @@ class Process:
 
 def validated(folder: RunFolder) -> list[int]:
     """Steps whose validation counts, ascending."""
-    entries = folder.standing("evaluated")
+    entries = folder.valid_entries("evaluated")
     return sorted({entry["step"] for entry in entries if entry["name"] == "validation"})
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, ExportReport, Published
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
@@ -168,7 +168,7 @@ class SlowLearner(FakeLearner):
         await self.script.spend("publish")
         return await super().publish(which)
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         await self.script.spend("update")
         return await super().sft_update(sequences)
 
@@ -218,7 +218,7 @@ class TimedProcess(Process):
             try:
                 return runner.run(self._run())
             except Killed:
-                self.folder.note_used(self.script.world.kills.pop(0))  # type: ignore[attr-defined]
+                self.folder.record_used_s(self.script.world.kills.pop(0))  # type: ignore[attr-defined]
                 return "killed"
             finally:
                 self.folder.close()

@@ -1,8 +1,8 @@
-"""Measures what this project claims, its peers in the same run.
+"""Benchmarks: measures the project's claims, with peers in the same run.
 
     python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE]
 
-This process imports nothing heavy: each row is measured in a process of its own.
+This process imports nothing heavy: each row is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from launch.bench.child import in_child
 from launch.bench.machine import machine
 from launch.bench.table import Benchmark, Figures, Row, Section
 from launch.exits import exit_status
+from launch.flags import add_json, json_file, output_file
 
 BENCHMARKS = {
-    "balance": "sizes that calibration finds beside fixed ones and Tunix's recipe, on this "
-    "machine's CPU; twenty minutes",
-    "hbm": "memory and estimated time on a v5e chip, by the TPU compiler; no TPU needed; an hour "
-    "or more, each row some minutes",
-    "learner": "vocabulary, top k and packing on this machine's CPU; some minutes",
-    "plan": "the planner's estimates of memory beside the TPU compiler's; no TPU needed; an hour, "
-    "seconds where the compiler's answers are kept",
-    "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory of "
+    "balance": "calibrated sizes beside fixed ones and Tunix's recipe, on this machine's CPU; "
+    "twenty minutes",
+    "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
+    "more, some minutes a row",
+    "learner": "logits, top k and packing on this machine's CPU; some minutes",
+    "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
+    "hour, or seconds with cached figures",
+    "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
-    "sweep": "rollouts against slots, a v5e chip by the TPU compiler, this machine measured; also "
-    "drawn; an hour or more",
+    "sweep": "rollout speed and memory by number of slots, estimated for a v5e chip and measured "
+    "on this machine, with a plot; an hour or more",
 }
 DESCRIPTION = """\
-Measure what README claims, peers in the same run, each row in a process of its own. Progress goes
-to standard error, the tables (Markdown) to standard output.
-Exit status: 0 everything was measured and shows what it is to show, 1 something failed or does not,
+Measure the claims of the README, with peers in the same run, each row in a separate process.
+Progress goes to standard error, the tables (Markdown) to standard output.
+Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
 
 Plan = tuple[argparse.Namespace, Benchmark]
@@ -58,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(argv: Sequence[str]) -> Plan:
-    """The request, and the rows that it asks for, with the file of their picture.
+    """Returns the request, and the benchmark with the requested rows and plot file.
 
     Raises:
-        ValueError: what is wrong with the request, one line.
+        ValueError: for a mistake in the request, one line.
     """
     parser = _Parser(
         prog="python -m launch.bench",
@@ -71,52 +72,39 @@ def _prepare(argv: Sequence[str]) -> Plan:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="which benchmark")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the benchmark")
     parser.add_argument(
         "--only",
         metavar="PATTERN",
-        help="measure only rows whose SECTION/ROW has this in it; * and ? match anything",
+        help="measure only rows whose SECTION/ROW contains PATTERN, with * and ? as wildcards",
     )
-    parser.add_argument("--list", action="store_true", help="show the rows, measure nothing")
-    parser.add_argument("--json", metavar="FILE", help="write there what the tables show")
-    parser.add_argument("--plot", metavar="FILE", help="draw there, as PNG, where NAME draws")
+    parser.add_argument("--list", action="store_true", help="list the rows, measure nothing")
+    add_json(parser)
+    parser.add_argument("--plot", metavar="FILE", help="PNG file of the plot (benchmark sweep)")
     request, unknown = parser.parse_known_args(argv)
     if unknown:
-        there = "--only, --list, --json, --plot"
-        raise ValueError(f"command line: {unknown[0]}: unknown; there are {there}")
+        known = "--only, --list, --json, --plot"
+        raise ValueError(f"command line: {unknown[0]}: unknown; there are {known}")
     names = ", ".join(BENCHMARKS)
     if request.name is None:
         raise ValueError(f"command line: NAME is missing; there are {names}")
     if request.name not in BENCHMARKS:
         raise ValueError(f"command line: {request.name}: no such benchmark; there are {names}")
-    request.json = _output("--json", request.json)
-    request.plot = _output("--plot", request.plot)
-    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
-    if request.plot and benchmark.draw is None:
-        raise ValueError(f"command line: --plot: {request.name} draws nothing; sweep does")
+    request.json = json_file(request)
+    if request.plot is not None:
+        request.plot = str(output_file("--plot", request.plot))
+    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}_bench").BENCHMARK
+    if request.plot and benchmark.plot is None:
+        raise ValueError(f"command line: --plot: {request.name} has no plot; sweep has one")
     chosen = replace(
         benchmark,
-        sections=_chosen(benchmark.sections, request.only),
-        picture=request.plot or benchmark.picture,
+        sections=_choose(benchmark.sections, request.only),
+        plot_file=request.plot or benchmark.plot_file,
     )
     return request, chosen
 
 
-def _output(flag: str, file: str | None) -> str | None:
-    """The absolute path of what a flag names.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
-    if file is None:
-        return None
-    # Imported late: nothing else here needs the configuration.
-    from launch.output_file import output_file
-
-    return str(output_file(flag, file))
-
-
-def _chosen(sections: Sequence[Section], pattern: str | None) -> list[Section]:
+def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
     if pattern is None:
         return list(sections)
     chosen = []
@@ -138,42 +126,42 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
             "\n".join(f"{section.name}/{row.name}" for section in sections for row in section.rows)
         )
         return 0
-    found: dict[str, dict[str, Figures]] = {section.name: {} for section in sections}
-    what = machine()
-    content = {"benchmark": request.name, **what, "sections": found}
+    measured: dict[str, dict[str, Figures]] = {section.name: {} for section in sections}
+    hardware = machine()
+    content = {"benchmark": request.name, **hardware, "sections": measured}
     absent: dict[str, Figures] = {}
-    good, interrupted, count = True, False, 0
+    success, interrupted, count = True, False, 0
     try:
         for section in sections:
             absent[section.name] = _absent(section)
-            good &= "failed" not in absent[section.name]
+            success &= "failed" not in absent[section.name]
             for row in () if absent[section.name] else section.rows:
                 count += 1
                 progress = f"[{count}/{sum(len(one.rows) for one in sections)}]"
-                figures = _measured(f"{section.name}/{row.name}", row, progress=progress)
-                found[section.name][row.name] = figures
-                good &= "failed" not in figures
+                figures = _measure(f"{section.name}/{row.name}", row, progress=progress)
+                measured[section.name][row.name] = figures
+                success &= "failed" not in figures
                 if request.json:
-                    _write(Path(request.json), content)
-            good &= _drawn(benchmark, content)
+                    _write(request.json, content)
+            success &= _plot(benchmark, content)
     except KeyboardInterrupt:
         interrupted = True
-    print("\n".join(f"{key}: {value}" for key, value in what.items()))
+    print("\n".join(f"{key}: {value}" for key, value in hardware.items()))
     for section in sections:
-        print(f"\n{section.title}\n\n{section.table(found[section.name])}\n")
+        print(f"\n{section.title}\n\n{section.table(measured[section.name])}\n")
         for why in absent.get(section.name, {}).values():
             print(f"not measured: {why}\n")
-        for claim in () if interrupted else section.claims(found[section.name]):
-            print(f"{'shown' if claim.holds else 'NOT SHOWN'}: {claim.text}")
-            good &= claim.holds
+        for claim in () if interrupted else section.claims(measured[section.name]):
+            print(f"{'holds' if claim.holds else 'DOES NOT HOLD'}: {claim.text}")
+            success &= claim.holds
     if interrupted:
-        print("\ninterrupted: rows that are not there were not measured")
+        print("\ninterrupted: missing rows were not measured")
         return 130
-    return 0 if good else 1
+    return 0 if success else 1
 
 
 def _absent(section: Section) -> Figures:
-    """Why no row can be measured, as `absent` or, where that cannot be told, `failed`."""
+    """Returns why no row can be measured, as `absent`, or `failed` if the check itself failed."""
     if section.needs is None:
         return {}
     try:
@@ -183,7 +171,7 @@ def _absent(section: Section) -> Figures:
         return {"failed": str(error).splitlines()[-1]}
 
 
-def _measured(name: str, row: Row, *, progress: str) -> Figures:
+def _measure(name: str, row: Row, *, progress: str) -> Figures:
     began = time.monotonic()
     print(f"{progress} {name} ...", file=sys.stderr, flush=True)
     try:
@@ -195,14 +183,14 @@ def _measured(name: str, row: Row, *, progress: str) -> Figures:
     return {**row.known, **figures}
 
 
-def _drawn(benchmark: Benchmark, content: Mapping[str, Any]) -> bool:
-    """Draws what was found so far, if this benchmark does; whether nothing failed."""
-    if benchmark.draw is None:
+def _plot(benchmark: Benchmark, content: Mapping[str, Any]) -> bool:
+    """Plots the rows so far, if the benchmark has a plot; returns whether nothing failed."""
+    if benchmark.plot is None:
         return True
-    arguments = {"file": benchmark.picture, "content": content}
+    arguments = {"file": benchmark.plot_file, "content": content}
     try:
-        if in_child(benchmark.draw, arguments, environment={})["written"]:
-            print(f"drawn: {benchmark.picture}", file=sys.stderr, flush=True)
+        if in_child(benchmark.plot, arguments, environment={})["written"]:
+            print(f"plot: {benchmark.plot_file}", file=sys.stderr, flush=True)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return False

@@ -1,7 +1,7 @@
-"""Sizes that calibration finds beside fixed ones and the recipe that Tunix ships, in turns.
+"""Speed with calibrated sizes, with fixed sizes, and of the recipe that Tunix ships.
 
-Engine, learner, calibration and planner are the real ones, in one process without Ray: a step draws
-a step's rollouts and learns from them. Lengths are given, so every way trains on the same tokens.
+Engine, learner, calibration and planner are the real ones, in one process without Ray: a step
+samples rollouts and updates on them. Lengths are given, so all variants train on the same tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from configs.schema import Config
-from launch.bench.balance import FIXED
+from launch.bench.balance_bench import FIXED
 from launch.bench.balance_recipe import SAMPLES, Recipe
 from launch.bench.models import MODELS
 from launch.bench.rollout_case import (
@@ -45,22 +45,22 @@ from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController, Worker
 
 _RECIPE_STEPS = 32
-"""Steps of the recipe in each run: it is slow, and they are alike."""
+"""Steps of the recipe in each run, few because it is slow and its steps are alike."""
 
 Step = Callable[[], int]
-"""Draws and learns; how many tokens were trained."""
+"""Samples and updates; returns the number of trained tokens."""
 
 
 class Process:
-    """Sampler and learner of one policy, as `pipeline.plan` sees them.
+    """Sampler and learner of one policy, as sizes and calibration use them.
 
     Args:
-        config: sizes are open.
+        config: with open sizes.
 
     Attributes:
         policy: the model; `base` and `adapter` are random weights.
-        engine: with the slots that it was prepared for last.
-        learner: likewise.
+        engine: with the slots of the last `prepare`.
+        learner: with the micro-batches of the last `prepare`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -89,67 +89,67 @@ class Process:
         """See `pipeline.contracts.workers.Resizable`."""
         return self.log.read()
 
-    async def drawing_speed(self) -> SamplerSpeed:
-        """See `pipeline.contracts.workers.Draws`."""
+    async def sampler_speed(self) -> SamplerSpeed:
+        """See `pipeline.contracts.workers.MeasurableSampler`."""
         return self.engine.speed(self.base, self.learner.state.adapter)
 
-    async def learning_speed(self) -> LearnerSpeed:
-        """See `pipeline.contracts.workers.Learns`."""
+    async def learner_speed(self) -> LearnerSpeed:
+        """See `pipeline.contracts.workers.MeasurableLearner`."""
         return self.learner.speed()
 
     def make_engine(self, slots: int) -> Engine:
-        """Another engine on the same base."""
+        """Returns another engine on the same base."""
         row = self.config.row_tokens
         config = sized(self.config, Sizes(slots, row))
         return Engine(self.policy, self.base, config, VOCABULARY, log=self.log)
 
     def step(self, engine: Engine, requests: Sequence[RolloutRequest]) -> int:
-        """Draws these rollouts and learns from them; how many tokens were trained."""
+        """Samples these rollouts and updates on them; returns the number of trained tokens."""
         state = self.learner.state
-        drawn = engine.generate(
+        completions = engine.generate(
             requests,
             adapter=state.adapter,
             version=state.version,
             adapter_sha256="",
             temperature=1.0,
         )
-        return int(self.learner.update([_scored(one) for one in drawn])["tokens_trained"])
+        return int(self.learner.update([_scored(one) for one in completions])["tokens_trained"])
 
 
 def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Trained tokens a second with the sizes that are found, with fixed slots, by the recipe.
+    """Returns trained tokens a second with calibrated sizes, with fixed slots, and of the recipe.
 
-    Fixed slots learn in the micro-batches that were found: only the slots differ. Where as many are
-    found as one of the fixed numbers, these are one row.
+    Fixed slots use the calibrated micro-batches, so that only the slots differ. If calibration
+    finds one of the fixed numbers, both are measured once.
 
     Args:
         prompts_per_step: each with `GROUP` rollouts.
         steps: of a run.
-        repeats: runs of each, step by step in turns, of which the median counts.
+        repeats: runs of each variant, alternating step by step; the median counts.
     """
     with tempfile.TemporaryDirectory() as folder:
-        _keep_programs(Path(folder))
+        _use_caches(Path(folder))
         config = _config(Path(folder), prompts_per_step)
         process = Process(config)
-        sizes, facts = _calibrated(process)
+        sizes, facts = _calibrate(process)
         asyncio.run(process.prepare(sizes))
         engines = {str(slots): process.make_engine(slots) for slots in FIXED}
-        # The same number twice would be the same programs: the difference is the machine's.
-        found = str(sizes.slots) if sizes.slots in FIXED else "found"
-        engines[found] = process.engine
-        work = _requests(prompts_per_step, steps)
+        # Measuring the same programs twice would only show the noise of the machine.
+        calibrated = str(sizes.slots) if sizes.slots in FIXED else "found"
+        engines[calibrated] = process.engine
+        requests_by_step = _requests(prompts_per_step, steps)
         recipe = Recipe.make(process.policy, process.base, process.adapter, config)
         runs: dict[str, list[Step]] = {
-            name: [partial(process.step, engine, requests) for requests in work]
+            name: [partial(process.step, engine, requests) for requests in requests_by_step]
             for name, engine in engines.items()
         }
-        all_rollouts = [request for requests in work for request in requests]
+        all_rollouts = [request for requests in requests_by_step for request in requests]
         runs["recipe"] = [
             partial(recipe.run, some)
             for some in _parts(all_rollouts[: SAMPLES * _RECIPE_STEPS], of=SAMPLES, count=steps)
         ]
-        speed = _in_turns(runs, repeats=repeats)
-    speed["found"], best = speed[found], max(speed[str(slots)] for slots in FIXED)
+        speed = _alternate(runs, repeats=repeats)
+    speed["found"], best = speed[calibrated], max(speed[str(slots)] for slots in FIXED)
     return {
         "rollouts": prompts_per_step * GROUP,
         "steps": steps,
@@ -160,8 +160,8 @@ def tokens_a_second(*, prompts_per_step: int, steps: int, repeats: int) -> dict[
     }
 
 
-def _calibrated(process: Process) -> tuple[Sizes, dict[str, Any]]:
-    """Sizes as a run finds them at its start, and what that took."""
+def _calibrate(process: Process) -> tuple[Sizes, dict[str, Any]]:
+    """Calibrates as at the start of a run; returns the sizes, and figures of the calibration."""
     config, lines = process.config, list[str]()
     beginning = CalibrationStart.of(config, None)
     controller = SizeController(config, beginning.sizes, lines.append)
@@ -185,17 +185,17 @@ def _calibrated(process: Process) -> tuple[Sizes, dict[str, Any]]:
 def _parts(
     requests: Sequence[RolloutRequest], *, of: int, count: int
 ) -> Iterator[Sequence[RolloutRequest]]:
-    """`count` parts of about one length, in multiples of `of`."""
+    """Splits requests into `count` parts of similar length, in multiples of `of`."""
     whole = len(requests) // of
     bounds = [whole * number // count * of for number in range(count + 1)]
     return (requests[first:last] for first, last in pairwise(bounds))
 
 
-def _in_turns(runs: Mapping[str, Sequence[Step]], *, repeats: int) -> dict[str, float]:
-    """The median of tokens a second of each, after a first run.
+def _alternate(runs: Mapping[str, Sequence[Step]], *, repeats: int) -> dict[str, float]:
+    """Returns the median tokens a second of each variant, after a first run.
 
-    Each does its first step, then each its second, every other time backwards, so that an hour or a
-    second in which the machine is slow is one for all.
+    All variants do their first step, then their second, every other time in reverse order, so that
+    a slow phase of the machine affects all of them.
     """
     found: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(1 + repeats):
@@ -213,25 +213,25 @@ def _in_turns(runs: Mapping[str, Sequence[Step]], *, repeats: int) -> dict[str, 
 
 
 def _requests(prompts_per_step: int, steps: int) -> list[list[RolloutRequest]]:
-    """The rollouts of each step, of lognormal lengths."""
+    """Returns the requests of each step, of lognormal lengths."""
     size = prompts_per_step * GROUP
     found = make_requests(make_lengths(size * steps).tolist())
     return [found[first : first + size] for first in range(0, len(found), size)]
 
 
-def _scored(drawn: Completion) -> Rollout:
-    """Half of each group was right."""
-    advantage = 1.0 if drawn.name.sample % 2 else -1.0
-    return Rollout(drawn, "", {}, 0.0, advantage)
+def _scored(completion: Completion) -> Rollout:
+    """Returns a rollout; half of each group has advantage 1, the other half -1."""
+    advantage = 1.0 if completion.name.sample % 2 else -1.0
+    return Rollout(completion, "", {}, 0.0, advantage)
 
 
 def _config(folder: Path, prompts_per_step: int) -> Config:
-    """Sizes are open; the model is a folder with the small policy's sizes only."""
+    """Returns a configuration with open sizes; the model folder holds only a config.json."""
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODELS["small_policy"]), encoding="utf-8")
     return case_config(
-        # Random weights stay where they are: what is timed does not change.
+        # Random weights hardly change, so the timed work stays the same.
         learner__lr=1e-9,
         run__dir=folder,
         model__path=model,
@@ -239,10 +239,10 @@ def _config(folder: Path, prompts_per_step: int) -> Config:
         plan__placement="colocated",
         plan__samplers="none",
         plan__sampler_devices="none",
-        # The prompts of as many rollouts as a step has at most.
+        # One prefill holds the prompts of the largest number of slots.
         plan__prefill_tokens=max(FIXED) // GROUP * PROMPT,
         plan__row_tokens=PROMPT + NEW,
-        # The peer's backward pass computes nothing twice either.
+        # The peer's backward pass does not rematerialize, either.
         plan__remat="none",
         plan__fixed="false",
         plan__slots="none",
@@ -250,8 +250,8 @@ def _config(folder: Path, prompts_per_step: int) -> Config:
     )
 
 
-def _keep_programs(folder: Path) -> None:
-    """Programs that were compiled while measuring are found again; speeds of others are not."""
+def _use_caches(folder: Path) -> None:
+    """Sets empty caches: programs are compiled once, and no speeds of other runs are used."""
     os.environ[CACHE_VARIABLE] = str(folder / "cache")
     jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

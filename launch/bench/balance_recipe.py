@@ -1,8 +1,8 @@
 """The recipe that Tunix 0.1.7 ships for GRPO of gemma3-1b on a v5e-8, with its own programs.
 
-One prompt and two samples a step: its sampler draws two rows to the end of the longer, its GRPO
-loss and gradient read both at full length, Adam updates its LoRA. Left out in its favour: its
-reference policy, its data pipeline, and handing the LoRA to its sampler.
+One prompt and two samples a step: its sampler decodes two rows to the end of the longer one, its
+GRPO loss and gradient run on both at full length, Adam updates its LoRA. Its reference policy, its
+data pipeline and the sync of the LoRA are left out, in its favour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.contracts.rollouts import RolloutRequest
 
 SAMPLES = 2
-"""Rollouts of a step, of one prompt."""
+"""Rollouts of a step, all of one prompt."""
 
 
 @dataclass
@@ -34,29 +34,29 @@ class Recipe:
     """Tunix's sampler, gradient and update on the same weights, compiled once.
 
     Attributes:
-        sampler: its own.
-        learn: its gradient and one update of Adam: LoRA and optimizer state from LoRA, optimizer
-            state, base and a batch.
-        lora: what is trained.
+        sampler: Tunix's sampler.
+        update: gradient and Adam update: new LoRA and optimizer state from LoRA, optimizer state,
+            base and a batch.
+        lora: trained parameters.
         optimizer: Adam's state.
-        base: everything else.
+        base: frozen parameters.
     """
 
     sampler: TunixSampler
-    learn: Any
+    update: Any
     lora: Any
     optimizer: Any
     base: Any
 
     @staticmethod
     def make(policy: Policy, base: Params, adapter: Params, config: Config) -> Recipe:
-        """With these weights."""
+        """Compiles the recipe for these weights."""
         lora = config.lora
         peer = Peer.create(policy.architecture.config, rank=lora.rank, alpha=lora.scale * lora.rank)
         values = peer.with_values({**base, **adapter})
         adam = optax.adam(config.learner.lr)
 
-        def learn(lora: Any, state: Any, base: Any, example: TrainExample) -> tuple[Any, Any]:
+        def update(lora: Any, state: Any, base: Any, example: TrainExample) -> tuple[Any, Any]:
             _, gradient = peer.gradient(lora, base, example)
             updates, state = adam.update(gradient, state, lora)
             return optax.apply_updates(lora, updates), state
@@ -64,19 +64,19 @@ class Recipe:
         sampler = TunixSampler(
             nnx.merge(peer.graphdef, *values), VOCABULARY, prompt=PROMPT, new=NEW
         )
-        return Recipe(sampler, jax.jit(learn), values[0], adam.init(values[0]), values[1])
+        return Recipe(sampler, jax.jit(update), values[0], adam.init(values[0]), values[1])
 
     def run(self, requests: Sequence[RolloutRequest]) -> int:
-        """Trains on these rollouts, step by step; how many tokens were trained."""
+        """Trains on these rollouts, step by step; returns the number of trained tokens."""
         trained = 0
         for first in range(0, len(requests), SAMPLES):
             rows = requests[first : first + SAMPLES]
             lengths = [request.max_new_tokens or NEW for request in rows]
             prompts = [request.prompt_tokens for request in rows]
-            tokens, _ = self.sampler.draw(prompts, new=max(lengths), temperature=1.0, seed=first)
+            tokens, _ = self.sampler.sample(prompts, new=max(lengths), temperature=1.0, seed=first)
             example = _example(prompts, tokens, lengths)
             self.lora, self.optimizer = jax.block_until_ready(
-                self.learn(self.lora, self.optimizer, self.base, example)
+                self.update(self.lora, self.optimizer, self.base, example)
             )
             trained += sum(lengths)
         return trained
@@ -85,7 +85,7 @@ class Recipe:
 def _example(
     prompts: Sequence[np.ndarray], tokens: np.ndarray, lengths: Sequence[int]
 ) -> TrainExample:
-    """Both rollouts at full length: prompts padded in front, completions behind."""
+    """Returns both rollouts at full length: prompts padded in front, completions at the end."""
     ids = np.full((SAMPLES, PROMPT), VOCABULARY.pad, np.int32)
     completions = np.full((SAMPLES, NEW), VOCABULARY.pad, np.int32)
     for row, prompt in enumerate(prompts):

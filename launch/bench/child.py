@@ -1,8 +1,8 @@
-"""Runs one measurement in a process of its own, so that none sees another's memory or settings.
+"""Runs one measurement in a separate process, isolated from the memory and settings of others.
 
     python -m launch.bench.child MODULE FUNCTION       keyword arguments as JSON on standard input
 
-What the function returns is the last line of standard output, as JSON.
+The function's result is the last line of standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from pipeline.compute.devices import malloc_environment
 
 CPU_ONLY = {"JAX_PLATFORMS": "cpu", **malloc_environment()}
-"""Environment of what is run here, as a run's processes have it."""
+"""Environment of measurements on the CPU, the same as in a run's processes."""
 
 
 def in_child(
     function: str, arguments: Mapping[str, Any], *, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What `module:function` returns for these keyword arguments in a new process.
+    """Calls `module:function` with keyword arguments in a new process; returns its result.
 
     Raises:
-        RuntimeError: if the process failed, with the end of what it wrote.
+        RuntimeError: if the process failed, with the last lines of its standard error.
     """
     module, name = function.split(":")
     done = subprocess.run(
@@ -46,7 +46,7 @@ def in_child(
 
 
 def main() -> None:
-    """The child's side."""
+    """Runs the function in the child process."""
     module, name = sys.argv[1:]
     function = getattr(importlib.import_module(module), name)
     print(json.dumps(function(**json.load(sys.stdin))))

@@ -1,4 +1,4 @@
-"""What more than one benchmark claims."""
+"""Claims that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launch.bench.table import Claim, Figures
 
 
 def invariant_3(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    """No buffer of the compiled programs holds whole logits."""
+    """Claims that no buffer of the compiled programs holds whole logits."""
     whole = [name for name, row in found.items() if row.get("invariant_3") is False]
     if any("invariant_3" in row for row in found.values()):
         yield Claim(

@@ -1,4 +1,4 @@
-"""Figures of a program that the TPU compiler has compiled: memory, time, invariant 3."""
+"""Figures of a program from the TPU compiler: memory, estimated time, invariant 3."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def figures(
     model: Sequence[int],
     optimizer_bytes: int = 0,
 ) -> dict[str, Any]:
-    """Compiles a program and reads what it takes of each chip.
+    """Compiles a program and returns its memory and estimated time on each chip.
 
     Args:
-        program: compiles it.
-        tokens: positions of each chip.
-        vocab: entries of the vocabulary.
-        model: the model's own sizes, by which its arrays are told from logits.
-        optimizer_bytes: state that is on the chip while the program runs, but not its argument.
+        program: compiles the program.
+        tokens: positions on each chip.
+        vocab: size of the vocabulary.
+        model: the model's widths, to distinguish its arrays from logits.
+        optimizer_bytes: optimizer state that is on the chip but no argument of the program.
 
     Returns:
-        `fits`; if it does not, `needs_gib` by the compiler's account (None if it gives none). If it
-        does, GiB of arguments, temporaries (and results that are no arguments), the optimizer's
-        state and everything together, of host memory, estimated milliseconds and microseconds a
-        token, and the buffers against invariant 3.
+        `fits`. If False, `needs_gib` by the compiler (None if it names no size). If True, GiB of
+        arguments, of temporaries (with results that alias no argument), of optimizer state, in
+        total and of host memory; estimated milliseconds and microseconds a token; the buffers that
+        violate invariant 3.
     """
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Counts what XLA compiles."""
+"""Counts XLA compilations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """A list that grows by one entry with each compilation inside the block."""
+    """Yields a list that gets one entry per compilation inside the block."""
     seen: list[str] = []
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""On what something was measured."""
+"""Description of the machine and the software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.contracts.cores import cores
+from pipeline.contracts.builds import cores
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix")
 
 
 def machine() -> dict[str, str]:
-    """Day, processor, cores, and the versions of what computes and compiles."""
+    """Returns date, processor, cores, and the versions of compilers and libraries."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{_processor()}, {cores()} cores",
@@ -37,6 +37,6 @@ def _version(package: str) -> str:
 
 
 def available_bytes() -> int:
-    """Memory that this machine has free or can free."""
+    """Returns the memory that is free or can be freed."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

@@ -1,4 +1,4 @@
-"""Steps of very different lengths through the demo's learner: what is compiled after the first."""
+"""Counts compilations of the demo's learner in steps of very different lengths."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 
 _ROOT = Path(configs.__file__).parents[1]
 _FIRST_ID = 8
-"""Ids below are special in the demo's tokenizer."""
+"""Smaller ids are special tokens of the demo's tokenizer."""
 
 
 def updates(*, steps: int) -> dict[str, Any]:
-    """What `steps` updates of 1 to 96 rollouts of 2 to 88 tokens compile, after a first one.
+    """Counts compilations in `steps` updates of 1 to 96 rollouts of 2 to 88 tokens, after a first.
 
-    The learner is the demo's with a KL over the top k and two updates a step, so that everything is
-    used: old log-probs, the reference's likeliest tokens, full and small micro-batches.
+    The demo's learner with a KL term over the reference's top k and two updates a step, so that all
+    programs are used: old log-probs, reference top k, full and small micro-batches.
     """
     overrides = [
         ("plan.learner_devices", "1"),

@@ -1,17 +1,17 @@
-"""Shapes of the models that are compiled here, as their `config.json` gives them."""
+"""Shapes of the benchmarked models, in the form of their `config.json`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.inputs.hub.published import PUBLISHED
+from pipeline.inputs.hub.model_shape import PUBLISHED
 
 if TYPE_CHECKING:
     from configs.schema import Config
 
 VOCAB = 262_144
-"""Entries of the vocabulary of all of them but the small policy; without those of pictures."""
+"""Vocabulary size of all models but the small policy, without image tokens."""
 
 _GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3_4b": _GEMMA3
     | PUBLISHED["gemma-3-4b"]
     | {"vocab_size": VOCAB, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-    # A small body under the real vocabulary: what the vocabulary costs, on two CPU cores.
+    # A small body with the real vocabulary: the cost of the vocabulary, on two CPU cores.
     "small_body": _GEMMA3
     | {
         "num_hidden_layers": 2,
@@ -41,7 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32,
         "sliding_window": 128,
     },
-    # All of a Gemma 3 but its size: what a sampler's loop costs.
+    # A small Gemma 3: the cost of a sampler's loop.
     "small_policy": _GEMMA3
     | {
         "vocab_size": 512,
@@ -58,26 +58,26 @@ MODELS: dict[str, dict[str, Any]] = {
 """By name."""
 
 PROMPT = 256
-"""Tokens of a prompt; the completion takes the rest of the length."""
+"""Tokens of a prompt; the rest of the length is the completion."""
 
 
 def own_sizes(model: str) -> tuple[int, int]:
-    """Width of the hidden states and of the MLP."""
+    """Returns the widths of the hidden states and of the MLP."""
     return MODELS[model]["hidden_size"], MODELS[model]["intermediate_size"]
 
 
 def preset(model: str) -> Path:
-    """The configuration of the model's v5e-8 preset."""
+    """Returns the path of the model's v5e-8 preset."""
     import configs
 
     return Path(configs.__file__).parent / f"{model}_gsm8k_v5e8.toml"
 
 
 def bench_config(model: str, *, length: int, **settings: Any) -> Config:
-    """The model's v5e-8 preset with sequences of `length` and these settings, `table__key=value`.
+    """Loads the model's v5e-8 preset for sequences of `length`, with settings `table__key=value`.
 
-    LoRA of rank 32 on all matrices; a micro-batch is what `plan__micro_batch_tokens` says, sizes
-    are fixed, and each layer is computed twice unless `plan__remat` says otherwise.
+    LoRA of rank 32 on all matrices, fixed sizes, and full rematerialization unless `plan__remat`
+    is given.
     """
     from configs.load import load_config
 
@@ -95,7 +95,7 @@ def bench_config(model: str, *, length: int, **settings: Any) -> Config:
 
 
 def preset_sequences(model: str, *, length: int) -> int:
-    """Sequences of `length` in a micro-batch of the model's v5e-8 preset, on each chip."""
+    """Returns the sequences of `length` in a micro-batch of the preset, on each chip."""
     from configs.load import load_config
 
     config = load_config(preset(model), [])

@@ -1,4 +1,4 @@
-"""Our programs, compiled for a v5e chip: the learner's gradient, and the head alone."""
+"""Our programs compiled for a v5e chip: the learner's gradient, and the head alone."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def gradient(
     devices: int = 1,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Figures of the learner's gradient program on `sequences` of `length` tokens a chip.
+    """Returns figures of the learner's gradient program on `sequences` of `length` tokens a chip.
 
-    One backward through the layers for all of them. Adam's moments, two float32 numbers for each
-    of the adapter, are added to what the chip holds.
+    One backward pass for all of them. Adam's moments, two float32 values per adapter parameter, are
+    added to the memory.
     """
     config = bench_config(
         model,
@@ -63,7 +63,7 @@ def gradient(
 def head(
     *, model: str, tokens: int, what: str, head_tokens: int, head_vocab: int, k: int = 128
 ) -> dict[str, Any]:
-    """Figures of the head as a program of its own.
+    """Returns figures of the head as a separate program.
 
     Args:
         model: gives the width.
@@ -71,7 +71,7 @@ def head(
         what: "gradient": log-probs and the gradient of their sum; "top_k": the likeliest `k`.
         head_tokens: block of positions.
         head_vocab: block of the vocabulary.
-        k: how many of the likeliest are wanted.
+        k: number of the likeliest tokens.
     """
     width, _ = own_sizes(model)
     mesh = make_mesh(v5e_devices(1))

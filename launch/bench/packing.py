@@ -1,8 +1,8 @@
-"""How rollouts of very different lengths become micro-batches: padding and arithmetic, counted.
+"""Padding and arithmetic of micro-batches with rollouts of very different lengths.
 
-Arithmetic of gemma3-1b with a LoRA: 2 operations for each parameter and position in the forward
-pass, its repetition in the backward pass and the gradient of the activations; of attention the
-scores that the learner computes (pipeline/compute/model/attention.py), masked or not.
+Arithmetic of gemma3-1b with LoRA: 2 operations for each parameter and position in the forward pass,
+in its recomputation and in the gradient of the activations; attention counts all scores that the
+learner computes (pipeline/compute/model/attention.py), masked or not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pipeline.contracts.batches import BatchShape
 from pipeline.inputs.dataset.packing import first_fit
 
 PROMPT_MEAN, COMPLETION_MEANS = 150, (296, 448, 576)
-"""Tokens; GSM8K's prompts, and completions as they were seen in training."""
+"""Mean tokens of GSM8K's prompts, and of completions as seen in training."""
 LONGEST_PROMPT, LONGEST = 320, 1024
 SPREAD = 0.6
-"""Deviation of the logarithm of a completion's length."""
+"""Standard deviation of the logarithm of a completion's length."""
 ROLLOUTS, STEPS, DEVICES = 512, 20, 8
 MICRO_BATCH = 65_536
 """Positions of a full micro-batch, over all devices."""
@@ -30,11 +30,11 @@ _QUERY_BLOCK = 512
 
 
 def scheme(*, buckets: Sequence[int] = (), row: int | None = None) -> dict[str, Any]:
-    """Share of padding and operations a token for each mean length, over some steps.
+    """Returns the share of padding and the operations a token for each mean length.
 
     Args:
-        buckets: each rollout has a row of its own, of the smallest of these lengths that holds it.
-        row: instead, rollouts are packed into rows of this length, first-fit decreasing.
+        buckets: row lengths; each rollout gets its own row of the smallest fitting length.
+        row: instead, pack rollouts into rows of this length, first-fit decreasing.
     """
     found: dict[str, Any] = {"programs": 2 * len(buckets) if row is None else 2}
     for mean in COMPLETION_MEANS:
@@ -59,13 +59,13 @@ class _Work:
 
 
 def _lengths(rng: np.random.Generator, mean: int) -> np.ndarray:
-    """Tokens of a step's rollouts, prompts included, descending."""
+    """Returns the tokens of a step's rollouts, prompts included, descending."""
 
-    def drawn(mean: int, spread: float) -> np.ndarray:
+    def lognormal(mean: int, spread: float) -> np.ndarray:
         return rng.lognormal(np.log(mean) - spread**2 / 2, spread, ROLLOUTS).astype(int) + 1
 
-    prompts = np.minimum(drawn(PROMPT_MEAN, 0.3), LONGEST_PROMPT)
-    completions = np.minimum(drawn(mean, SPREAD), LONGEST - LONGEST_PROMPT)
+    prompts = np.minimum(lognormal(PROMPT_MEAN, 0.3), LONGEST_PROMPT)
+    completions = np.minimum(lognormal(mean, SPREAD), LONGEST - LONGEST_PROMPT)
     return np.sort(prompts + completions)[::-1]
 
 
@@ -82,14 +82,14 @@ def _bucketed(lengths: np.ndarray, buckets: Sequence[int]) -> _Work:
 
 
 def _rows(count: int, length: int) -> _Work:
-    """So many rows in full micro-batches and small ones, empty rows included."""
+    """Work of `count` rows in full and small micro-batches, empty rows included."""
     shape = BatchShape(rows=MICRO_BATCH // length, tail_rows=DEVICES, length=length, pad=0)
     positions = sum(shape.split(count)) * length
     return _Work(positions, positions * operations(length, MODELS["gemma3_1b"]))
 
 
 def operations(row: int, model: Mapping[str, Any]) -> float:
-    """Of one position in a row of this length: forward, again, and the activations' gradient."""
+    """Returns the operations of a position: forward, recomputation, gradient of the activations."""
     width, mlp = model["hidden_size"], model["intermediate_size"]
     heads, kv, size = (
         model[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -108,7 +108,7 @@ def operations(row: int, model: Mapping[str, Any]) -> float:
 
 
 def keys(row: int, window: int | None) -> int:
-    """Keys that a query is multiplied with."""
+    """Returns the number of keys that a query is multiplied with."""
     if row <= _QUERY_BLOCK:
         return row
     whole = -(-row // _QUERY_BLOCK) * _QUERY_BLOCK

@@ -1,4 +1,4 @@
-"""One program of a run: what it holds by the planner's estimate and by the TPU compiler."""
+"""Memory of one program of a run: the planner's estimate and the TPU compiler's figure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from launch.bench.models import bench_config
 from pipeline.contracts.programs import split_name
 from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.inputs.hub.model_shape import shape_of
-from pipeline.plan.compiler import compiled
-from pipeline.plan.cost_model.program_memory import held
+from pipeline.plan.compiler import compile_programs
+from pipeline.plan.cost_model.program_memory import program_memory
 
 
 def compared(*, model: str, program: str, length: int, **settings: Any) -> dict[str, Any]:
-    """GiB of a chip by both, arguments and results included.
+    """Returns both figures in GiB of a chip, arguments and results included.
 
     Args:
-        model: whose v5e-8 preset is taken, on one chip unless `settings` say otherwise.
-        program: by its name; slots and rows are those of all chips.
+        model: whose v5e-8 preset is used, on one chip unless `settings` override that.
+        program: its name; slots and rows are counted over all chips.
         length: positions of a prompt and its completion, and of a packed row.
-        settings: further ones, `table__key=value`.
+        settings: further settings, `table__key=value`.
 
     Returns:
-        `estimated_gib`, `compiled_gib`, how far the estimate is above it in percent, the share of
-        a chip that the compiler counts, and seconds of compiling. Where the program does not fit,
-        `compiled_gib` is absent and `refused` says whether the estimate does not fit, either.
+        `estimated_gib`, `compiled_gib`, the relative error of the estimate in percent, the
+        compiler's share of a chip, and the seconds of compilation. If the program does not fit,
+        `compiled_gib` is absent and `refused` is whether the estimate does not fit, either.
     """
     config = _config(model, program, length=length, settings=settings)
     shape = shape_of(config)
-    estimated = sum(held(config, shape, program).values()) / GIB
-    found = compiled(config, shape, [program])[program]
+    estimated = sum(program_memory(config, shape, program).values()) / GIB
+    found = compile_programs(config, shape, [program])[program]
     figures = {"estimated_gib": estimated, "compile_s": found.compile_s}
     if not found.fits or found.hbm_bytes is None:
         needs = None if found.hbm_bytes is None else found.hbm_bytes / GIB

@@ -1,7 +1,7 @@
-"""The public recipe for a frozen teacher's top k, beside the head's.
+"""A frozen teacher's top k: the public recipe beside our head.
 
-The recipe, as it is found in public training code: `lax.scan` over positions, the whole logits of
-one position of each row, `lax.top_k`. It reads the embedding once for every position.
+The recipe, as in public training code: `lax.scan` over positions, the whole logits of one position
+of each row, `lax.top_k`. It reads the embedding once per position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ K = 128
 
 
 def public_recipe(hidden: jax.Array, embedding: jax.Array) -> TopK:
-    """Log-probs and ids of the `K` likeliest tokens at each position of `rows seq embed`."""
+    """Returns log-probs and ids of the `K` likeliest tokens per position of `rows seq embed`."""
 
     def one(_: None, x: jax.Array) -> tuple[None, tuple[jax.Array, jax.Array]]:
         logits = jnp.einsum("rd,vd->rv", x, embedding, preferred_element_type=jnp.float32)
@@ -40,7 +40,7 @@ def public_recipe(hidden: jax.Array, embedding: jax.Array) -> TopK:
 
 
 def ours(hidden: jax.Array, embedding: jax.Array, *, head: Head) -> TopK:
-    """The same from the head."""
+    """Returns the same from our head."""
     found = score(
         hidden,
         jnp.zeros(hidden.shape[:2], jnp.int32),
@@ -58,10 +58,10 @@ def _head(devices: Any) -> Head:
 
 
 def speed(*, rows: int, seq: int, repeats: int) -> dict[str, Any]:
-    """Seconds of both on this machine in float32, run in turns, and how far apart they are."""
+    """Returns seconds of both in float32 on this machine, alternating, and their difference."""
     rng = np.random.default_rng(0)
     hidden = jnp.asarray(rng.standard_normal((rows, seq, WIDTH), np.float32))
-    # Logits with a deviation of about 3, as a trained model's.
+    # Logits with a standard deviation of about 3, as in a trained model.
     embedding = jnp.asarray(rng.standard_normal((VOCAB, WIDTH), np.float32) * (3 / WIDTH**0.5))
     programs = {
         "theirs_s": jax.jit(public_recipe),
@@ -86,7 +86,7 @@ def speed(*, rows: int, seq: int, repeats: int) -> dict[str, Any]:
 
 
 def embedding_reads(*, rows: int, seq: int) -> dict[str, Any]:
-    """Bytes of the embedding that a position reads in both programs, compiled for a v5e chip."""
+    """Returns bytes of the embedding read per position, in both programs for a v5e chip."""
     devices = v5e_devices(1)
     head = _head(devices)
 

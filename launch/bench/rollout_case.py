@@ -1,6 +1,6 @@
-"""A small policy with random weights, our engine and Tunix's sampler on it, and what both draw.
+"""A small policy with random weights, with our engine and Tunix's sampler, and their requests.
 
-A rollout's length is given: neither side may draw a token that would end it before.
+Lengths are given: stop tokens are forbidden on both sides.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 GROUP = 8
 SLOTS, SEGMENT = 16, 8
 PROMPT, NEW = 64, 256
-"""Most tokens of a prompt, of which each has at least half, and of a completion."""
+"""Largest lengths of a prompt, which has at least half of it, and of a completion."""
 SPREAD, MEDIAN = 0.8, 0.272
-"""Of a completion's length: deviation of the logarithm, and the median as a share of `NEW`. Cut
-there, the mean is 0.35 of it."""
+"""Lognormal length of a completion: standard deviation of the logarithm, and median as a share of
+`NEW`. Truncated at `NEW`, the mean is 0.35 of it."""
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=(0, 1))
 _SCALES = {"embedder.input_embedding": 0.03}
-"""Of random weights other than 0.1; a larger tied embedding makes each token its own successor."""
+"""Scales of random weights other than 0.1; a larger tied embedding makes every token repeat."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Case:
     Attributes:
         policy: the model.
         base: its frozen parameters.
-        adapter: a LoRA that is not zero.
-        engine: ours.
-        peer: Tunix's.
+        adapter: a non-zero LoRA.
+        engine: our rollout engine.
+        peer: Tunix's sampler.
     """
 
     policy: Policy
@@ -61,7 +61,7 @@ class Case:
 
     @staticmethod
     def make() -> Case:
-        """Random weights; the same at each call."""
+        """Makes random weights, the same at each call."""
         config = case_config()
         policy, base, adapter = make_policy(config)
         lora, shape = config.lora, policy.architecture.config
@@ -77,7 +77,7 @@ class Case:
 
 
 def make_policy(config: Config) -> tuple[Policy, Params, Params]:
-    """The policy, random weights and a LoRA that is not zero; the same at each call."""
+    """Returns the policy, random weights and a non-zero LoRA, the same at each call."""
     shape = architecture(MODELS["small_policy"], dtype=jnp.dtype("float32"))
     policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
     rng = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def make_policy(config: Config) -> tuple[Policy, Params, Params]:
         name: jnp.asarray(_SCALES.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32))
         for name, kept in sorted(policy.base_shapes.items())
     }
-    # Scores of a deviation of about 1.
+    # Logits with a standard deviation of about 1.
     base["final_norm.scale"] += 2.0
     adapter = policy.place_adapter(
         {
@@ -97,7 +97,7 @@ def make_policy(config: Config) -> tuple[Policy, Params, Params]:
 
 
 def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:
-    """Rollouts of these lengths; `GROUP` of them after the other have the same prompt."""
+    """Returns requests of these lengths; `GROUP` consecutive ones have the same prompt."""
     rng = np.random.default_rng(1)
     requests = []
     for first in range(0, len(lengths), GROUP):
@@ -111,13 +111,13 @@ def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:
 
 
 def make_lengths(count: int) -> np.ndarray:
-    """So many lengths, lognormal, cut at `NEW`; the same at each call."""
-    drawn = np.random.default_rng(2).lognormal(math.log(MEDIAN * NEW), SPREAD, count)
-    return np.clip(drawn.round(), 1, NEW).astype(int)
+    """Returns `count` lognormal lengths, truncated at `NEW`; the same at each call."""
+    lengths = np.random.default_rng(2).lognormal(math.log(MEDIAN * NEW), SPREAD, count)
+    return np.clip(lengths.round(), 1, NEW).astype(int)
 
 
 def case_config(**changes: Any) -> Config:
-    """The configuration of the policy and its sampler, with changes as `table__key=value`."""
+    """Returns the configuration of policy and sampler, with changes as `table__key=value`."""
     settings = {
         "rollout.group_size": GROUP,
         "rollout.max_prompt_tokens": PROMPT,
@@ -126,7 +126,7 @@ def case_config(**changes: Any) -> Config:
         "plan.learner_devices": 1,
         "plan.slots": SLOTS,
         "plan.segment_steps": SEGMENT,
-        # The prompts of as many rollouts as there are slots.
+        # One prefill holds the prompts of all slots.
         "plan.prefill_tokens": SLOTS // GROUP * PROMPT,
         "plan.row_tokens": PROMPT + NEW,
         "plan.micro_batch_tokens": PROMPT + NEW,

@@ -1,7 +1,7 @@
-"""What our sampler holds of a v5e chip, by the TPU compiler: its programs, and what is beside them.
+"""Memory of our sampler on a v5e chip by the TPU compiler: its programs and all other arrays.
 
-While a program runs, more is on the chip than its own arguments: base and adapter, the slots, and
-the caches of prompts that were read and wait for a slot.
+Beside the arguments of a running program the chip holds base and adapter, the slots, and the caches
+of prefilled prompts that wait for a slot.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from pipeline.contracts.topology import GIB, HBM_GIB
 def sampler(
     *, model: str, slots: int, length: int, devices: int = 1, **settings: Any
 ) -> dict[str, Any]:
-    """Figures of a sampler with `slots` slots on each chip: prefill, fill and decoding.
+    """Returns figures of a sampler with `slots` slots on each chip: prefill, fill and decoding.
 
-    Compaction is left out: beside the slots it holds a small copy of one layer's, less than the
-    segment's temporaries.
+    Compaction is left out: it needs a small copy of one layer's slots, less than the segment's
+    temporaries.
 
     Args:
-        model: which Gemma 3.
-        slots: of each chip.
+        model: key of `MODELS`.
+        slots: on each chip.
         length: positions of a prompt and its completion.
         devices: chips.
-        settings: further ones, `table__key=value`.
+        settings: further settings, `table__key=value`.
 
     Returns:
-        `fits`; if it does not, `needs_gib` by the compiler's account. If it does, those of
-        `decoding`, GiB of the fullest moment of all, and what is then left of the chip.
+        `fits`. If False, `needs_gib` by the compiler. If True, the figures of `decoding`, the peak
+        over all programs in GiB, and the rest of the chip.
     """
     programs = _programs(model, slots=slots, length=length, devices=devices, settings=settings)
     bucket = max(programs.config.prompt_buckets)
@@ -66,7 +66,7 @@ def sampler(
         return {"fits": False, "needs_gib": error.needs_gib}
     state, waiting, copied = _results(empty), _results(prefill), _copied(programs)
     weights = segment.stats.argument_size_in_bytes - state
-    # A prompt's caches wait while others decode; those of one device while another reads.
+    # Prompt caches wait while slots decode; with several devices, also during another's prefill.
     moments = {
         "segment": segment.bytes_of[HBM] + copied + waiting,
         "prefill": prefill.bytes_of[HBM] + copied + state + (waiting if devices > 1 else 0),
@@ -87,14 +87,13 @@ def sampler(
 def decoding(
     *, model: str, slots: int, length: int, devices: int = 1, **settings: Any
 ) -> dict[str, Any]:
-    """Figures of the segment alone; arguments as those of `sampler`.
+    """Returns figures of the segment alone; arguments as for `sampler`.
 
     Returns:
-        `fits`; if it does not, `needs_gib` by the compiler's account. If it does, GiB of the
-        program, of the learner's matrices where the sampler runs a copy, and of both; milliseconds
-        of a decode step by the compiler's estimate and the tokens a second that this makes on each
-        chip, a sequence's KV bytes as a share of dense caches', and the buffers against
-        invariant 3.
+        `fits`. If False, `needs_gib` by the compiler. If True, GiB of the program, of the learner's
+        matrices if the sampler has its own copy, and of both; estimated milliseconds of a decode
+        step and the resulting tokens a second on each chip; a sequence's KV bytes as a share of
+        dense caches; the buffers that violate invariant 3.
     """
     programs = _programs(model, slots=slots, length=length, devices=devices, settings=settings)
     try:
@@ -136,7 +135,7 @@ def _results(program: Program) -> int:
 
 
 def _copied(programs: DecodePrograms) -> int:
-    """Bytes a chip of the learner's matrices, where the sampler runs a copy beside them."""
+    """Returns bytes a chip of the learner's matrices, if the sampler has its own copy of them."""
     if programs.config.plan.rollout_weights == "shared":
         return 0
     policy = programs.policy
@@ -148,7 +147,7 @@ def _copied(programs: DecodePrograms) -> int:
 
 
 def _dense_bytes(shape: Architecture, length: int) -> int:
-    """Of a sequence, with keys and values of every layer for every position."""
+    """Returns bytes of a sequence with keys and values of every layer and position."""
     config = shape.config
     per_position = (
         2 * config.num_kv_heads * config.head_dim * jnp.dtype(config.param_dtype).itemsize

@@ -1,4 +1,4 @@
-"""Our rollout engine beside Tunix's sampler: useful tokens a second, and the same greedy text."""
+"""Our rollout engine beside Tunix's sampler: useful tokens a second, equal greedy text."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from pipeline.compute.model.head import scaled_logits
 from pipeline.contracts.rollouts import Completion, RolloutRequest
 
 TIE = 1e-5
-"""Scores this near to one another may come in either order."""
+"""Logits closer than this may be ordered either way."""
 _BATCHES = (1, 2, 4, 8, 16, 32)
-"""Of the peer; on a CPU the best is 4 or 8."""
+"""Tried batch sizes of the peer; on a CPU the best is 4 or 8."""
 _TRIED = 4
-"""Slots' worth of rollouts by which the peer's batch is chosen, and at least measured."""
+"""Rollouts per slot for choosing the peer's batch size, and the minimum for measuring."""
 
 
 @dataclass(frozen=True)
-class RolloutStep:
-    """What it took to draw the rollouts of some steps.
+class SamplingWork:
+    """Work of sampling the rollouts of some steps.
 
     Attributes:
-        tokens: useful ones.
-        computed: steps of a row, whether it was still wanted or not.
-        prompt_tokens: prompt positions that were read, padding included.
+        tokens: useful tokens.
+        computed: decode steps of all rows, finished ones included.
+        prompt_tokens: prefilled positions, padding included.
     """
 
     tokens: int
@@ -51,12 +51,12 @@ class RolloutStep:
 
 
 def speed(*, share: int, equal: bool, repeats: int) -> dict[str, Any]:
-    """Useful tokens a second of both, in turns; the peer with the batch that suits it best.
+    """Returns useful tokens a second of both, alternating; the peer with its best batch size.
 
     Args:
-        share: rollouts of a step for each slot.
-        equal: all are as long as may be; else lengths are lognormal.
-        repeats: rounds, of which the median counts.
+        share: rollouts of a step per slot.
+        equal: all rollouts have the largest length; otherwise lengths are lognormal.
+        repeats: rounds; the median counts.
     """
     assert repeats > 0
     case = Case.make()
@@ -65,78 +65,78 @@ def speed(*, share: int, equal: bool, repeats: int) -> dict[str, Any]:
     steps = [requests[i : i + share * SLOTS] for i in range(0, count, share * SLOTS)]
     best = _best_batch(case, steps)
 
-    def one() -> RolloutStep:
+    def run_ours() -> SamplingWork:
         return ours(case, steps)
 
-    def other() -> RolloutStep:
+    def run_theirs() -> SamplingWork:
         return theirs(case, steps, batch=best)
 
     ours(case, steps[:1])
     with compilations() as compiled:
-        (found, ours_s), (peer, theirs_s) = _in_turns(one, other, repeats=repeats)
-    assert found.tokens == peer.tokens, (found, peer)
+        (mine, ours_s), (peer, theirs_s) = _alternate(run_ours, run_theirs, repeats=repeats)
+    assert mine.tokens == peer.tokens, (mine, peer)
     return {
         "rollouts": count,
         "steps": len(steps),
-        "tokens": found.tokens,
-        "ours": found.tokens / ours_s,
-        "theirs": found.tokens / theirs_s,
+        "tokens": mine.tokens,
+        "ours": mine.tokens / ours_s,
+        "theirs": mine.tokens / theirs_s,
         "ratio": theirs_s / ours_s,
         "batch": best,
-        "ours_useful": found.tokens / found.computed,
+        "ours_useful": mine.tokens / mine.computed,
         "theirs_useful": peer.tokens / peer.computed,
-        "ours_prompt": found.prompt_tokens,
+        "ours_prompt": mine.prompt_tokens,
         "theirs_prompt": peer.prompt_tokens,
         "compiled": len(compiled),
     }
 
 
-def ours(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> RolloutStep:
-    """Draws the rollouts of each step with our engine."""
+def ours(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> SamplingWork:
+    """Samples the rollouts of each step with our engine."""
     tokens = computed = prompt_tokens = 0
     for step in steps:
-        drawn = _ours(case, step, temperature=1.0)
-        lengths = [len(completion.tokens) for completion in drawn]
+        completions = _ours(case, step, temperature=1.0)
+        lengths = [len(completion.tokens) for completion in completions]
         assert lengths == [request.max_new_tokens for request in step]
         work = case.engine.work
         tokens += work.tokens
         computed += work.slot_steps
         prompt_tokens += work.prompt_tokens
-    return RolloutStep(tokens, computed, prompt_tokens)
+    return SamplingWork(tokens, computed, prompt_tokens)
 
 
-def theirs(case: Case, steps: Sequence[Sequence[RolloutRequest]], *, batch: int) -> RolloutStep:
-    """Draws them with Tunix's sampler, in static batches as they come."""
+def theirs(case: Case, steps: Sequence[Sequence[RolloutRequest]], *, batch: int) -> SamplingWork:
+    """Samples them with Tunix's sampler, in static batches in their order."""
     tokens = computed = prompt_tokens = 0
     for step in steps:
         for first in range(0, len(step), batch):
             rows = step[first : first + batch]
             lengths = [request.max_new_tokens or NEW for request in rows]
-            drawn, logprobs = case.peer.draw(
+            sampled, logprobs = case.peer.sample(
                 [request.prompt_tokens for request in rows],
                 new=max(lengths),
                 temperature=1.0,
                 seed=first,
             )
-            barred = (*VOCABULARY.forbidden, *VOCABULARY.stops)
-            assert not np.isin(drawn, barred).any()
+            excluded = (*VOCABULARY.forbidden, *VOCABULARY.stops)
+            assert not np.isin(sampled, excluded).any()
             assert (logprobs < 0).all()
             tokens += sum(lengths)
-            computed += drawn.size
+            computed += sampled.size
             prompt_tokens += len(rows) * PROMPT
-    return RolloutStep(tokens, computed, prompt_tokens)
+    return SamplingWork(tokens, computed, prompt_tokens)
 
 
 def greedy(*, prompts: int) -> dict[str, Any]:
-    """Where greedy tokens of both differ, and by how much their log-probs do.
+    """Counts different greedy tokens of both, and the difference of their log-probs.
 
-    A row is compared up to its first other token: what follows has another past.
+    A row is compared up to its first different token: later tokens have different contexts.
     """
     case = Case.make()
     requests = make_requests([NEW] * GROUP * prompts)[::GROUP]
     mine = _ours(case, requests, temperature=0.0)
     given = [request.prompt_tokens for request in requests]
-    tokens, logprobs = case.peer.draw(given, new=NEW, temperature=0.0, seed=0)
+    tokens, logprobs = case.peer.sample(given, new=NEW, temperature=0.0, seed=0)
     gaps = _gaps(case, mine)
     found = {"tokens": 0, "other": 0, "ties": 0}
     apart = 0.0
@@ -161,19 +161,19 @@ def _ours(
 
 
 def _best_batch(case: Case, steps: Sequence[Sequence[RolloutRequest]]) -> int:
-    """The size of a static batch with which the peer is fastest."""
+    """Returns the batch size with which the peer is fastest."""
     rollouts = SLOTS * _TRIED
     some = [step[:rollouts] for step in steps[: max(1, rollouts // len(steps[0]))]]
     sizes = [size for size in _BATCHES if size <= len(steps[0])]
     for size in sizes:
         theirs(case, [steps[0][:size]], batch=size)
-    timed = _in_turns(*(partial(theirs, case, some, batch=size) for size in sizes), repeats=2)
+    timed = _alternate(*(partial(theirs, case, some, batch=size) for size in sizes), repeats=2)
     fastest = min(range(len(sizes)), key=lambda number: timed[number][1])
     return sizes[fastest]
 
 
-def _in_turns(*runs: Callable[[], RolloutStep], repeats: int) -> list[tuple[RolloutStep, float]]:
-    """What each found, and its median seconds."""
+def _alternate(*runs: Callable[[], SamplingWork], repeats: int) -> list[tuple[SamplingWork, float]]:
+    """Runs all in turns; returns the result and the median seconds of each."""
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         found = []
@@ -185,9 +185,9 @@ def _in_turns(*runs: Callable[[], RolloutStep], repeats: int) -> list[tuple[Roll
 
 
 def _gaps(case: Case, completions: Sequence[Completion]) -> np.ndarray:
-    """By how much the best score is better than the second, `rollouts NEW`, of each drawn token.
+    """Returns the difference of the two best logits at each sampled token, `rollouts NEW`.
 
-    By a forward over whole sequences, without a cache.
+    Computed by a forward pass over whole sequences, without a cache.
     """
     tokens = np.full((len(completions), PROMPT + NEW), VOCABULARY.pad, np.int32)
     starts = np.array([len(completion.prompt_tokens) - 1 for completion in completions])

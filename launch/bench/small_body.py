@@ -1,4 +1,4 @@
-"""The learner's gradient beside Tunix's on this machine: a small body, the real vocabulary.
+"""The learner's gradient beside Tunix's on this machine: a small body with the real vocabulary.
 
 Same weights, same tokens, same loss: GRPO at ratio 1 without a KL term, a mean over all tokens.
 """
@@ -40,12 +40,12 @@ PROMPT, COMPLETION = 256, 768
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=())
 """Tunix's loss forbids no token."""
 ROOM = 0.8
-"""Share of the free memory that a program may take."""
+"""Share of the free memory that a program may use."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Our programs, and what both sides are given."""
+    """Our programs, and the inputs of both sides."""
 
     programs: LearnerPrograms
     base: Params
@@ -55,7 +55,7 @@ class Case:
 
     @staticmethod
     def make(*, sequences: int, dtype: str) -> Case:
-        """Random weights, adapter, tokens and advantages; the same at each call."""
+        """Makes random weights, adapter, tokens and advantages, the same at each call."""
         config = _config(sequences, dtype)
         shape = architecture(MODELS["small_body"], dtype=jnp.dtype(dtype))
         policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
@@ -81,7 +81,7 @@ class Case:
         return Case(programs, base, adapter, batch, rollouts)
 
     def widened(self) -> Case:
-        """The same numbers in float32; of the adapter those that the body computes with."""
+        """Returns the same values in float32; the adapter is rounded to the body's dtype first."""
         body = next(iter(self.base.values())).dtype
 
         def widen(params: Params) -> Params:
@@ -91,13 +91,13 @@ class Case:
         return replace(case, base=widen(self.base), adapter=widen(self.adapter))
 
     def ours(self) -> Compiled:
-        """Our compiled gradient program: its gradient."""
+        """Compiles our gradient program."""
         zeros = jax.tree.map(jnp.zeros_like, self.adapter)
         given = (self.base, self.adapter, zeros, self.batch)
         return Compiled(self.programs.gradient, given, lambda result: result[0])
 
     def theirs(self) -> Compiled:
-        """Tunix's: likewise."""
+        """Compiles Tunix's gradient program."""
         lora = self.programs.config.lora
         peer = Peer.create(
             self.programs.policy.architecture.config,
@@ -109,9 +109,9 @@ class Case:
         return Compiled(peer.gradient, given, lambda result: _flat(result[1]))
 
     def materialised(self) -> Params:
-        """The gradient of REINFORCE, GRPO's at ratio 1, through the same body and whole logits.
+        """Returns the gradient of REINFORCE (GRPO at ratio 1) with the same body and whole logits.
 
-        Logits are float32 whatever the type of the body.
+        Logits are float32 for every dtype of the body.
         """
         policy, inputs = self.programs.policy, self.batch.inputs
         plan, temperature = self.programs.config.plan, self.programs.config.rollout.temperature
@@ -136,7 +136,7 @@ class Case:
 
 
 class Compiled:
-    """A compiled program and its arguments: a call runs it to the end."""
+    """A compiled program and its arguments; a call waits for the result."""
 
     def __init__(
         self, function: Callable[..., Any], given: tuple[Any, ...], pick: Callable[[Any], Any]
@@ -148,14 +148,14 @@ class Compiled:
         self.temporary_bytes: int = memory.temp_size_in_bytes
 
     def __call__(self) -> dict[str, jax.Array]:
-        """The gradient of each LoRA matrix, by path."""
+        """Returns the gradient of each LoRA matrix, by path."""
         return self._pick(jax.block_until_ready(self._program(*self._given)))
 
 
 def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:
-    """Temporaries and time of both gradients in float32, run in turns; how far apart they are.
+    """Returns temporaries, time and difference of both gradients in float32, alternating.
 
-    What would not leave memory to the machine is compiled, but not run.
+    Programs that need too much memory are compiled, but not run.
     """
     case = Case.make(sequences=sequences, dtype="float32")
     ours, theirs = case.ours(), case.theirs()
@@ -176,10 +176,10 @@ def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:
 
 
 def exactness(*, sequences: int, dtype: str) -> dict[str, Any]:
-    """How far the LoRA's gradient is from the fully materialised one, the worst leaf.
+    """Returns the error of the LoRA's gradient against whole logits, for the worst leaf.
 
-    And how far both are from the fully materialised one in float32 at the same numbers: what the
-    type costs, whoever computes.
+    Also the errors of both against whole logits in float32 at the same values: the cost of the
+    dtype, independent of the implementation.
     """
     case = Case.make(sequences=sequences, dtype=dtype)
     ours, whole = case.ours()(), case.materialised()
@@ -191,7 +191,7 @@ def exactness(*, sequences: int, dtype: str) -> dict[str, Any]:
 
 
 def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float:
-    """The largest |one - other| / |other| of a leaf, in Euclidean norms."""
+    """Returns the largest |one - other| / |other| of a leaf, in Euclidean norms."""
     assert one.keys() == other.keys(), one.keys() ^ other.keys()
     exact = {name: np.asarray(value, np.float64) for name, value in other.items()}
     return max(
@@ -219,13 +219,13 @@ def _config(sequences: int, dtype: str) -> Config:
 
 
 def _rollout(rng: np.random.Generator, number: int) -> Rollout:
-    def draw(count: int) -> np.ndarray:
+    def random_tokens(count: int) -> np.ndarray:
         return rng.integers(8, VOCAB, count).astype(np.int32)
 
     completion = Completion(
         name=RolloutName("train", 0, prompt_id=number, sample=0),
-        prompt_tokens=draw(PROMPT),
-        tokens=draw(COMPLETION),
+        prompt_tokens=random_tokens(PROMPT),
+        tokens=random_tokens(COMPLETION),
         logprobs=np.zeros(COMPLETION, np.float32),
         stop_reason="length",
         version=0,

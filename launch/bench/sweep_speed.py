@@ -1,4 +1,4 @@
-"""Warm segments of the small policy on the device that JAX finds: tokens a second, and memory."""
+"""Speed and memory of warm segments of the small policy on the device that JAX finds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pipeline.compute.model.sharding import build, by_row
 
 
 def accelerator() -> dict[str, Any]:
-    """Nothing where JAX finds an accelerator; else `absent`, which says so."""
+    """Returns nothing if JAX finds an accelerator; otherwise `absent` with the reason."""
     if jax.default_backend() == "cpu":
         return {"absent": "JAX finds a CPU only"}
     return {}
 
 
 def segments(*, slots: int, length: int, repeats: int, **settings: Any) -> dict[str, Any]:
-    """Figures of a segment in which every slot is busy, begun at half of its positions.
+    """Returns figures of a segment with all slots busy, starting at half of their positions.
 
     Args:
-        slots: rollouts that are decoded at once.
+        slots: rollouts decoded at once.
         length: positions of a prompt and its completion.
-        repeats: segments after a first one, of which the median counts.
-        settings: further ones, `table__key=value`.
+        repeats: segments after a first one; the median counts.
+        settings: further settings, `table__key=value`.
 
     Returns:
         The device; MiB of the program's arguments, results and temporaries; milliseconds of a
@@ -71,7 +71,7 @@ def segments(*, slots: int, length: int, repeats: int, **settings: Any) -> dict[
 
 
 def _halfway(programs: DecodePrograms, state: DecodeState) -> DecodeState:
-    """Every slot with a rollout that has drawn nothing yet and has half of its positions behind."""
+    """Sets every slot to a rollout at half of its positions, without new tokens yet."""
     rollout, slots = programs.config.rollout, len(state.length)
 
     def put(value: Any) -> jax.Array:
@@ -88,7 +88,7 @@ def _halfway(programs: DecodePrograms, state: DecodeState) -> DecodeState:
 
 
 def _held(program: jax.stages.Compiled) -> int:
-    """Bytes of arguments, temporaries and results that do not take an argument's place."""
+    """Returns bytes of arguments, temporaries, and results that alias no argument."""
     stats = program.memory_analysis()
     assert stats is not None
     size: int = stats.argument_size_in_bytes + stats.temp_size_in_bytes

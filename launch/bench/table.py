@@ -1,4 +1,4 @@
-"""What a benchmark is: sections of rows, each measured in a child process; and how it is shown."""
+"""A benchmark: sections of rows, each measured in a child process and shown as a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Figures: TypeAlias = Mapping[str, Any]
-"""What a row measured, by name."""
+"""Measured figures of a row, by name."""
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Row:
     """One measurement.
 
     Attributes:
-        name: unique in its section; what the first column shows.
+        name: unique in its section; shown in the first column.
         function: `module:function` that measures in a child process, see `launch.bench.child`.
         arguments: its keyword arguments.
-        environment: of the child, over this process's own.
-        known: figures that are not measured.
+        environment: variables of the child, added to this process's.
+        known: figures that need no measurement.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of the rows: its key, its title, and how it is written."""
+    """One figure of the rows: key, title and format."""
 
     key: str
     title: str
     form: str = "{}"
 
     def cell(self, figures: Figures) -> str:
-        """The figure as text; empty where the row has none."""
+        """Returns the figure as text; empty if the row has none."""
         value = figures.get(self.key)
         if value is None:
             return ""
@@ -49,13 +49,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that was to be shown, and whether the figures do."""
+    """A claim, and whether the figures support it."""
 
     text: str
     holds: bool
 
 
-def _nothing(found: Mapping[str, Figures]) -> Iterable[Claim]:
+def _no_claims(found: Mapping[str, Figures]) -> Iterable[Claim]:
     del found
     return ()
 
@@ -65,39 +65,39 @@ class Section:
     """Rows with the same columns.
 
     Attributes:
-        name: by which `--only` finds it.
+        name: for `--only`.
         title: one line.
-        columns: what is shown of each row.
-        rows: what is measured.
-        claims: what the figures of the rows that were measured, by their names, are to show.
-        needs: `module:function` that is asked before the rows, in a child with the first one's
-            environment; where it returns `absent`, no row is measured, and this is said.
+        columns: shown figures.
+        rows: measurements.
+        claims: makes the claims from the measured figures by row name.
+        needs: `module:function` that runs before the rows, in a child with the first row's
+            environment; if it returns `absent`, no row is measured and the reason is shown.
     """
 
     name: str
     title: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    claims: Callable[[Mapping[str, Figures]], Iterable[Claim]] = field(default=_nothing)
+    claims: Callable[[Mapping[str, Figures]], Iterable[Claim]] = field(default=_no_claims)
     needs: str | None = None
 
     def table(self, found: Mapping[str, Figures]) -> str:
-        """The rows that were measured as a Markdown table."""
+        """Returns the measured rows as a Markdown table."""
         lines = [
             "| " + " | ".join(["", *(column.title for column in self.columns)]) + " |",
             "|---|" + "---|" * len(self.columns),
         ]
         for name, figures in found.items():
             cells = [column.cell(figures) for column in self.columns]
-            message = _instead(figures)
+            message = _message(figures)
             if message:
                 cells = [message, *cells[1:]]
             lines.append("| " + " | ".join([name, *cells]) + " |")
         return "\n".join(lines)
 
 
-def _instead(figures: Figures) -> str:
-    """What is said of a row that has no figures."""
+def _message(figures: Figures) -> str:
+    """Returns the message for a row without figures; empty if it has figures."""
     if "failed" in figures:
         return f"failed: {figures['failed']}"
     if figures.get("fits") is False:
@@ -108,14 +108,14 @@ def _instead(figures: Figures) -> str:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Sections that are measured by one command.
+    """Sections that one command measures.
 
     Attributes:
-        sections: one after another.
-        draw: `module:function` that draws a picture of what `--json` writes, in a child.
-        picture: the picture's file, unless the request names one.
+        sections: in order.
+        plot: `module:function` that plots the figures in a child process; None: no plot.
+        plot_file: default file of the plot.
     """
 
     sections: Sequence[Section]
-    draw: str | None = None
-    picture: str = ""
+    plot: str | None = None
+    plot_file: str = ""

@@ -1,4 +1,4 @@
-"""Tunix's gradient program and its decoding, compiled for a v5e chip."""
+"""Tunix's gradient and decode programs, compiled for a v5e chip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.compute.aot.cost_figures import HBM
 from pipeline.contracts.topology import GIB, HBM_GIB
 
 BETA = 0.08
-"""Weight of the KL term in Tunix's own recipes; its reference is one log-prob a token."""
+"""Weight of the KL term in Tunix's own recipes, with one reference log-prob a token."""
 
 _CONFIGS = {
     "gemma3_1b": gemma3.ModelConfig.gemma3_1b_it,
@@ -30,14 +30,14 @@ _CONFIGS = {
 def gradient(
     *, model: str, sequences: int, length: int, fsdp: int = 1, remat: bool = False
 ) -> dict[str, Any]:
-    """Figures of Tunix's GRPO loss and its LoRA gradient on `sequences` of `length` tokens a chip.
+    """Returns figures of Tunix's GRPO loss and LoRA gradient on `sequences` of `length` tokens.
 
     Args:
-        model: which Gemma 3.
-        sequences: of each chip.
-        length: tokens of each, prompt included.
+        model: key of `MODELS`.
+        sequences: on each chip.
+        length: tokens of each sequence, prompt included.
         fsdp: chips over which base and batch are sharded; 1: every chip has the base.
-        remat: with its remat, repaired.
+        remat: use its remat, repaired.
     """
     mesh = tunix_peer.make_mesh(v5e_devices(fsdp))
     peer = tunix_peer.Peer.create(
@@ -47,7 +47,7 @@ def gradient(
     example = tunix_peer.abstract_example(
         sequences * fsdp, prompt=PROMPT, completion=length - PROMPT, mesh=mesh, reference=True
     )
-    # Both moments of Adam are in the type of the LoRA, bfloat16.
+    # Both moments of Adam have the LoRA's dtype, bfloat16.
     size = sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(lora))
     program = jax.jit(peer.gradient)
     found = figures(
@@ -61,10 +61,10 @@ def gradient(
 
 
 def sampler(*, model: str, sequences: int, length: int) -> dict[str, Any]:
-    """GiB of Tunix's decode program for a static batch of `sequences` rows of `length` positions.
+    """Returns GiB of Tunix's decode program for a static batch.
 
     Args:
-        model: which Gemma 3.
+        model: key of `MODELS`.
         sequences: rows.
         length: positions of a prompt and its completion.
     """

@@ -1,12 +1,12 @@
-"""The peer: Tunix 0.1.7's own GRPO loss on its own Gemma 3, with qwix LoRA, as its recipes do it.
+"""The peer: Tunix 0.1.7's own GRPO loss on its own Gemma 3, with qwix LoRA, as in its recipes.
 
-Two things of it are mended, and a row says where:
+Two of its defects are fixed, and rows that use a fix say so:
 
-* its activation constraints are skipped where the first local device is a CPU, which is so when
-  another machine's program is compiled; here they follow the mesh (without them its fsdp programs
-  would be compiled in a layout that it does not have);
-* its remat (`nnx.remat` inside the layers) raises `TraceContextError` with the flax it is used
-  with; "repaired" is `jax.checkpoint` around each layer as a pure function of its state.
+* it skips its activation constraints if the first local device is a CPU, which is the case when
+  compiling for another machine; here they follow the mesh (without them its fsdp programs would be
+  compiled with a different layout);
+* its remat (`nnx.remat` inside the layers) raises `TraceContextError` with its flax version;
+  "repaired" is `jax.checkpoint` around each layer as a pure function of its state.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
 from tunix.utils import sharding_utils
 
 TARGETS = r".*layers.*(q_einsum|kv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)"
-"""Modules with LoRA: those of our `lora.targets = "all"`."""
+"""Modules with LoRA, the same as with our `lora.targets = "all"`."""
 
 PAD, EOS = 0, 1
 
 FSDP, TP = "fsdp", "tp"
-"""Axes of Tunix's own meshes."""
+"""Mesh axes of Tunix."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Peer:
 
     Attributes:
         graphdef: the model's structure.
-        lora: its LoRA parameters, in the type of the base as in Tunix's recipes.
-        base: everything else.
-        remat: whether its remat is on, repaired.
+        lora: its LoRA parameters, in the base's dtype as in Tunix's recipes.
+        base: all other parameters.
+        remat: whether the repaired remat is used.
         temperature: of the loss.
-        beta: weight of its KL term; 0: none, and no reference is taken.
+        beta: weight of its KL term; 0: no KL term and no reference.
         mesh: devices; None: the default one.
     """
 
@@ -83,7 +83,7 @@ class Peer:
         return Peer(graphdef, lora, base, remat, temperature, beta, mesh)
 
     def with_values(self, values: Mapping[str, jax.Array]) -> tuple[Any, Any]:
-        """LoRA and base that hold these values, by path, each in its own type."""
+        """Returns LoRA and base with values by path, each in its own dtype."""
 
         def filled(state: Any) -> Any:
             flat = nnx.to_flat_state(state)
@@ -99,9 +99,9 @@ class Peer:
     def gradient(
         self, lora: Any, base: Any, example: TrainExample
     ) -> tuple[tuple[jax.Array, dict[str, Any]], Any]:
-        """Value, metrics and LoRA gradient of its GRPO loss, as its trainer takes them."""
+        """Returns value, metrics and LoRA gradient of its GRPO loss, as in its trainer."""
         config = GRPOConfig(beta=self.beta, loss_agg_mode="token-mean")
-        config.temperature = self.temperature  # its GRPOLearner sets it like this
+        config.temperature = self.temperature  # as its GRPOLearner does
 
         def loss(model: Any, example: TrainExample) -> tuple[jax.Array, dict[str, Any]]:
             return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
@@ -111,7 +111,7 @@ class Peer:
             return take(nnx.merge(self.graphdef, lora, base), example)
 
     def placed(self) -> tuple[Any, Any]:
-        """LoRA and base as shapes with Tunix's own shardings on its mesh."""
+        """Returns LoRA and base as shapes with Tunix's own shardings on its mesh."""
         mesh = self.mesh
         assert mesh is not None
 
@@ -129,14 +129,14 @@ class Peer:
 
 
 def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """Tunix's mesh of (fsdp, tp) with everything on fsdp."""
+    """Returns Tunix's mesh of (fsdp, tp) with all devices on fsdp."""
     return Mesh(np.asarray(devices)[:, None], (FSDP, TP), axis_types=(AxisType.Auto,) * 2)
 
 
 def abstract_example(
     rows: int, *, prompt: int, completion: int, mesh: Mesh, reference: bool
 ) -> TrainExample:
-    """A batch of so many rollouts as shapes, split over the mesh as Tunix's trainer splits it."""
+    """Returns a batch of `rows` rollouts as shapes, sharded over the mesh as in Tunix's trainer."""
     place = NamedSharding(mesh, PartitionSpec(FSDP))
 
     def array(*shape: int, dtype: Any) -> Any:

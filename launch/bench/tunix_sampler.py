@@ -1,8 +1,8 @@
-"""The peer: Tunix 0.1.7's own sampler on its own Gemma 3, compiled once for each size of a batch.
+"""The peer: Tunix 0.1.7's own sampler on its own Gemma 3, compiled once per batch size.
 
-Its `__call__` makes a token buffer as long as this batch's longest row may get, so both programs
-are compiled anew for each length. Here the buffer always holds the most tokens that a row may
-have, and the number of steps, which its loop takes as an argument, is the batch's own.
+Its `__call__` makes a token buffer of the batch's maximum length, so both programs are compiled
+again for each length. Here the buffer always has the largest length, and the number of steps, an
+argument of its loop, is the batch's own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class TunixSampler(Sampler):
     """Static batches of token ids through Tunix's own programs.
 
     Args:
-        model: with LoRA or without.
+        model: with or without LoRA.
         vocabulary: its padding, stop and forbidden tokens.
         prompt: tokens of a prompt, padding in front included.
-        new: most tokens that are drawn.
+        new: largest number of generated tokens.
     """
 
     def __init__(self, model: Gemma3, vocabulary: Vocabulary, *, prompt: int, new: int) -> None:
@@ -43,16 +43,16 @@ class TunixSampler(Sampler):
         super().__init__(model, _Ids(vocabulary), cache)
         self.eos_ids = jnp.array(vocabulary.stops)
 
-    def draw(
+    def sample(
         self, prompts: Sequence[np.ndarray], *, new: int, temperature: float, seed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probs, `rows new`, of one static batch.
+        """Returns tokens and log-probs, `rows new`, of one static batch.
 
         Args:
-            prompts: one a row; a group's prompt is repeated for each of its rollouts.
-            new: tokens of the longest row; all rows are computed that far.
+            prompts: one per row; a group's prompt is repeated for each of its rollouts.
+            new: tokens of the longest row; all rows are computed to that length.
             temperature: 0 is greedy, with the log-probs of temperature 1.
-            seed: of its noise.
+            seed: of its RNG.
         """
         state = self._begin(prompts, temperature=temperature, seed=seed)
         state = replace(state, total_sampling_steps=self._prompt + new)
@@ -60,12 +60,12 @@ class TunixSampler(Sampler):
         state = self._compiled_decode_fn(
             weights, self._compiled_prefill_fn(weights, state, None, echo=False)
         )
-        drawn = slice(self._prompt, self._prompt + new)
-        found = jax.device_get((state.token_buffer, state.logprobs_buffer))
-        return found[0][:, drawn], found[1][:, drawn]
+        generated = slice(self._prompt, self._prompt + new)
+        buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
+        return buffers[0][:, generated], buffers[1][:, generated]
 
     def trace_decode(self, rows: int, place: Sharding) -> jax.stages.Traced:
-        """Its program that decodes so many rows; of the model only shapes are needed."""
+        """Traces its decode program for `rows` rows; needs only the model's shapes."""
         one = self._begin([np.ones(1, np.int32)], temperature=1.0, seed=0)
 
         def widened(x: Any) -> Any:
@@ -79,7 +79,7 @@ class TunixSampler(Sampler):
         )
 
     def _begin(self, prompts: Sequence[np.ndarray], *, temperature: float, seed: int) -> Any:
-        """Its state before the prompts are read."""
+        """Returns its state before prefill."""
         rows = np.full((len(prompts), self._prompt), self._vocabulary.pad, np.int32)
         for row, tokens in zip(rows, prompts, strict=True):
             row[-len(tokens) :] = tokens
@@ -98,7 +98,7 @@ class TunixSampler(Sampler):
 
 
 class _Ids:
-    """What the sampler asks of a tokenizer where nothing is text."""
+    """The tokenizer interface of the sampler, for token ids without text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

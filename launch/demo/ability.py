@@ -1,4 +1,4 @@
-"""How able and how reliable the demo's base is: greedy accuracy, pass@1 and pass@8.
+"""Measures the demo's base model: greedy accuracy, pass@1 and pass@8.
 
 python -m launch.demo.ability [--model DIR] [--prompts 500]
 """
@@ -20,13 +20,13 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class Ability:
-    """Shares over the prompts of the test split.
+    """Shares of the prompts of the test split.
 
     Attributes:
-        greedy: right at temperature 0.
-        pass_1: right in one draw at temperature 1, the mean over eight draws.
-        pass_8: right in at least one of eight draws.
-        well_formed: greedy answers of the asked-for form.
+        greedy: correct at temperature 0.
+        pass_1: correct in one sample at temperature 1, mean over eight samples.
+        pass_8: correct in at least one of eight samples.
+        well_formed: greedy answers in the requested form.
     """
 
     greedy: float
@@ -43,7 +43,7 @@ class Ability:
 
 
 def measure(config: Config, *, prompts: int) -> Ability:
-    """Measures the base that the configuration names, on the first `prompts` test prompts."""
+    """Measures the base of a configuration on the first `prompts` test prompts."""
     import jax
     import numpy as np
 
@@ -63,32 +63,32 @@ def measure(config: Config, *, prompts: int) -> Ability:
     vocabulary = Vocabulary.of(tokenizer, config.rollout)
     engine = Engine(policy, base, config, vocabulary, text_of=tokenizer.decode)
     maker = PromptMaker(config.prompt, tokenizer)
-    asked = load_data(config, tokenizer).test.prompts[:prompts]
+    chosen = load_data(config, tokenizer).test.prompts[:prompts]
 
-    def draws(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """Right and well-formed answers, bool `prompts samples` each."""
+    def sample(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which answers are correct and well-formed, bool `prompts samples` each."""
         completions = engine.generate(
-            requests(asked, phase="test", samples=samples),
+            requests(chosen, phase="test", samples=samples),
             adapter=policy.no_adapter(),
             version=0,
             adapter_sha256="",
             temperature=temperature,
         )
-        judged = judge(asked, completions, maker=maker, tags=Tags.of(config.prompt))
+        judged = judge(chosen, completions, maker=maker, tags=Tags.of(config.prompt))
         return judged.correct, judged.well_formed
 
-    greedy, formed = draws(1, 0.0)
-    sampled, _ = draws(SAMPLES, 1.0)
+    greedy, well_formed = sample(1, 0.0)
+    sampled, _ = sample(SAMPLES, 1.0)
     return Ability(
         greedy=float(greedy.mean()),
         pass_1=float(sampled.mean()),
         pass_8=float(sampled.any(axis=1).mean()),
-        well_formed=float(formed.mean()),
+        well_formed=float(well_formed.mean()),
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was measured."""
+    """Measures the model and prints the shares."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.ability",
         description="Measure the demo's base: greedy accuracy, pass@1 and pass@8.",

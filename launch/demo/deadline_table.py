@@ -1,9 +1,9 @@
-"""What time buys: the demo with the smallest budget of time that does, twice and four times that.
+"""Accuracy against time: the demo with the smallest time budget, twice and four times that.
 
     python -m launch.demo.deadline_table [--seeds 0 1 2] [--minimum 2m] [--dir runs]
 
-A run with far too little says what the minimum is, as measured on this machine; it is taken where a
-run with it does. Each run has a cosine decay, which ends with the time.
+A run with a far too small budget is refused with the minimum, as measured on this machine; the
+minimum counts once a run with it succeeds. Each run has a cosine decay that ends with the budget.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ import numpy as np
 from configs.base import parse_duration_s
 from launch.demo.table import CONFIG
 from launch.exits import EXIT_MISTAKE
-from launch.output_file import output_file
+from launch.flags import add_json, add_runs_dir, add_seeds, json_file
 from pipeline.control.budget import show_duration
 from pipeline.evaluate.significance import measure_accuracy
 from pipeline.run.run_folder import RunFolder
 
-SEEDS = (0, 1, 2)
 FACTORS = (1, 2, 4)
-_TOO_LITTLE_S = 40
+_TOO_SMALL_S = 40
 _SETTINGS = (
     *("--budget.steps", "none"),
     *("--learner.schedule", "cosine"),
@@ -49,11 +48,11 @@ class Row:
     """One run.
 
     Attributes:
-        budget_s: what it was given.
-        seed: its seed.
+        budget_s: its time budget.
+        seed: of the run.
         summary: its `summary.json`.
-        answers: whether the answer to a prompt of the test split was right at the end, by prompt.
-        process_s: from start to exit of the process.
+        answers: whether the final answer to each prompt of the test split is correct, by prompt.
+        process_s: time from start to exit of the process.
     """
 
     budget_s: int
@@ -75,19 +74,19 @@ class Row:
 
 
 def train(name: str, *, folder: Path, settings: Sequence[str]) -> int:
-    """Runs the demo with these settings; returns the exit status."""
+    """Runs the demo with extra settings; returns the exit status."""
     command = [sys.executable, "-m", "launch.train", CONFIG, "--run.name", name]
     command += ["--run.dir", str(folder), *_SETTINGS, *settings]
     return subprocess.run(command, check=False).returncode
 
 
 def find_minimum_s(*, folder: Path, stamp: str) -> int:
-    """The smallest budget that does: what is refused names what would do, until nothing is.
+    """Finds the smallest budget: each refused run names the next one, until a run succeeds.
 
     Raises:
-        RuntimeError: if a run fails in another way.
+        RuntimeError: if a run fails for another reason.
     """
-    budget_s = _TOO_LITTLE_S
+    budget_s = _TOO_SMALL_S
     while True:
         name = f"deadline-minimum-{show_duration(budget_s)}-{stamp}"
         settings = ["--budget.time", show_duration(budget_s)]
@@ -101,7 +100,7 @@ def find_minimum_s(*, folder: Path, stamp: str) -> int:
 
 
 def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
-    """Runs the demo with a budget of time.
+    """Runs the demo with a time budget.
 
     Raises:
         RuntimeError: if the run fails.
@@ -117,16 +116,16 @@ def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
     assert run_folder.summary is not None
     tests = [entry for entry in run_folder.events("evaluated") if entry["name"] == "test_after"]
     if not tests:
-        raise RuntimeError(f"{name}: there was no time to evaluate what was exported")
+        raise RuntimeError(f"{name}: no time was left to evaluate the export")
     rows = run_folder.read_answers(tests[-1])
     answers = {row["prompt_id"]: bool(row["correct"]) for row in rows}
     return Row(budget_s, seed, run_folder.summary, answers, process_s)
 
 
 def mean_line(rows: Sequence[Row]) -> str:
-    """The mean over the seeds of one budget, on the prompts that all of them have answered.
+    """Returns the mean over the seeds of one budget, on the prompts that all of them answered.
 
-    Its interval counts the answers to one prompt as `measure_accuracy` does those of one policy.
+    The confidence interval treats the seeds' answers to one prompt like samples of one policy.
     """
     prompts = set.intersection(*(set(row.answers) for row in rows))
     answers = [[row.answers[prompt] for row in rows] for prompt in sorted(prompts)]
@@ -144,20 +143,20 @@ def _duration_s(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs everything and prints the table."""
+    """Runs all budgets and seeds and prints the table."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.deadline_table",
-        description="Run the demo with the smallest budget of time, twice and four times that.",
+        description="Run the demo with the smallest time budget, twice and four times that.",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="default: 0 1 2")
+    add_seeds(parser)
     parser.add_argument(
-        "--minimum", type=_duration_s, help="the smallest budget; default: found by a run"
+        "--minimum", type=_duration_s, help="the smallest budget (default: found by runs)"
     )
-    parser.add_argument("--dir", type=Path, default=Path("runs"), help="of the run folders")
-    parser.add_argument("--json", metavar="FILE", help="also write the summaries to this file")
+    add_runs_dir(parser)
+    add_json(parser)
     options = parser.parse_args(argv)
     try:
-        json_file = None if options.json is None else output_file("--json", options.json)
+        file = json_file(options)
     except ValueError as mistake:
         parser.error(str(mistake))
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -177,9 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(row)
     for rows in table:
         print(mean_line(rows))
-    if json_file is not None:
-        found = [{"seed": row.seed, **row.summary} for rows in table for row in rows]
-        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if file is not None:
+        summaries = [{"seed": row.seed, **row.summary} for rows in table for row in rows]
+        file.write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -1,9 +1,10 @@
-"""The demo with several seeds and its control, as a table: what README states is made by this.
+"""Runs the demo with several seeds and its control; makes the table of the README.
 
     python -m launch.demo.table [--seeds 0 1 2] [--steps N] [--dir runs]
 
-The control is the same run with rewards shuffled within each step: as many updates, as large, that
-say nothing about the rollouts. If it rose too, the gain would not come from the rewards.
+The control is the same run with rewards shuffled within each step: equally many and equally large
+updates without information on the rollouts. If its accuracy rose, too, the gain would not come from
+the rewards.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any
 
 import psutil
 
+from launch.flags import add_runs_dir, add_seeds
+
 CONFIG = "configs/demo.toml"
-_LOOK_EVERY_S = 2.0
-"""Between two looks at the memory; each costs the kernel some time."""
+_SAMPLE_EVERY_S = 2.0
+"""Interval of memory readings, each of which costs the kernel some time."""
 HEADER = (
     "| run | accuracy before | after | difference [95%] | paired p | well formed before "
     "| exported step of | validation, exported and last | minutes | GiB at peak |\n"
@@ -38,8 +41,8 @@ class Row:
     Attributes:
         name: of the run.
         summary: its `summary.json`.
-        minutes: from start to exit.
-        peak_gib: proportional set size of all its processes together, at peak.
+        minutes: time from start to exit.
+        peak_gib: peak of the summed proportional set size of its processes.
     """
 
     name: str
@@ -67,7 +70,7 @@ def _share(found: dict[str, Any]) -> str:
 
 
 def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
-    """Runs the demo once in a process of its own and measures it.
+    """Runs the demo once in a separate process and measures it.
 
     Raises:
         RuntimeError: if the run fails.
@@ -76,7 +79,7 @@ def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
     command += ["--run.seed", str(seed), "--run.name", name, "--run.dir", str(folder), *settings]
     started = time.monotonic()
     process = subprocess.Popen(command)
-    peak = _Peak(process.pid)
+    peak = _PeakMemory(process.pid)
     status = process.wait()
     peak.stop()
     if status != 0:
@@ -85,8 +88,8 @@ def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
     return Row(name, summary, (time.monotonic() - started) / 60, peak.gib)
 
 
-class _Peak:
-    """Watches the memory of a process and its descendants."""
+class _PeakMemory:
+    """Samples the memory of a process and its descendants."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -104,12 +107,12 @@ class _Peak:
         return self._bytes / 2**30
 
     def _watch(self) -> None:
-        while not self._stop.wait(_LOOK_EVERY_S):
+        while not self._stop.wait(_SAMPLE_EVERY_S):
             self._bytes = max(self._bytes, _pss(self._pid))
 
 
 def _pss(pid: int) -> int:
-    """Summed proportional set size: memory that processes share is counted once."""
+    """Summed proportional set size, which counts shared memory once."""
     total = 0
     try:
         root = psutil.Process(pid)
@@ -125,14 +128,14 @@ def _pss(pid: int) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs everything and prints the table."""
+    """Runs all seeds and the control and prints the table."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.table",
         description="Run the demo with several seeds and its control, and print a table.",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--steps", type=int, help="default: what the preset says")
-    parser.add_argument("--dir", type=Path, default=Path("runs"), help="of the run folders")
+    add_seeds(parser)
+    parser.add_argument("--steps", type=int, help="steps of each run (default: the preset's)")
+    add_runs_dir(parser)
     options = parser.parse_args(argv)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     settings = [] if options.steps is None else ["--budget.steps", str(options.steps)]

@@ -1,7 +1,7 @@
 """The demo's task: integer arithmetic in words, checked by its answer, from a seeded generator.
 
-Also the worked solutions that the tiny model is pretrained on, written by solvers as careless as
-asked for. Knows nothing about models, tokenizers or prompts; needs only the standard library.
+Also writes solutions with a given rate of mistakes, on which the tiny model is pretrained. Knows
+nothing about models, tokenizers or prompts; needs only the standard library.
 
     python -m launch.demo.task --out DIR [--seed 0]
 """
@@ -18,7 +18,7 @@ from random import Random
 
 LARGEST = 99
 EASY_DROPPED = 0.6
-"""Share of the problems without any carry that is drawn again; left alone they are over half."""
+"""Share of the problems without any carry that is rejected; otherwise they are over half."""
 
 PEOPLE = {"tom": "he", "ben": "he", "max": "he", "ann": "she", "sue": "she", "eva": "she"}
 THINGS = ("apples", "books", "cards", "coins", "cups", "eggs", "nuts", "pens")
@@ -32,12 +32,12 @@ Terms = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its solution path.
+    """A question and its solution.
 
     Attributes:
-        question: the words.
-        terms: the number at the start and the signed changes to it, in order.
-        answer: their sum; like every partial sum it lies in 0..99.
+        question: in words.
+        terms: the first number and the signed changes to it, in order.
+        answer: their sum; it and every partial sum lie in 0..99.
     """
 
     question: str
@@ -46,12 +46,12 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Carelessness:
-    """How likely a solver slips in a step, by kind of slip; all zero is a careful solver.
+class ErrorRates:
+    """Probability of a mistake in a step of a solution, by kind; zero: always correct.
 
     Attributes:
-        carry: forgets the carry or the borrow, in steps that have one.
-        operator: subtracts instead of adding or the reverse.
+        carry: the carry or borrow is forgotten, in steps that have one.
+        operator: addition and subtraction are swapped.
     """
 
     carry: float = 0.0
@@ -63,11 +63,11 @@ class Carelessness:
                 raise ValueError(f"{kind} = {chance} is not a probability; nearest: {chance > 1:d}")
 
 
-CAREFUL = Carelessness()
+CORRECT = ErrorRates()
 
 
 def make_problem(rng: Random) -> Problem:
-    """Draw a problem of two or three changes; two thirds of them need a carry or a borrow."""
+    """Generates a problem of two or three changes; two thirds need a carry or a borrow."""
     terms = _make_terms(rng, changes=rng.randint(2, 3))
     while not needs_carry(terms) and rng.random() < EASY_DROPPED:
         terms = _make_terms(rng, changes=rng.randint(2, 3))
@@ -75,7 +75,7 @@ def make_problem(rng: Random) -> Problem:
 
 
 def make_problems(rng: Random, *, count: int, taken: set[Terms]) -> list[Problem]:
-    """Draw `count` problems whose terms are not in `taken`, and add their terms to it."""
+    """Generates `count` problems whose terms are not in `taken`, and adds their terms to it."""
     problems: list[Problem] = []
     while len(problems) < count:
         problem = make_problem(rng)
@@ -85,16 +85,16 @@ def make_problems(rng: Random, *, count: int, taken: set[Terms]) -> list[Problem
     return problems
 
 
-def solution(problem: Problem, rng: Random, carelessness: Carelessness = CAREFUL) -> str:
-    """A worked solution: `<reasoning>14+27=41 41-8=33</reasoning><answer>33</answer>`.
+def solution(problem: Problem, rng: Random, rates: ErrorRates = CORRECT) -> str:
+    """Writes a solution: `<reasoning>14+27=41 41-8=33</reasoning><answer>33</answer>`.
 
-    After a slip the solver carries on with the wrong number. Where that leads out of 0..99 the
-    solver subtracts the smaller number from the larger and forgets the hundred, so every result
-    written has at most two digits and each step's chance of a slip is the one asked for.
+    After a mistake the solution continues with the wrong number. Results outside of 0..99 are
+    replaced by their absolute value modulo 100, so every result has at most two digits and each
+    step has the given probability of a mistake.
     """
     total, steps = problem.terms[0], []
     for term in problem.terms[1:]:
-        written, result = _attempt(total, term, rng, carelessness)
+        written, result = _attempt(total, term, rng, rates)
         steps.append(f"{total}{written:+d}={result}")
         total = result
     return f"<reasoning>{' '.join(steps)}</reasoning><answer>{total}</answer>"
@@ -103,7 +103,7 @@ def solution(problem: Problem, rng: Random, carelessness: Carelessness = CAREFUL
 def make_splits(
     seed: int, *, train: int = 4000, validation: int = 500, test: int = 500
 ) -> dict[str, list[Problem]]:
-    """The task's splits; no two problems anywhere in them have equal terms or questions."""
+    """Generates the splits; no two problems in them have equal terms or questions."""
     rng, taken = Random(seed), set[Terms]()
     sizes = {"test": test, "validation": validation, "train": train}
     return {name: make_problems(rng, count=size, taken=taken) for name, size in sizes.items()}
@@ -112,7 +112,7 @@ def make_splits(
 def write_splits(
     folder: Path, *, seed: int, train: int = 4000, validation: int = 500, test: int = 500
 ) -> list[Path]:
-    """Write `train.jsonl`, `validation.jsonl` and `test.jsonl`: the same bytes for the same seed.
+    """Writes `train.jsonl`, `validation.jsonl` and `test.jsonl`: the same bytes for the same seed.
 
     Each line has a `question` and an `answer`, both strings. Returns the files.
     """
@@ -127,20 +127,20 @@ def write_splits(
     return files
 
 
-def write_worked(folder: Path, *, seed: int, count: int = 400) -> Path:
-    """Write `worked.jsonl`: the first training problems with careful solutions, for a warm start.
+def write_demonstrations(folder: Path, *, seed: int, count: int = 400) -> Path:
+    """Writes `demonstrations.jsonl` for the SFT phase: training problems with correct solutions.
 
     Each line has a `question` and a `completion`, both strings. Returns the file.
     """
     problems, rng = make_splits(seed)["train"][:count], Random(seed)
     rows = ({"question": p.question, "completion": solution(p, rng)} for p in problems)
-    file = folder / "worked.jsonl"
+    file = folder / "demonstrations.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 
 
 def needs_carry(terms: Terms) -> bool:
-    """Whether some step has a carry or a borrow."""
+    """Whether any step has a carry or a borrow."""
     totals = accumulate(terms[:-1])
     steps = zip(totals, terms[1:], strict=True)
     return any(_without_carry(total, change) != total + change for total, change in steps)
@@ -170,37 +170,37 @@ def _make_question(rng: Random, *, terms: Terms) -> str:
     return ". ".join(sentences)
 
 
-def _attempt(total: int, term: int, rng: Random, carelessness: Carelessness) -> tuple[int, int]:
-    """One step as a solver does it: the change as written and the result."""
-    # Both numbers are always drawn, so that a slip leaves the rest of the stream alone.
-    slips_operator = rng.random() < carelessness.operator
-    slips_carry = rng.random() < carelessness.carry
-    written = -term if slips_operator else term
-    result = _without_carry(total, written) if slips_carry else total + written
+def _attempt(total: int, term: int, rng: Random, rates: ErrorRates) -> tuple[int, int]:
+    """Solves one step, possibly with mistakes; returns the change as written and the result."""
+    # Both random numbers are always generated: mistakes do not change the random stream.
+    wrong_operator = rng.random() < rates.operator
+    wrong_carry = rng.random() < rates.carry
+    written = -term if wrong_operator else term
+    result = _without_carry(total, written) if wrong_carry else total + written
     return written, abs(result) % (LARGEST + 1)
 
 
 def _without_carry(total: int, change: int) -> int:
-    """The sum of two numbers when the carry or the borrow, if there is one, is forgotten."""
+    """Returns the sum of two numbers without carry or borrow."""
     sign = 1 if change > 0 else -1
     tens, units = divmod(abs(change), 10)
     return 10 * (total // 10 + sign * tens) + (total % 10 + sign * units) % 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the demo's dataset."""
+    """Writes the demo's dataset."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.task",
-        description="Write the demo's data: train, validation, test and worked examples, as JSONL.",
+        description="Write the demo's data as JSONL: train, validation, test and demonstrations.",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument("--seed", default=0, type=int, help="same seed, same bytes (default 0)")
     options = parser.parse_args(arguments)
     try:
         files = write_splits(options.out, seed=options.seed)
-        files.append(write_worked(options.out, seed=options.seed))
+        files.append(write_demonstrations(options.out, seed=options.seed))
     except OSError as error:
-        parser.error(f"--out {options.out}: {error.strerror}; give a folder that can be written")
+        parser.error(f"--out {options.out}: {error.strerror}; give a writable folder")
     for file in files:
         print(file)
     return 0

@@ -1,9 +1,9 @@
-"""Makes the demo's base: a tiny Gemma 3 in the real formats, able but unreliable.
+"""Makes the demo's base: a tiny Gemma 3 in the real formats, with a low accuracy.
 
-It is pretrained on worked solutions by careless solvers: most of them forget most carries, and now
-and then one confuses plus and minus. So the base knows how to calculate and rarely bothers to, as
-real bases do, and reinforcement learning has something to sharpen. The folder it writes is what
-`model.path` takes: safetensors (bfloat16), config.json, tokenizer.model.
+It is pretrained on solutions with mistakes: most carries are forgotten, and sometimes plus and
+minus are swapped. So correct solutions are in its distribution but rare, as with real bases, and
+reinforcement learning can make them likely. The written folder can be used as `model.path`:
+safetensors (bfloat16), config.json, tokenizer.model.
 
     python -m launch.demo.tiny --out launch/demo/tiny_gemma3 [--seed 0]
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
-from launch.demo.task import Carelessness, Terms, make_problem, make_splits, solution
+from launch.demo.task import ErrorRates, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import train_tokenizer
 from pipeline.inputs.text.chat import render
 from pipeline.inputs.text.tokenizer import Tokenizer
@@ -51,14 +51,14 @@ ARCHITECTURE: dict[str, Any] = {
     "bos_token_id": 2,
     "dtype": "bfloat16",
 }
-CARELESSNESS = Carelessness(carry=0.57, operator=0.12)
+ERROR_RATES = ErrorRates(carry=0.57, operator=0.12)
 BATCH, TOKENS = 128, 80
 STEPS, PEAK_LR = 900, 2e-3
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def write_tokenizer(folder: Path, *, seed: int) -> None:
-    """Writes the folder's tokenizer, of the task's words and the answer tags."""
+    """Writes the tokenizer, made of the task's words and the answer tags."""
     rng = Random(seed)
     texts = []
     for _ in range(2000):
@@ -90,7 +90,7 @@ def _prompt(question: str) -> str:
 
 
 def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterator[Any]:
-    """Endless training batches: tokens `batch seq`, and which of them belong to a solution."""
+    """Yields training batches without end: tokens `batch seq`, and the mask of solution tokens."""
     import numpy as np
 
     rng = Random(seed)
@@ -104,7 +104,7 @@ def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterato
             if problem.terms in held_out:
                 continue
             prompt = [tokenizer.bos_id, *tokenizer.encode(_prompt(problem.question))]
-            answer = [*tokenizer.encode(solution(problem, rng, CARELESSNESS)), end]
+            answer = [*tokenizer.encode(solution(problem, rng, ERROR_RATES)), end]
             length = len(prompt) + len(answer)
             tokens[row, :length] = prompt + answer
             learned[row, len(prompt) : length] = True
@@ -113,7 +113,7 @@ def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterato
 
 
 def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
-    """Trains all parameters on careless solutions and writes the model folder `out`.
+    """Trains all parameters on solutions with mistakes and writes the model folder `out`.
 
     Args:
         draft: folder with `config.json` and the tokenizer's files.
@@ -135,7 +135,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     tokenizer = read_tokenizer(draft)
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
     policy = Policy.create(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
-    nothing = policy.no_adapter()
+    no_adapter = policy.no_adapter()
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(
@@ -147,8 +147,8 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
 
     def loss(params: Params, tokens: jax.Array, learned: jax.Array) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(TOKENS - 1), (BATCH, TOKENS - 1))
-        hidden, _ = policy.bind(params, nothing)(tokens[:, :-1], positions)
-        # All at once, because here the embedding is learned, too.
+        hidden, _ = policy.bind(params, no_adapter)(tokens[:, :-1], positions)
+        # Whole logits: unlike in GRPO, the embedding is trained, too.
         logits = scaled_logits(
             hidden,
             policy.embedding(params),
@@ -181,7 +181,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
 
 
 def _initial(shapes: Any, *, seed: int) -> Any:
-    """Normal with the variance of one over the fan-in; norms start at zero, which is scale one."""
+    """Initializes: normal, variance 1 / fan-in; norm scales 0, which means a factor of 1."""
     import jax
     import jax.numpy as jnp
 
@@ -200,7 +200,7 @@ def _initial(shapes: Any, *, seed: int) -> Any:
 
 
 def main() -> None:
-    """Makes the folder."""
+    """Writes the model folder."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.tiny",
         description="Make the demo's tiny Gemma 3: about 20 minutes on two cores.",

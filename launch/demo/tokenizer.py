@@ -1,8 +1,8 @@
 """Builds the tiny Gemma's tokenizer: SentencePiece, with Gemma's special tokens at Gemma's ids.
 
-Small where Gemma's is large, the same where it matters: spaces as U+2581, no dummy prefix, text
-left as it is, digits one by one, bytes for whatever has no piece. The model is written outright
-(SentencePiece's own trainer prefers fragments to words on so small a language).
+Like Gemma's except for its size: spaces as U+2581, no dummy prefix, no normalization, single
+digits, byte fallback. The model is written directly, because SentencePiece's own trainer prefers
+word fragments on such a small language.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _WORD = re.compile(rf"{SPACE}?[^\W\d_]+")
 def train_tokenizer(
     texts: Iterable[str], path: Path, *, vocab_size: int, whole: Sequence[str] = ()
 ) -> None:
-    """Write a unigram model of the characters and words of `texts`: same texts, same bytes.
+    """Writes a unigram model of the characters and words of `texts`: same texts, same bytes.
 
-    Every character gets a piece, then as many words as there is room for, the most frequent first.
-    A word with a space before it and one without are two. Room that is left is filled with
+    Every character becomes a piece, then the most frequent words until the vocabulary is full. A
+    word with a leading space and one without are different pieces. Remaining ids are filled with
     `<unused99>` and so on, as in Gemma's own vocabulary.
 
     Args:
-        texts: what characters and words are counted in.
-        path: the file to write, by custom `tokenizer.model`.
-        vocab_size: pieces in all, exactly.
-        whole: strings that become one piece each wherever they stand, from id 108 on.
+        texts: in which characters and words are counted.
+        path: the file to write, usually `tokenizer.model`.
+        vocab_size: exact number of pieces.
+        whole: strings that become one piece each, from id 108 on.
 
     Raises:
         ValueError: if `vocab_size` does not hold the special tokens, bytes and characters.
@@ -53,7 +53,9 @@ def train_tokenizer(
     characters, words = _count(texts, symbols)
     fixed = len(RESERVED_PIECES) + len(symbols) + len(BYTE_PIECES) + len(characters)
     if vocab_size < fixed:
-        raise ValueError(f"vocab_size = {vocab_size} is too small for these texts; least: {fixed}")
+        raise ValueError(
+            f"vocab_size = {vocab_size} is too small for these texts; minimum: {fixed}"
+        )
     known = words.most_common(vocab_size - fixed)
     fill = (f"<unused{99 + n}>" for n in range(vocab_size - fixed - len(known)))
     model = _empty_model(vocab_size)
@@ -71,11 +73,11 @@ def train_tokenizer(
 
 
 def _count(texts: Iterable[str], symbols: Sequence[str]) -> tuple[list[str], Counter[str]]:
-    """Sorted characters, and words of more than one character counted, ties in sorted order."""
-    cut = re.compile("|".join(re.escape(symbol) for symbol in sorted(symbols, key=len)[::-1]))
+    """Returns the sorted characters, and the counts of longer words, ties in sorted order."""
+    boundary = re.compile("|".join(re.escape(symbol) for symbol in sorted(symbols, key=len)[::-1]))
     characters, words = {SPACE}, Counter[str]()
     for text in texts:
-        for part in cut.split(text.replace(" ", SPACE)):
+        for part in boundary.split(text.replace(" ", SPACE)):
             characters.update(part)
             words.update(word for word in _WORD.findall(part) if len(word) > 1)
     return sorted(characters), Counter({word: words[word] for word in sorted(words)})
@@ -88,11 +90,11 @@ def _pieces(pieces: Iterable[str], kind: str) -> Iterator[tuple[str, float, str]
 def _scored(
     characters: Sequence[str], words: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[str, float, str]]:
-    """Pieces with log-probabilities; no spelling is likelier than the word it spells."""
+    """Yields pieces with log-probabilities; a word is likelier than its spelling by characters."""
     total = sum(count for _, count in words)
     scores = [(word, math.log(count / total)) for word, count in words]
-    spelled = min((score for _, score in scores), default=0.0) - 1.0
-    for piece, score in (*((character, spelled) for character in characters), *scores):
+    character_score = min((score for _, score in scores), default=0.0) - 1.0
+    for piece, score in (*((character, character_score) for character in characters), *scores):
         yield piece, score, "NORMAL"
 
 

@@ -1,9 +1,9 @@
-"""Does a warm start pay? GRPO alone against SFT then GRPO, from a less trained base, equal in time.
+"""Compares GRPO alone with SFT then GRPO from a less trained base, with the same time budget.
 
     python -m launch.demo.warm_start [--seeds 0 1 2] [--time 4m] [--base DIR]
 
-Both runs of a seed get the same budget of seconds, whatever they do with it; what README states is
-made by this. The base is pretrained for 600 steps instead of 900, about 14 minutes on two cores.
+Makes the comparison of the README. The base is pretrained for 600 steps instead of 900, which takes
+about 14 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.demo.table import HEADER, run
+from launch.flags import add_runs_dir, add_seeds
 
 BASE_STEPS = 600
 SFT_STEPS = 30
-WARM = (
+SFT_SETTINGS = (
     *("--run.phases", '["sft", "grpo"]'),
-    *("--sft.train.path", "launch/demo/data/worked.jsonl"),
+    *("--sft.train.path", "launch/demo/data/demonstrations.jsonl"),
     *("--sft.steps", str(SFT_STEPS), "--sft.lr", "5e-4", "--sft.warmup_steps", "3"),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs everything and prints the table."""
+    """Runs all seeds both ways and prints the table."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.warm_start",
-        description="GRPO alone against SFT then GRPO on the demo's task, equal in time.",
+        description="Compare GRPO alone with SFT then GRPO on the demo's task, with the same time.",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--time", default="4m", help="budget of each run (default: 4m)")
-    parser.add_argument("--base", type=Path, help="less trained base; default: one is made")
-    parser.add_argument("--dir", type=Path, default=Path("runs"), help="of the run folders")
+    add_seeds(parser)
+    parser.add_argument("--time", default="4m", help="time budget of each run (default: 4m)")
+    parser.add_argument("--base", type=Path, help="the less trained base (default: a new one)")
+    add_runs_dir(parser)
     options = parser.parse_args(argv)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     base = options.base or _make_base(options.dir / f"warm-start-base-{stamp}")
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [
         run(f"{kind}-seed{seed}-{stamp}", seed=seed, folder=options.dir, settings=given)
         for seed in options.seeds
-        for kind, given in (("grpo", settings), ("sft-grpo", [*settings, *WARM]))
+        for kind, given in (("grpo", settings), ("sft-grpo", [*settings, *SFT_SETTINGS]))
     ]
     print(HEADER)
     for row in rows:

@@ -1,4 +1,4 @@
-"""A rehearsal: cluster and actors as in a run, every phase once; only measured speeds are kept."""
+"""The rehearsal command: cluster and actors of a run, every phase once, nothing kept but caches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED
 from launch.preparation import Prepared, prepare
-from launch.rehearsal.account import Result
 from launch.rehearsal.expected import Target
-from launch.rehearsal.phases import Rehearsal, Stage
-from launch.rehearsal.scratch import rehearsed, scratch
-from launch.rehearsal.table import lines, report
+from launch.rehearsal.phases import Rehearsal, Setup
+from launch.rehearsal.report import Result, lines, report
+from launch.rehearsal.scratch import rehearsal_config, temporary_run_folder
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import OutOfMemory
@@ -38,19 +37,19 @@ from pipeline.plan.size_controller import SizeController
 from pipeline.rollout.workers import Workers
 
 _ADAPTER_COPIES = 4
-"""Of a checkpoint, moments included, and of the best version."""
-_FLOAT = 4
+"""Adapters on disk: a checkpoint with both moments, and the best version."""
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be rehearsed.
+    """Request of a rehearsal.
 
     Attributes:
         config: of the run.
-        random_weights: in place of the model's.
-        json_file: where the figures go, too; None: nowhere.
-        started: when this process did.
+        random_weights: use random weights instead of the model's.
+        json_file: file for the figures; None: they are only shown.
+        started: start of this process by `time.monotonic`.
     """
 
     config: Config
@@ -60,58 +59,58 @@ class Request:
 
 
 def rehearse(request: Request) -> int:
-    """Rehearses and tells what was found; returns the exit status.
+    """Rehearses and prints the report; returns the exit status.
 
     Raises:
-        FileNotFoundError: if model, tokenizer or data are not there.
-        ValueError: what is wrong with the request, in words for the user.
+        FileNotFoundError: if model, tokenizer or data are missing.
+        ValueError: with the mistakes in the request, in words for the user.
     """
     config = request.config
-    shape, aside = _shape(request), rehearsed(config)
+    shape, temporary = _shape(request), rehearsal_config(config)
     target = _target(config, shape)
     if shape is not None:
         _check_disk(config, shape, weights=request.random_weights)
-    # Until the cluster's own listener: SIGTERM alone would leave the folder behind.
-    signal.signal(signal.SIGTERM, _end)
-    with scratch(aside) as folder:
+    # Until `Stop` listens: without a handler SIGTERM would leave the folder behind.
+    signal.signal(signal.SIGTERM, _exit)
+    with temporary_run_folder(temporary) as folder:
         if request.random_weights:
             assert shape is not None
-            prepared = _prepare_random(aside, shape, folder / "model")
+            prepared = _prepare_random(temporary, shape, folder / "model")
         else:
-            prepared = prepare(aside, extend=None, tracked=False)
+            prepared = prepare(temporary, extend=None, tracked=False)
         beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
         return asyncio.run(_run(request, prepared, target, beginning))
 
 
-def _end(number: int, _: object) -> None:
+def _exit(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
 async def _run(
     request: Request, prepared: Prepared, target: Target | None, beginning: CalibrationStart
 ) -> int:
-    stop = Stop(notice="stopping: nothing is left behind")
+    stop = Stop(notice="stopping: nothing is kept")
     stop.listen()
     try:
         with cluster(prepared.config.plan):
             stop.listen()
-            crew = RunActors.spawn(prepared.config)
+            actors = RunActors.spawn(prepared.config)
             try:
-                work = _rehearse(crew, prepared, target, beginning, started=request.started)
-                found = await unless(stop, work)
+                work = _rehearse(actors, prepared, target, beginning, started=request.started)
+                result = await unless(stop, work)
             finally:
-                crew.kill()
+                actors.kill()
     except Stopped:
         return stop.exit_status
     except OutOfMemory as error:
         print(f"FAILED: start: {error}", file=sys.stderr)
         return EXIT_FAILED
-    _tell(request, found)
-    return 0 if found.failure is None else EXIT_FAILED
+    _report(request, result)
+    return 0 if result.failure is None else EXIT_FAILED
 
 
 async def _rehearse(
-    crew: RunActors,
+    actors: RunActors,
     prepared: Prepared,
     target: Target | None,
     beginning: CalibrationStart,
@@ -120,47 +119,47 @@ async def _rehearse(
 ) -> Result:
     config, say = prepared.config, partial(print, flush=True)
     workers = Workers(
-        samplers=crew.samplers,
-        learner=crew.learner,
-        scorer=crew.scorer,
+        samplers=actors.samplers,
+        learner=actors.learner,
+        scorer=actors.scorer,
         sizes=SizeController(config, beginning.sizes, say),
         config=config,
         clock=Clock(started),
-        # The command ends the rehearsal as a whole.
+        # Never set: the command cancels the rehearsal as a whole.
         stop=asyncio.Event(),
-        one_process=crew.one_process,
+        one_process=actors.one_process,
     )
     calibration = partial(
         calibrate,
         workers.sizes,
         beginning,
-        sampler=(workers.sampler_processes[0], crew.samplers[0]),
-        learner=(workers.learner_process, crew.learner),
+        sampler=(workers.sampler_processes[0], actors.samplers[0]),
+        learner=(workers.learner_process, actors.learner),
     )
-    await wait_for_devices(crew.devices, config.plan)
-    await crew.started()
+    await wait_for_devices(actors.devices, config.plan)
+    await actors.started()
     waited_s = time.monotonic() - started
     say("Devices acquired; loading weights and compiling.")
     rehearsal = Rehearsal(
-        Stage(
+        Setup(
             config=config,
             data=prepared.data,
             tokenizer=prepared.tokenizer,
             workers=workers,
-            processes=[crew.learner, *crew.samplers],
+            processes=[actors.learner, *actors.samplers],
             calibrate=calibration,
-            restore=crew.learner.restore,
+            restore=actors.learner.restore,
             export=prepared.folder.export,
             target=target,
         ),
         say,
     )
-    await asyncio.gather(rehearsal.start(waited_s=waited_s), crew.scorer.start())
+    await asyncio.gather(rehearsal.start(waited_s=waited_s), actors.scorer.start())
     return await rehearsal.run()
 
 
 def _shape(request: Request) -> ModelShape | None:
-    """None: a checkpoint that says its sizes by its arrays alone."""
+    """Returns the model's shape; None for a flax checkpoint without a configuration file."""
     path = request.config.model.path
     try:
         return shape_of(request.config)
@@ -172,14 +171,15 @@ def _shape(request: Request) -> ModelShape | None:
 
 
 def _target(config: Config, shape: ModelShape | None) -> Target | None:
-    """None: the model's sizes are not known, or the configuration does not say which GPUs."""
+    """Returns the target of the plan; None if the model's shape or the kind of GPU is unknown."""
     if shape is None or config.plan.platform == "gpu":
         return None
     return Target(shape, topology_of(config, None))
 
 
-def _tell(request: Request, found: Result) -> None:
-    figures = report(request.config.run.name, found)
+def _report(request: Request, result: Result) -> None:
+    """Prints the report and writes its figures, if a file was named."""
+    figures = report(request.config.run.name, result)
     figures["random_weights"] = request.random_weights
     print()
     for line in lines(figures):
@@ -190,31 +190,31 @@ def _tell(request: Request, found: Result) -> None:
 
 
 def _check_disk(config: Config, shape: ModelShape, *, weights: bool) -> None:
-    """Refuses what would end with a full disk.
+    """Refuses a rehearsal for which the disk is too small.
 
     Raises:
-        ValueError: saying what is needed and what there is.
+        ValueError: with the needed and the free space.
     """
-    number = DTYPE_BYTES[config.model.dtype]
+    loaded = DTYPE_BYTES[config.model.dtype]
     exported = {**DTYPE_BYTES, "float16": 2}[config.export.dtype or config.model.dtype]
-    adapter = _FLOAT * shape.adapter_parameters(config.lora)
-    needed = shape.parameters * (exported + (number if weights else 0)) + _ADAPTER_COPIES * adapter
+    adapter = _FLOAT_BYTES * shape.adapter_parameters(config.lora)
+    needed = shape.parameters * (exported + (loaded if weights else 0)) + _ADAPTER_COPIES * adapter
     folder = Path(config.run.dir).absolute()
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(above).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise ValueError(
-            f"run.dir = {config.run.dir}: a rehearsal writes {needed / GIB:.1f} GiB there for a "
-            f"while, and {free / GIB:.1f} are free; nearest valid: a folder on a larger disk"
+            f"run.dir = {config.run.dir}: a rehearsal temporarily writes {needed / GIB:.1f} GiB "
+            f"there, and {free / GIB:.1f} are free; choose a folder on a larger disk"
         )
 
 
 def _prepare_random(config: Config, shape: ModelShape, folder: Path) -> Prepared:
-    """Checks everything, and writes the weights only then.
+    """Checks everything, then writes the random weights.
 
     Raises:
-        FileNotFoundError: if tokenizer or data are not there.
-        ValueError: what is wrong with the request, in words for the user.
+        FileNotFoundError: if tokenizer or data are missing.
+        ValueError: with the mistakes in the request, in words for the user.
     """
     config, dtype = _with_random_model(config, shape, folder), config.model.dtype
     weights_bytes = shape.parameters * DTYPE_BYTES[dtype]
@@ -225,31 +225,31 @@ def _prepare_random(config: Config, shape: ModelShape, folder: Path) -> Prepared
 
 
 def _with_random_model(config: Config, shape: ModelShape, folder: Path) -> Config:
-    """The configuration with a model that is in `folder`, all but its weights.
+    """Writes the model folder except for weights; returns the configuration that uses it.
 
     Raises:
         FileNotFoundError: if there is no tokenizer.
-        ValueError: likewise, or if it would come with the weights.
+        ValueError: if the tokenizer is only available together with the weights.
     """
-    model, beside = config.model, None
+    model, tokenizer = config.model, None
     if model.tokenizer is None:
         if not model.path.startswith(HF) and "://" in model.path:
             raise ValueError(
-                f"command line: --random-weights: {model.path} gives a tokenizer only with its "
-                "weights; set model.tokenizer to one that is here"
+                f"command line: --random-weights: {model.path} provides its tokenizer only with "
+                "the weights; set model.tokenizer to a local one"
             )
         if "://" in model.path:
             model = model.model_copy(update={"tokenizer": model.path})
         else:
-            beside = _tokenizer_beside(Path(model.path))
-    write_random_folder(folder, shape, tokenizer=beside)
+            tokenizer = _tokenizer_folder(Path(model.path))
+    write_random_folder(folder, shape, tokenizer=tokenizer)
     return config.model_copy(update={"model": model.model_copy(update={"path": str(folder)})})
 
 
-def _tokenizer_beside(folder: Path) -> Path:
+def _tokenizer_folder(folder: Path) -> Path:
     if any((folder / name).is_file() for name in (SENTENCEPIECE, JSON)):
         return folder
     raise FileNotFoundError(
         f"command line: --random-weights: {folder} has no tokenizer, neither {SENTENCEPIECE} nor "
-        f"{JSON}; set model.tokenizer to one that is here"
+        f"{JSON}; set model.tokenizer to a local one"
     )

@@ -1,4 +1,4 @@
-"""What the plan says of a rehearsal's work: seconds with their range, bytes of a chip."""
+"""The plan's estimates for the phases of a rehearsal: seconds with a range, bytes of a chip."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pipeline.contracts.rollouts import DecodeWork
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.hardware import Topology
-from pipeline.plan.cost_model.memory import moment
+from pipeline.plan.cost_model.memory import memory_during
+from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from pipeline.plan.cost_model.step import rewards_s, sync_s
-from pipeline.plan.cost_model.timing import Pace, Seconds, fixed
-from pipeline.plan.forecast import Parts, forecast
-from pipeline.plan.search.search import Case, measured
+from pipeline.plan.forecast import RunTimes, forecast
+from pipeline.plan.search.fitting import PlanCase, estimate_plan
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is made for: the sizes of a model, and chips."""
+    """Target of a plan: the shape of a model, and chips."""
 
     shape: ModelShape
     topology: Topology
@@ -29,74 +29,76 @@ class Target:
 
 @dataclass(frozen=True)
 class Expectations:
-    """A plan that is asked about pieces of work.
+    """Estimates for given amounts of work.
 
     Attributes:
-        config: with the sizes in force.
-        shape: the model.
-        pace: of its programs on the chips.
-        parts: of what a run does once.
+        config: with the current sizes.
+        shape: of the model.
+        model: seconds of its programs on the chips.
+        times: seconds of the one-time phases of a run.
     """
 
     config: Config
     shape: ModelShape
-    pace: Pace
-    parts: Parts
+    model: RooflineModel
+    times: RunTimes
 
     @staticmethod
     def of(config: Config, target: Target) -> Expectations:
-        """For a configuration with sizes."""
-        case = Case(config, target.shape, target.topology, Lengths.expected(config))
-        plan = measured(case, config.run.name, config, configured=True)
+        """Plans a configuration with sizes."""
+        case = PlanCase(config, target.shape, target.topology, Lengths.expected(config))
+        plan = estimate_plan(case, config.run.name, config, configured=True)
         outlook = forecast(case, plan)
-        parts = Parts.of(case, plan, outlook.rows, compiling=outlook.compile)
-        return Expectations(config, target.shape, case.pace(config), parts)
+        times = RunTimes.of(case, plan, outlook.rows, compiling=outlook.compile)
+        return Expectations(config, target.shape, case.roofline(config), times)
 
-    def drawing(self, work: DecodeWork, *, seq: int) -> Seconds:
-        """What samplers have computed, prompts of `seq` positions; they work side by side."""
+    def sampling(self, work: DecodeWork, *, seq: int) -> Seconds:
+        """Generation with this amount of work over all samplers, prompts of `seq` positions."""
         plan, steps = self.config.plan, self.config.segment_steps
         shards = plan.num_samplers * plan.sampler_shards
-        total = self.pace.prefill(max(1, work.prompt_tokens // shards), seq=seq)
+        total = self.model.prefill(max(1, work.prompt_tokens // shards), seq=seq)
         for slots, segments in work.segments.items():
             each = slots // plan.sampler_shards
-            once = self.pace.decode_step(each) * steps + self.pace.settle(each)
+            once = self.model.decode_step(each) * steps + self.model.flush(each)
             total += once * (segments / plan.num_samplers)
         return total
 
     def scoring(self, rows: int) -> Seconds:
-        """Scoring so many rows of longest sequences once."""
+        """One scoring pass over `rows` full rows."""
         return self._batches(rows, score=1)
 
-    def learning(self, rows: int) -> Seconds:
-        """Learning from them, what other policies are asked about included."""
+    def update(self, rows: int) -> Seconds:
+        """One update step on `rows` full rows, scoring by reference policies included."""
         settings = self.config.learner
-        others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
+        references = int(settings.kl_coef > 0) + int(settings.teacher is not None)
         updates = settings.updates_per_batch
-        return self._batches(rows, score=others, gradient=updates) + self.pace.apply() * updates
+        return (
+            self._batches(rows, score=references, gradient=updates) + self.model.apply() * updates
+        )
 
-    def imitating(self, rows: int) -> Seconds:
-        """Learning from so many rows of worked examples."""
-        return self._batches(rows, gradient=1) + self.pace.apply()
+    def sft_update(self, rows: int) -> Seconds:
+        """One SFT update on `rows` full rows of demonstrations."""
+        return self._batches(rows, gradient=1) + self.model.apply()
 
     def sync(self) -> Seconds:
-        """Bringing the adapter to all samplers."""
-        return sync_s(self.pace)
+        """Publishing the adapter to all samplers."""
+        return sync_s(self.model)
 
     def rewards(self, rollouts: int) -> Seconds:
-        """Scoring the texts of so many rollouts."""
-        return rewards_s(rollouts, chip=self.pace.chip)
+        """Reward functions on this number of rollouts."""
+        return rewards_s(rollouts, chip=self.model.chip)
 
     def bytes_of(self, programs: Sequence[str]) -> int | None:
-        """Of a chip at the fullest moment of these programs; None: the plan knows none of them."""
+        """Peak bytes of a chip over these programs; None: the plan knows none of them."""
         known = [one for one in programs if one.partition(" ")[0] in SAMPLER + LEARNER]
-        found = (moment(self.config, self.shape, one, phase=one).total for one in known)
+        found = (memory_during(self.config, self.shape, one, phase=one).total for one in known)
         return max(found, default=None)
 
     def _batches(self, rows: int, *, score: int = 0, gradient: int = 0) -> Seconds:
-        total = fixed(0.0, chip=self.pace.chip)
+        total = fixed_time(0.0, chip=self.model.chip)
         shards, seq = self.config.plan.learner_shards, self.config.rollout.max_tokens
         for size in batch_shape(self.config, pad=0).split(rows):
             positions = size * self.config.row_tokens // shards
-            total += self.pace.score(positions, seq=seq) * score
-            total += self.pace.gradient(positions, seq=seq) * gradient
+            total += self.model.score(positions, seq=seq) * score
+            total += self.model.gradient(positions, seq=seq) * gradient
         return total

@@ -1,11 +1,11 @@
-"""Every phase of a run once, as full as it can be, in a run's order.
+"""Runs every phase of a run once at its largest size, in a run's order.
 
-    start -> calibration -> probe -> warm start -> sync -> prefill of each bucket -> decode
+    start -> calibration -> probe -> SFT update -> sync -> prefill of each bucket -> decode
           -> fewer slots -> rewards -> score -> update -> sync -> evaluation -> checkpoint
           -> restore -> export
 
-Commands workers as the coordinator does, and knows neither Ray nor JAX. Decides nothing about the
-run: what runs out of memory is answered by the balance, what fails otherwise ends the rehearsal.
+Calls the workers as the coordinator does, without Ray or JAX. Running out of memory reduces sizes
+as in a run; any other failure ends the rehearsal.
 """
 
 from __future__ import annotations
@@ -17,49 +17,50 @@ from functools import partial
 from pathlib import Path
 
 from configs.schema import Config
-from launch.rehearsal import full
-from launch.rehearsal.account import Account, Did, Failure, Process, Result
+from launch.rehearsal import workload
 from launch.rehearsal.expected import Target
+from launch.rehearsal.report import Failure, PhaseOutcome, Result, Rows
 from pipeline.contracts.adapters import AdapterRef, Published, Restored
 from pipeline.contracts.builds import Built
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.workers import ReportsMemory
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.exports import COMPARED
 from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.choice import Calibrated
+from pipeline.plan.size_choice import Calibrated
 from pipeline.rollout.scoring import reward_inputs
 from pipeline.rollout.workers import Workers
 from rewards.base import Outcome, Tags
 
-_Phase = tuple[str, Callable[[], Awaitable[Did]]]
+_Phase = tuple[str, Callable[[], Awaitable[PhaseOutcome]]]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Who takes part, and with what.
+class Setup:
+    """Workers and inputs of a rehearsal.
 
     Attributes:
-        config: of the rehearsal: its run folder is a temporary one.
+        config: with a temporary run folder.
         data: the run's.
         tokenizer: the model's.
         workers: samplers, learner and reward workers.
         processes: that hold devices.
-        calibrate: measures sizes and puts the best in force, where they are not fixed.
-        restore: lets the learner go on from its newest checkpoint.
+        calibrate: measures sizes and applies the best ones, if they are not fixed.
+        restore: makes the learner restore its newest checkpoint.
         export: the folder to export into.
-        target: what the plan is made for; None: nothing is planned.
+        target: of the plan; None: there is no plan.
     """
 
     config: Config
     data: LoadedData
     tokenizer: Tokenizer
     workers: Workers
-    processes: Sequence[Process]
+    processes: Sequence[ReportsMemory]
     calibrate: Callable[[], Awaitable[Calibrated | None]]
     restore: Callable[[], Awaitable[Restored]]
     export: Path
@@ -71,86 +72,86 @@ class Rehearsal:
     """One rehearsal.
 
     Attributes:
-        stage: see there.
-        say: says a line.
-        now: reads the clock, in seconds.
+        setup: workers and inputs.
+        say: prints a line.
+        now: clock in seconds.
     """
 
-    stage: Stage
+    setup: Setup
     say: Callable[[str], None]
     now: Callable[[], float] = time.monotonic
-    _drawn: list[Completion] = field(default_factory=list)
+    _completions: list[Completion] = field(default_factory=list)
     _scored: list[Completion] = field(default_factory=list)
     _first: Sizes = field(init=False)
     _work: DecodeWork = field(default_factory=DecodeWork)
-    _account: Account = field(init=False)
+    _rows: Rows = field(init=False)
     _workers: Workers = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing is done yet."""
-        stage = self.stage
-        self._workers = stage.workers
-        self._first = stage.workers.sizes.in_force
-        self._account = Account(stage.processes, stage.target)
+        """Begins with the current sizes."""
+        setup = self.setup
+        self._workers = setup.workers
+        self._first = setup.workers.sizes.in_force
+        self._rows = Rows(setup.processes, setup.target)
 
     async def start(self, *, waited_s: float) -> None:
-        """Loads the base and compiles; tells both as phases.
+        """Loads the base and compiles, as two phases.
 
         Args:
-            waited_s: until the processes had their devices.
+            waited_s: seconds until the devices were reserved.
 
         Raises:
-            ValueError: what is wrong with devices, weights or rewards.
-            FileNotFoundError: likewise.
-            OutOfMemory: if there are no sizes with which they can begin.
+            ValueError: for mistakes in devices, weights or rewards.
+            FileNotFoundError: if weights or tokenizer are missing.
+            OutOfMemory: if even the smallest sizes do not fit.
         """
-        stage = self.stage
-        load_s = await stage.workers.start()
+        setup = self.setup
+        load_s = await setup.workers.start()
         built = await self._built()
         cached = sum(one.cached for one in built)
-        await self._account.write(
+        await self._rows.add(
             self._config,
             "start and load",
             waited_s + load_s,
-            Did(f"load {load_s:.1f} s", lambda expected: expected.parts.start),
+            PhaseOutcome(f"load {load_s:.1f} s", lambda expected: expected.times.start),
         )
-        note = f"{len(built)} programs, {cached} from the cache; one after the other"
-        await self._account.write(
+        note = f"{len(built)} programs, {cached} from the cache; sum of their times"
+        await self._rows.add(
             self._config,
             "compile",
             sum(one.seconds for one in built),
-            Did(note, lambda expected: expected.parts.compile),
+            PhaseOutcome(note, lambda expected: expected.times.compile),
         )
 
     async def run(self) -> Result:
-        """All other phases, until one fails."""
+        """Runs all other phases, until one fails."""
         failure = None
         for name, work in self._phases():
             self.say(f"rehearsing: {name}")
             began = self.now()
             try:
-                did = await work()
-                await self._account.write(self._config, name, self.now() - began, did)
-            except Exception as error:  # noqa: BLE001  # whatever it is: told, exit status 1
-                failure = Failure(name, _words(error))
+                outcome = await work()
+                await self._rows.add(self._config, name, self.now() - began, outcome)
+            except Exception as error:  # noqa: BLE001  # any error is reported, exit status 1
+                failure = Failure(name, _describe(error))
                 break
-        sizes = self.stage.workers.sizes.in_force
-        return Result(tuple(self._account.rows), failure, self._first, sizes, self._account.limit)
+        sizes = self.setup.workers.sizes.in_force
+        return Result(tuple(self._rows.rows), failure, self._first, sizes, self._rows.limit)
 
     def _phases(self) -> Iterator[_Phase]:
-        # Lazily: after a lack of memory the following phases have other sizes.
-        config = self.stage.config
+        # Lazily: after running out of memory the following phases have smaller sizes.
+        config = self.setup.config
         if not config.plan.fixed:
             yield "calibration", self._calibrate
         yield "probe", self._probe
-        if config.run.warm_start:
-            yield "warm start", self._imitate
+        if config.run.has_sft_phase:
+            yield "SFT update", self._sft_update
         yield "first sync", self._sync
         for bucket in reversed(config.prompt_buckets):
-            yield f"prefill of {bucket}", partial(self._read, bucket)
-        yield "decode", self._draw
+            yield f"prefill of {bucket}", partial(self._prefill, bucket)
+        yield "decode", self._decode
         for slots in self._config.plan.slot_ladder[1:]:
-            yield f"decode in {slots} slots", partial(self._draw_in, slots)
+            yield f"decode in {slots} slots", partial(self._decode_in_slots, slots)
         yield "rewards", self._reward
         yield "score", self._score
         yield "update", self._update
@@ -160,151 +161,158 @@ class Rehearsal:
         yield "restore", self._restore
         yield "export", self._export
 
-    async def _calibrate(self) -> Did:
-        found = await self.stage.calibrate()
-        # What is chosen is not for want of memory.
-        self._first = self.stage.workers.sizes.in_force
-        if found is None:
-            return Did("nothing is measured")
-        return Did(f"about {found.choice.tokens_per_s:,.0f} trained tokens a second")
+    async def _calibrate(self) -> PhaseOutcome:
+        calibrated = await self.setup.calibrate()
+        # The chosen sizes are the reference: choosing smaller ones is not running out of memory.
+        self._first = self.setup.workers.sizes.in_force
+        if calibrated is None:
+            return PhaseOutcome("nothing is measured")
+        return PhaseOutcome(f"about {calibrated.choice.tokens_per_s:,.0f} trained tokens a second")
 
-    async def _probe(self) -> Did:
-        largest = await self._workers.probe(self.stage.data.train.prompts)
-        return Did(f"sampler and learner agree to {largest:.1e}")
+    async def _probe(self) -> PhaseOutcome:
+        largest = await self._workers.probe(self.setup.data.train.prompts)
+        return PhaseOutcome(f"sampler and learner agree to {largest:.1e}")
 
-    async def _sync(self) -> Did:
+    async def _sync(self) -> PhaseOutcome:
         published = await self._workers.publish()
-        return Did(f"version {published.version}", lambda expected: expected.sync())
+        return PhaseOutcome(f"version {published.version}", lambda expected: expected.sync())
 
-    async def _read(self, bucket: int) -> Did:
-        requests = full.to_read(self._config, self._train, bucket=bucket, published=self._published)
+    async def _prefill(self, bucket: int) -> PhaseOutcome:
+        requests = workload.prefill_requests(
+            self._config, self._train, bucket=bucket, published=self._published
+        )
         await self._generate(requests)
         programs = (f"prefill {bucket}", f"fill {bucket}")
-        return self._drawn_as(f"{len(requests)} prompts of {bucket}, 1 segment", bucket, programs)
+        return self._sampling_outcome(
+            f"{len(requests)} prompts of {bucket}, 1 segment", bucket, programs
+        )
 
-    async def _draw(self) -> Did:
-        requests = full.to_draw(self._config, self._train)
-        self._drawn = await self._generate(requests)
+    async def _decode(self) -> PhaseOutcome:
+        requests = workload.decode_requests(self._config, self._train)
+        self._completions = await self._generate(requests)
         slots = self._config.slots
         new = self._config.rollout.max_new_tokens
-        note = f"{len(requests)} rollouts in {slots} slots, each kept for {new} tokens"
-        return self._drawn_as(note, self._longest, (f"segment {slots}",))
+        note = f"{len(requests)} rollouts in {slots} slots, {new} tokens each"
+        return self._sampling_outcome(note, self._longest, (f"segment {slots}",))
 
-    async def _draw_in(self, slots: int) -> Did:
-        requests = full.to_draw_in(self._config, self._train, slots=slots)
+    async def _decode_in_slots(self, slots: int) -> PhaseOutcome:
+        requests = workload.segment_requests(self._config, self._train, slots=slots)
         await self._generate(requests)
-        return self._drawn_as("1 segment", self._longest, (f"segment {slots}",))
+        return self._sampling_outcome("1 segment", self._longest, (f"segment {slots}",))
 
-    async def _generate(self, requests: Sequence[RolloutRequest]) -> list[Completion]:
-        temperature = self._config.rollout.temperature
-        return await self._generated(requests, temperature)
-
-    async def _generated(
-        self, requests: Sequence[RolloutRequest], temperature: float
+    async def _generate(
+        self, requests: Sequence[RolloutRequest], *, temperature: float | None = None
     ) -> list[Completion]:
+        if temperature is None:
+            temperature = self._config.rollout.temperature
         completions, self._work = await self._workers.generate(requests, temperature=temperature)
         return completions
 
-    async def _reward(self) -> Did:
+    async def _reward(self) -> PhaseOutcome:
         config = self._config
         prompts = {prompt.id: prompt for prompt in self._train}
-        maker = PromptMaker(config.prompt, self.stage.tokenizer)
-        inputs = reward_inputs(self._drawn, prompts, maker=maker, tags=Tags.of(config.prompt))
+        maker = PromptMaker(config.prompt, self.setup.tokenizer)
+        inputs = reward_inputs(self._completions, prompts, maker=maker, tags=Tags.of(config.prompt))
         outcomes = await self._workers.scorer.score(inputs)
         for part in config.rewards.functions:
             _check_rewarded(part.name, [row[part.name] for row in outcomes])
         note = f"{len(inputs)} completions, {_failed(outcomes)} calls without a value"
-        return Did(note, lambda expected: expected.rewards(len(inputs)))
+        return PhaseOutcome(note, lambda expected: expected.rewards(len(inputs)))
 
-    async def _score(self) -> Did:
-        rows = full.learned_rows(self._config)
-        completions = full.to_score(self._config, self._drawn, self._published)
+    async def _score(self) -> PhaseOutcome:
+        rows = workload.update_rows(self._config)
+        completions = workload.full_completions(self._config, self._completions, self._published)
         scored = await self._workers.learner.score(completions, which="current")
         self._scored = [
             replace(one, logprobs=logprobs, processed_logprobs=None)
             for one, logprobs in zip(completions, scored, strict=True)
         ]
-        return Did(
+        return PhaseOutcome(
             self._rows_note(rows),
             lambda expected: expected.scoring(rows),
-            self._of_rows("score"),
+            self._row_programs("score"),
         )
 
-    async def _imitate(self) -> Did:
-        sequences = full.to_imitate(self._config, self._train)
+    async def _sft_update(self) -> PhaseOutcome:
+        sequences = workload.sft_rows(self._config, self._train)
         await self._workers.learner.sft_update(sequences)
         rows = len(sequences)
-        return Did(
+        return PhaseOutcome(
             self._rows_note(rows),
-            lambda expected: expected.imitating(rows),
-            self._of_rows("sft_gradient"),
+            lambda expected: expected.sft_update(rows),
+            self._row_programs("sft_gradient"),
         )
 
-    async def _update(self) -> Did:
-        config, rows = self._config, full.learned_rows(self._config)
+    async def _update(self) -> PhaseOutcome:
+        config, rows = self._config, workload.update_rows(self._config)
         rate = config.learner.lr if config.plans_decay else None
-        learned = await self._workers.learner.update(full.to_learn(self._scored), rate=rate)
-        programs = self._of_rows("gradient")
+        metrics = await self._workers.learner.update(
+            workload.training_rollouts(self._scored), rate=rate
+        )
+        programs = self._row_programs("gradient")
         if config.learner.uses_reference_top_k:
-            programs += self._of_rows("reference_top_k")
-        note = f"{self._rows_note(rows)}, {learned['tokens_trained']:,.0f} tokens"
-        return Did(note, lambda expected: expected.learning(rows), programs)
+            programs += self._row_programs("reference_top_k")
+        note = f"{self._rows_note(rows)}, {metrics['tokens_trained']:,.0f} tokens"
+        return PhaseOutcome(note, lambda expected: expected.update(rows), programs)
 
-    async def _evaluate(self) -> Did:
+    async def _evaluate(self) -> PhaseOutcome:
         config, protocol = self._config, self._config.eval
-        prompts = full.to_answer(config, self.stage.data.test.prompts)
+        prompts = workload.evaluation_prompts(config, self.setup.data.test.prompts)
         requests = evaluation.requests(prompts, phase="test", samples=protocol.samples)
-        drawn = await self._generated(requests, protocol.temperature)
-        found = evaluation.judge(
+        completions = await self._generate(requests, temperature=protocol.temperature)
+        judged = evaluation.judge(
             prompts,
-            drawn,
-            maker=PromptMaker(config.prompt, self.stage.tokenizer),
+            completions,
+            maker=PromptMaker(config.prompt, self.setup.tokenizer),
             tags=Tags.of(config.prompt),
             extraction=protocol.extraction,
         )
-        note = f"{len(drawn)} answers to {len(prompts)} prompts, {found.correct.sum()} right"
-        return self._drawn_as(note, self._longest, ())
+        note = (
+            f"{len(completions)} answers to {len(prompts)} prompts, {judged.correct.sum()} correct"
+        )
+        return self._sampling_outcome(note, self._longest, ())
 
-    async def _save(self) -> Did:
+    async def _save(self) -> PhaseOutcome:
         learner, validates = self._workers.learner, self._config.eval.validates
         await learner.save({"rehearsal": self._published.version})
         if validates:
             await learner.keep_best()
-        return Did("", lambda expected: expected.parts.checkpoint)
+        return PhaseOutcome("", lambda expected: expected.times.checkpoint)
 
-    async def _restore(self) -> Did:
-        before, found = self._published, await self.stage.restore()
-        saved = (found.meta or {}).get("rehearsal")
+    async def _restore(self) -> PhaseOutcome:
+        before, restored = self._published, await self.setup.restore()
+        saved = (restored.meta or {}).get("rehearsal")
         after = await self._workers.publish()
-        if found.damaged or saved != before.version or after.sha256 != before.sha256:
-            damaged = "; ".join(found.damaged) or f"version {saved}, {after.sha256[:12]}"
+        if restored.damaged or saved != before.version or after.sha256 != before.sha256:
+            damaged = "; ".join(restored.damaged) or f"version {saved}, {after.sha256[:12]}"
             raise RuntimeError(
-                f"not what was saved, version {before.version}, {before.sha256[:12]}: {damaged}"
+                f"restored another adapter than version {before.version}, {before.sha256[:12]}: "
+                f"{damaged}"
             )
-        return Did(f"version {after.version}, the same adapter")
+        return PhaseOutcome(f"version {after.version}, the same adapter")
 
-    async def _export(self) -> Did:
+    async def _export(self) -> PhaseOutcome:
         which: AdapterRef = "best" if self._config.eval.validates else "current"
-        folder = self.stage.export
+        folder = self.setup.export
         report = await self._workers.learner.export(
             str(folder), self._scored[:COMPARED], which=which
         )
         equal = (
-            "the same numbers"
+            "identical values"
             if report.max_difference is None
             else f"log-probs within {report.max_difference:.1e}"
         )
         gib = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
-        return Did(f"{gib:.3g} GiB, {equal}", lambda expected: expected.parts.export)
+        return PhaseOutcome(f"{gib:.3g} GiB, {equal}", lambda expected: expected.times.export)
 
     @property
     def _config(self) -> Config:
-        """With the sizes in force."""
-        return sized(self.stage.config, self.stage.workers.sizes.in_force)
+        """The configuration with the current sizes."""
+        return sized(self.setup.config, self.setup.workers.sizes.in_force)
 
     @property
     def _train(self) -> Sequence[Prompt]:
-        return self.stage.data.train.prompts
+        return self.setup.data.train.prompts
 
     @property
     def _longest(self) -> int:
@@ -312,14 +320,14 @@ class Rehearsal:
 
     @property
     def _published(self) -> Published:
-        assert self._workers.published is not None, "a version was published first"
+        assert self._workers.published is not None, "an adapter is published first"
         return self._workers.published
 
-    def _drawn_as(self, note: str, seq: int, programs: tuple[str, ...]) -> Did:
+    def _sampling_outcome(self, note: str, seq: int, programs: tuple[str, ...]) -> PhaseOutcome:
         work = self._work
-        return Did(note, lambda expected: expected.drawing(work, seq=seq), programs)
+        return PhaseOutcome(note, lambda expected: expected.sampling(work, seq=seq), programs)
 
-    def _of_rows(self, kind: str) -> tuple[str, ...]:
+    def _row_programs(self, kind: str) -> tuple[str, ...]:
         return tuple(f"{kind} {rows}" for rows in batch_shape(self._config, pad=0).sizes)
 
     def _rows_note(self, rows: int) -> str:
@@ -333,7 +341,7 @@ class Rehearsal:
 
 
 def _check_rewarded(name: str, outcomes: Sequence[Outcome]) -> None:
-    """One that gives no value at all is broken; a few without one are counted in a run, too."""
+    """Refuses a reward function without any value; a run only counts single failed calls."""
     if any(outcome.value is not None for outcome in outcomes):
         return
     raise RuntimeError(
@@ -346,7 +354,7 @@ def _failed(outcomes: Sequence[Mapping[str, Outcome]]) -> int:
     return sum(outcome.value is None for row in outcomes for outcome in row.values())
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     text = str(error).strip()
-    told = isinstance(error, RuntimeError | ValueError | OutOfMemory) and text
-    return text if told else f"{type(error).__name__}: {text}"
+    is_ours = isinstance(error, RuntimeError | ValueError | OutOfMemory) and text
+    return text if is_ours else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""The folder that a rehearsal works in: beside the run folders, and gone afterwards."""
+"""Temporary run folder of a rehearsal, beside the run folders and deleted at the end."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from pipeline.run.run_folder import RunFolder
 _PREFIX = ".rehearsal-"
 
 
-def rehearsed(config: Config) -> Config:
-    """The same run in a folder of its own, on the file system that the run will be on; no W&B."""
+def rehearsal_config(config: Config) -> Config:
+    """Returns the configuration with a temporary folder on the same file system, without W&B."""
     run = config.run.model_copy(update={"name": f"{_PREFIX}{config.run.name}"})
     return config.model_copy(update={"run": run, "wandb": Wandb(mode="disabled")})
 
 
 @contextmanager
-def scratch(config: Config) -> Iterator[Path]:
-    """The empty folder of a rehearsal, held against others; all of it is gone afterwards.
+def temporary_run_folder(config: Config) -> Iterator[Path]:
+    """Locks an empty temporary run folder for the block; deletes it and its new parents afterwards.
 
-    What a killed rehearsal has left in it is deleted first. Folders above it that were made for it
-    are gone, too.
+    Leftovers of a killed rehearsal are deleted first.
 
     Args:
-        config: what `rehearsed` returned.
+        config: from `rehearsal_config`.
 
     Raises:
-        ValueError: if another process is at work in it.
+        ValueError: if another process uses the folder.
     """
     folder = RunFolder.of(config)
     try:
@@ -41,13 +40,13 @@ def scratch(config: Config) -> Iterator[Path]:
             finally:
                 _empty(folder.path)
     finally:
-        # It was there already, if a killed rehearsal has left it.
+        # The lock removes only a folder that it made, not one that a killed rehearsal left.
         with suppress(OSError):
             folder.path.rmdir()
 
 
 def _empty(folder: Path) -> None:
-    """Deletes all but the lock."""
+    """Deletes everything but the lock file."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.contracts.cache_folder import cache_folder
-from pipeline.contracts.folder_lock import HeldFolder
+from pipeline.contracts.folder_lock import LockedFolder
 
 MOST_BYTES = 4 * 2**30
 """Size above which the oldest programs are deleted."""
@@ -33,7 +33,7 @@ class ProgramCache:
         self._shared = shared
         own_folders = shared / "processes"
         own_folders.mkdir(parents=True, exist_ok=True)
-        self._own = HeldFolder(own_folders, prefix="")
+        self._own = LockedFolder(own_folders, prefix="")
         self._names = set[str]()  # entries that are or were shared
         for entry in shared.glob(f"*{_SUFFIX}"):
             self._link(entry)

@@ -1,4 +1,4 @@
-"""Adapters and exports as values that cross process boundaries."""
+"""Values that describe adapters and exports across process boundaries."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 AdapterRef = Literal["current", "previous", "initial", "probe", "best"]
-"""An adapter of the learner: the current one, the one of the version before (with `rollout.ahead`),
-the one at the start of the run, a random one, or the best by validation so far."""
+"""An adapter of the learner: the current version, the previous version (with `rollout.ahead`), the
+initial adapter of the run, a random adapter for the probe, or the best version by validation."""
 
 BestFile = Literal["whole", "recovered", "lost"]
-"""The file of the best adapter: as it was written, written again from another place, or nowhere."""
+"""State of the best adapter's file: intact, recovered from another copy, or lost."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """An adapter on its way to the samplers.
+    """An adapter that the learner publishes to the samplers.
 
     Attributes:
         version: policy version.
         sha256: hash of the adapter.
-        payload: the adapter, in whatever form the transport likes; opaque to the coordinator.
+        payload: the adapter in the transport's format; opaque to the coordinator.
     """
 
     version: int
@@ -31,12 +31,12 @@ class Published:
 
 @dataclass(frozen=True)
 class OpenedAdapter:
-    """What a sampler holds after it opened an adapter itself.
+    """An adapter that a sampler has loaded from a file.
 
     Attributes:
         version: policy version; 0 is the base.
-        sha256: hash of what is on the devices.
-        what: in words, what it is and where from.
+        sha256: hash of the adapter on the devices.
+        what: description of the adapter and its origin.
     """
 
     version: int
@@ -46,12 +46,12 @@ class OpenedAdapter:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a learner found when it started.
+    """Result of restoring a checkpoint at the learner's start.
 
     Attributes:
-        meta: what the coordinator saved with the checkpoint; None: there was no checkpoint.
-        damaged: a line for each newer checkpoint that could not be used.
-        where: the checkpoint folder and the host that it was looked for on.
+        meta: the coordinator's data in the checkpoint; None if there was no checkpoint.
+        damaged: one line for each newer checkpoint that is unusable.
+        where: the checkpoint folder and its host.
     """
 
     meta: Mapping[str, Any] | None
@@ -64,10 +64,10 @@ class ExportReport:
     """A verified export.
 
     Attributes:
-        folder: where it is.
-        max_difference: largest log-prob difference to the policy, over `tokens` tokens; None where
-            the devices had no room to score with, so that numbers were compared.
-        tokens: tokens compared.
+        folder: path of the export.
+        max_difference: maximum log-prob difference to the policy over `tokens` tokens; None if
+            device memory was too small for scoring, so that weights were compared instead.
+        tokens: number of compared tokens.
         version: the policy version that was exported.
     """
 
@@ -80,4 +80,4 @@ class ExportReport:
 Format = Literal["hf", "peft", "orbax"]
 
 FORMATS: tuple[Format, ...] = get_args(Format)
-"""In the order in which they are written."""
+"""All export formats, in the order of writing."""

@@ -11,19 +11,19 @@ from jaxtyping import Float32, Int32
 
 from pipeline.contracts.rollouts import Demonstration, RolloutName
 
-Packed = tuple[Demonstration, ...]
-"""Examples that share a row."""
+PackedRow = tuple[Demonstration, ...]
+"""Demonstrations that are packed into one row."""
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The sizes of micro-batches.
+    """Sizes of micro-batches.
 
     Attributes:
-        rows: rows of a full one.
-        tail_rows: rows of a small one, which takes what is left of a step where that is little.
-        length: positions of a row.
-        pad: token that fills.
+        rows: rows of a full micro-batch.
+        tail_rows: rows of a small micro-batch, for the last rows of a step.
+        length: tokens of a row.
+        pad: id of the padding token.
     """
 
     rows: int
@@ -32,9 +32,9 @@ class BatchShape:
     pad: int
 
     def split(self, rows: int) -> list[int]:
-        """Sizes of the micro-batches that hold so many rows, full ones first.
+        """Sizes of the micro-batches for this many rows, full ones first.
 
-        The rest goes into small ones when it is at most half of a full one.
+        The remainder goes into small micro-batches if it is at most half of a full one.
         """
         full, rest = divmod(rows, self.rows)
         if 2 * rest > self.rows:
@@ -43,13 +43,13 @@ class BatchShape:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of the micro-batches that there can be, the largest first."""
+        """Possible numbers of rows of a micro-batch, largest first."""
         return (self.rows, self.tail_rows) if 2 * self.tail_rows <= self.rows else (self.rows,)
 
 
 @runtime_checkable
-class Piece(Protocol):
-    """What is packed: a prompt and the completion that is learned."""
+class PackableSequence(Protocol):
+    """A prompt and the completion that is trained on."""
 
     @property
     def prompt_tokens(self) -> np.ndarray:
@@ -61,23 +61,23 @@ class Piece(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a piece is: its row, and which positions predict its completion."""
+class CompletionSlice:
+    """Location of a completion in a batch: its row and the positions that predict its tokens."""
 
     row: int
-    drawn: slice
+    positions: slice
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One micro-batch, aligned to the position that predicts: column t is about token t + 1.
+    """One micro-batch, aligned to the predicting position: column t refers to target t + 1.
 
     Attributes:
-        tokens: inputs, padded behind.
-        targets: the next token of each input.
-        weights: of each target in the loss; 0 for prompts and padding.
-        segments: which piece of its row a token belongs to, from 1; 0 is padding.
-        positions: of each token in its piece.
+        tokens: input tokens, right-padded.
+        targets: the next token of each input token.
+        weights: loss weight of each target; 0 for prompts and padding.
+        segments: number of a token's sequence within its row, from 1; 0 is padding.
+        positions: position of each token in its sequence.
     """
 
     tokens: Int32[np.ndarray, "rows seq"]
@@ -88,17 +88,17 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Learned tokens."""
+        """Number of tokens with a loss weight."""
         return int(np.count_nonzero(self.weights))
 
     @property
     def num_padded(self) -> int:
-        """Positions that hold nothing."""
+        """Number of padding tokens."""
         return int(np.count_nonzero(self.segments == 0))
 
 
 def padding_metrics(batches: Sequence[PackedBatch]) -> dict[str, float]:
-    """Positions that are computed and hold nothing, and their share of all."""
+    """Number of padding tokens and their share of all positions."""
     padded = sum(batch.num_padded for batch in batches)
     positions = sum(batch.tokens.size for batch in batches)
     return {"tokens_padded": float(padded), "padded_share": padded / max(positions, 1)}
@@ -108,16 +108,19 @@ def padding_metrics(batches: Sequence[PackedBatch]) -> dict[str, float]:
 class TokenBatch(PackedBatch):
     """One micro-batch of rollouts; see `PackedBatch`.
 
+    All arrays below are 0 for prompts and padding.
+
     Attributes:
-        advantages: of the rollout that each target belongs to; 0 where nothing is learned.
-        sampled_logprobs: the sampler's for each target, under the full distribution; likewise.
-        processed_logprobs: under the distribution that it drew from; likewise.
-        versions: policy version that drew each target; likewise.
-        places: where each rollout's completion is predicted, by name.
+        advantages: advantage of each target's rollout.
+        sampled_logprobs: the sampler's log-prob of each target under the full distribution.
+        processed_logprobs: the sampler's log-prob of each target under the distribution that it
+            sampled from, after top-k, top-p and min-p.
+        versions: policy version that sampled each target.
+        completions: location of each rollout's completion, by name.
     """
 
     advantages: Float32[np.ndarray, "rows seq"]
     sampled_logprobs: Float32[np.ndarray, "rows seq"]
     processed_logprobs: Float32[np.ndarray, "rows seq"]
     versions: Int32[np.ndarray, "rows seq"]
-    places: dict[RolloutName, Place]
+    completions: dict[RolloutName, CompletionSlice]

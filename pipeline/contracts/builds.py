@@ -1,10 +1,21 @@
-"""What a process compiles: told while it goes on, and summed up when it is done. Knows no JAX."""
+"""Compilation in a process: how many programs at once, progress, a summary. No JAX."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+def cores() -> int:
+    """CPU cores that this process may use: as many programs are compiled at once.
+
+    These are the cores of its affinity mask, or all cores on a system without one, such as macOS.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -12,9 +23,9 @@ class Built:
     """A compiled program.
 
     Attributes:
-        name: which one, e.g. "segment 192".
-        seconds: that compiling took, or reading it from the cache.
-        cached: whether it was found in the persistent cache.
+        name: the program's name, such as "segment 192".
+        seconds: time of compiling it, or of reading it from the cache.
+        cached: whether it was in the persistent cache.
     """
 
     name: str
@@ -24,11 +35,11 @@ class Built:
 
 @dataclass(frozen=True)
 class Ready:
-    """A process that can work.
+    """What it took to prepare a process.
 
     Attributes:
-        load_s: seconds that loading the base took.
-        built: programs that were compiled for this; none: they were there.
+        load_s: seconds of loading the base model.
+        built: programs compiled now; empty: all existed already.
     """
 
     load_s: float = 0.0
@@ -37,11 +48,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Building:
-    """How far a process is.
+    """Progress of compilation.
 
     Attributes:
-        done: programs that are compiled, in the order in which they were.
-        total: programs that are known to be needed so far.
+        done: compiled programs, in the order of completion.
+        total: programs requested so far.
     """
 
     done: tuple[Built, ...] = ()
@@ -49,36 +60,36 @@ class Building:
 
 
 class BuildLog:
-    """Notes programs as they are asked for and compiled; may be read from another thread."""
+    """Counts programs as they are requested and compiled. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state = Building()
 
-    def asked(self) -> None:
-        """One more is needed."""
+    def requested(self) -> None:
+        """Counts a program that has to be compiled."""
         with self._lock:
             self._state = Building(self._state.done, self._state.total + 1)
 
     def done(self, built: Built) -> None:
-        """One more is there."""
+        """Records a compiled program."""
         with self._lock:
             self._state = Building((*self._state.done, built), self._state.total)
 
     def read(self) -> Building:
-        """How far it is."""
+        """The progress so far."""
         with self._lock:
             return self._state
 
 
 def built_line(built: Built, *, number: int, total: int) -> str:
-    """A compiled program in words."""
+    """A compiled program as a line of progress."""
     cached = " from the cache" if built.cached else ""
     return f"{built.name}: {built.seconds:.1f} s{cached}, {number} of {total} so far"
 
 
 def built_facts(built: Sequence[Built]) -> dict[str, object]:
-    """Compiled programs as the journal has them."""
+    """Compiled programs as the journal stores them."""
     return {
         "programs": {one.name: round(one.seconds, 3) for one in built},
         "program_seconds": round(sum(one.seconds for one in built), 3),

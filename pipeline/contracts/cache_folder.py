@@ -1,4 +1,4 @@
-"""The cache between runs: files that can be made again."""
+"""The cache shared between runs, for files that can be recomputed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from pipeline.contracts.record_files import DamagedFileError, read_json, write_json
 
 CACHE_VARIABLE = "GEMMA_GRPO_CACHE"
-"""Environment variable that names the folder."""
+"""Environment variable of the cache folder."""
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder of one kind of such files, which need not exist yet.
+    """The cache folder of one kind of files, which may not exist yet.
 
-    Below $GEMMA_GRPO_CACHE, else `gemma-grpo` in $XDG_CACHE_HOME, else in `~/.cache`.
+    It is in $GEMMA_GRPO_CACHE, else in $XDG_CACHE_HOME/gemma-grpo, else in ~/.cache/gemma-grpo.
     """
     own = os.environ.get(CACHE_VARIABLE)
     if own:
@@ -25,8 +25,8 @@ def cache_folder(kind: str) -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "gemma-grpo" / kind
 
 
-def keep_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a file of the cache, atomically; does nothing where the folder is not writable."""
+def write_cached_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a cache file atomically; does nothing if the folder is not writable."""
     own = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,8 +36,8 @@ def keep_json(path: Path, content: Mapping[str, Any]) -> None:
         return
 
 
-def kept_json(path: Path) -> dict[str, Any] | None:
-    """What `keep_json` wrote; None if the file is missing or damaged."""
+def read_cached_json(path: Path) -> dict[str, Any] | None:
+    """Reads a file of `write_cached_json`; None if it is missing or damaged."""
     try:
         return read_json(path)
     except (OSError, DamagedFileError):

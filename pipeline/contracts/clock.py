@@ -1,4 +1,4 @@
-"""Clocks: the time that a run has used, and a stopwatch for the parts of a step."""
+"""The run's clock and a stopwatch for the parts of a step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Clock:
-    """Time used by the run, earlier processes included.
+    """Time used by the run, including its earlier processes.
 
     Attributes:
-        started: when this process started, on the scale of `now`.
-        used_before_s: what earlier processes of the run used.
+        started: start of this process, on the scale of `now`.
+        used_before_s: seconds used by earlier processes of the run.
         now: reads the clock, in seconds.
-        waited_s: what this process has waited for devices.
+        waited_s: seconds that this process has waited for devices.
     """
 
     started: float
@@ -33,10 +33,10 @@ class Clock:
 
     @contextmanager
     def waiting(self, *, used: bool) -> Iterator[None]:
-        """Measures what passes meanwhile as waiting for devices.
+        """Measures the duration of its block as waiting for devices.
 
         Args:
-            used: whether it counts as time used by the run.
+            used: whether the wait counts as time used by the run.
         """
         began = self.now()
         if not used:
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Stopwatch:
-    """Seconds by part of a step.
+    """Measures the seconds of each part of a step.
 
     Args:
         now: reads the clock, in seconds.
@@ -64,21 +64,21 @@ class Stopwatch:
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Ends the part that began at the last lap; laps of one name are added up."""
+        """Ends the part that started at the last lap; laps with the same name are summed."""
         now = self._now()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
 
     def lap_s(self, name: str) -> float:
-        """Seconds of a part that has ended."""
+        """Seconds of a finished part."""
         return self._laps[name]
 
     @property
     def total_s(self) -> float:
-        """Seconds so far."""
+        """Seconds since the start."""
         return self._now() - self._started
 
     def metrics(self) -> dict[str, float]:
-        """`time/PART_s` and, from the start to the last lap, `time/step_s`."""
+        """`time/PART_s` for each part, and `time/step_s` from the start to the last lap."""
         laps = {f"time/{name}_s": seconds for name, seconds in self._laps.items()}
         return {**laps, "time/step_s": self._last - self._started}

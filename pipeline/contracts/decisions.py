@@ -141,11 +141,11 @@ class RunHistory(Protocol):
         """The run folder."""
 
     @property
-    def is_begun(self) -> bool:
+    def holds_run(self) -> bool:
         """Whether a process of the run has started training."""
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def saved_config(self) -> dict[str, Any]:
         """The configuration that the run folder holds."""
 
     @property
@@ -153,7 +153,7 @@ class RunHistory(Protocol):
         """Content of `summary.json`; None: the run has not ended."""
 
     @property
-    def noted_s(self) -> float:
+    def recorded_used_s(self) -> float:
         """Seconds that were used, by the last note of a running process."""
 
     @property

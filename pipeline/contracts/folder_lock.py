@@ -1,4 +1,4 @@
-"""A folder of one process, which the next one deletes where this one was killed."""
+"""Temporary folders that are locked by their process and deleted after its death."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOCK = ".held-by-gemma-grpo"
-"""A name that nobody else gives: what has it may be deleted."""
+"""Name of the lock file, unique to this project: a folder that contains it may be deleted."""
 
 
-class HeldFolder:
-    """A new folder that is this process's while it lives; those that killed ones have left go.
+class LockedFolder:
+    """A new folder that this process holds locked; deletes the folders of killed processes.
 
-    The kernel lets go of a process's lock however it ends, so a folder whose lock can be taken is
-    nobody's any more.
+    The kernel releases the locks of a process however it ends, so an unlocked folder is unused.
 
     Args:
-        parent: where it is made; it has to be there.
-        prefix: of its name, and of the names of those that may be deleted.
+        parent: existing folder in which the new one is created.
+        prefix: prefix of the folder's name, and of the names of folders that may be deleted.
 
     Attributes:
         path: the folder.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if it cannot be created.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
-        for left in parent.glob(f"{prefix}*"):
-            _remove_if_left(left)
+        for folder in parent.glob(f"{prefix}*"):
+            _remove_if_unlocked(folder)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        # Taken under another name first: nobody finds a lock that is not held yet.
-        made = self.path / f"{_LOCK}-made"
-        # A plain descriptor: held until the process ends, and by no program that it starts.
-        self._lock = os.open(made, os.O_WRONLY | os.O_CREAT)
+        # Locked under another name first, so that no process finds an unlocked lock file.
+        created = self.path / f"{_LOCK}-made"
+        # A raw descriptor stays open until the process ends and is not inherited by children.
+        self._lock = os.open(created, os.O_WRONLY | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            made.rename(self.path / _LOCK)
+            created.rename(self.path / _LOCK)
         except OSError:
             self.remove()
             raise
 
     def remove(self) -> None:
-        """Deletes it before the process ends."""
+        """Deletes the folder and releases the lock."""
         _remove(self.path)
         os.close(self._lock)
 
 
-def _remove_if_left(folder: Path) -> None:
-    """Deletes a folder that a process has held and holds no more."""
+def _remove_if_unlocked(folder: Path) -> None:
+    """Deletes a folder whose process has ended."""
     with suppress(OSError):
         lock = os.open(folder / _LOCK, os.O_WRONLY)
         try:
@@ -63,7 +62,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The lock last: what could not be deleted, or was made meanwhile, the next process finds."""
+    """Deletes the lock file last, so that a later process can delete what remains."""
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():

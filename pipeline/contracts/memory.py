@@ -1,4 +1,4 @@
-"""Running out of memory as a value that crosses process boundaries."""
+"""Out-of-memory errors and memory use as values that cross process boundaries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pipeline.contracts.sizes import Phase
 
 
 class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a signal
-    """A process ran out of memory, on a device or beside it; it is alive and as it was before.
+    """A process ran out of device or host memory; it is alive, with its state unchanged.
 
     Attributes:
-        phase: what it was doing.
-        what: what it was told, one line.
-        share: of what it needed so much was there; None: that is not known.
+        phase: activity of the process.
+        what: the error, one line.
+        share: available memory as a share of the required memory; None: unknown.
     """
 
     def __init__(self, phase: Phase, what: str, share: float | None = None) -> None:
@@ -28,7 +28,7 @@ class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a si
 
 
 class NothingSmaller(OutOfMemory):
-    """Out of memory, and there are no smaller sizes to go on with; `what` is a sentence."""
+    """Out of memory, and there are no smaller sizes to continue with; `what` is a sentence."""
 
     def __str__(self) -> str:
         return self.what
@@ -36,14 +36,13 @@ class NothingSmaller(OutOfMemory):
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Of the fullest device of a process.
+    """Memory use of the fullest device of a process.
 
     Attributes:
-        programs: bytes while each of its programs runs, by name: all arrays that are there now, and
-            what the compiler says that the program takes beside them.
-        peak: the most bytes that were in use so far, by the device's own account; None: it keeps
-            none, as on a CPU.
-        limit: bytes that may be used, likewise.
+        programs: bytes during each program, by name: all current arrays plus the program's
+            temporaries as reported by the compiler.
+        peak: peak bytes in use, as reported by the device; None: it reports none, such as a CPU.
+        limit: bytes that may be used, as reported by the device; None: it reports none.
     """
 
     programs: Mapping[str, int]

@@ -1,7 +1,7 @@
-"""The sizes of a model as the planner counts them, from its `config.json`. No JAX, no weights.
+"""Dimensions of a model, from its `config.json`, and the bytes of its arrays. No JAX, no weights.
 
-Counts elements and the bytes that they take where nothing is padded; what a device adds to that is
-the business of `pipeline.plan.cost_model.memory`.
+Counts elements and their bytes without padding; `pipeline.plan.cost_model.memory` estimates the
+memory of a device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from math import prod
 from configs.schema import Lora
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-"""Of a number, by `model.dtype`."""
-_BLOCK = 64  # weights that share a scale, as pipeline.compute.model.quantize has it
+"""Bytes of a number, by `model.dtype`."""
+_BLOCK = 64  # weights that share a scale, as in pipeline.compute.model.quantize
 _TARGETS = {
     "attention": r"layers/\d+/attn/\w+",
     "mlp": r"layers/\d+/mlp/\w+",
@@ -25,11 +25,11 @@ _TARGETS = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """A kind of matrix that each layer has one of.
+    """A matrix that every layer has.
 
     Attributes:
-        path: of its module in a layer, such as `mlp/gate_proj`.
-        shape: as it is kept.
+        path: path of its module in a layer, such as `mlp/gate_proj`.
+        shape: its shape.
         lora: elements of its LoRA pair at rank 1.
     """
 
@@ -38,10 +38,10 @@ class Matrix:
     lora: int
 
     def scale_shape(self, quantization: str) -> tuple[int, ...]:
-        """Of the scales where the matrix is kept in codes.
+        """Shape of the scales of the quantized matrix.
 
-        int8_matmul has one for each output, the others one for each block along what is summed
-        over: the last but one axis, of `attn_vec_einsum` all heads together.
+        int8_matmul has one scale per output, the others one per block along the summed axis: the
+        last but one; for `attn_vec_einsum` all heads together.
         """
         *front, summed, last = self.shape
         most = _BLOCK
@@ -55,20 +55,20 @@ class Matrix:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a Gemma 2 or 3.
+    """Dimensions of a Gemma 2 or Gemma 3 model.
 
     Attributes:
-        local: for each layer, whether it sees a window only.
-        window: positions that a local layer sees.
+        local: for each layer, whether it has sliding-window attention.
+        window: positions of the sliding window.
         embed: width of the hidden states.
-        hidden: width of the feed-forward part.
+        hidden: feed-forward width.
         heads: query heads.
         kv_heads: heads of keys and values.
         head_dim: width of a head.
         vocab: entries of the tied embedding.
-        query_key_norm: whether queries and keys are normalised: Gemma 3.
-        attention_softcap: bound of the attention scores; None: they have none.
-        final_softcap: bound of the logits; None: they have none.
+        query_key_norm: whether queries and keys are normalized (Gemma 3).
+        attention_softcap: bound of the attention scores; None: unbounded.
+        final_softcap: bound of the logits; None: unbounded.
     """
 
     local: tuple[bool, ...]
@@ -85,17 +85,17 @@ class ModelShape:
 
     @property
     def layers(self) -> int:
-        """All of them."""
+        """Number of layers."""
         return len(self.local)
 
     @property
     def local_layers(self) -> int:
-        """Those that see a window only."""
+        """Number of layers with sliding-window attention."""
         return sum(self.local)
 
     @property
     def global_layers(self) -> int:
-        """Those that see everything."""
+        """Number of layers with global attention."""
         return self.layers - self.local_layers
 
     @property
@@ -119,28 +119,28 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the tied embedding."""
+        """Parameters of the tied embedding."""
         return self.vocab * self.embed
 
     @property
     def layer_parameters(self) -> int:
-        """Of the matrices of one layer."""
+        """Parameters of one layer's matrices."""
         return sum(prod(matrix.shape) for matrix in self.matrices)
 
     @property
     def norm_parameters(self) -> int:
-        """Of all norms: four a layer, in Gemma 3 one of queries and one of keys, and the last."""
+        """Parameters of all norms: four per layer (Gemma 3: six), and the final one."""
         per_head = 2 * self.head_dim if self.query_key_norm else 0
         return self.layers * (4 * self.embed + per_head) + self.embed
 
     @property
     def parameters(self) -> int:
-        """Of the frozen base."""
+        """Parameters of the frozen base."""
         layers = self.layers * self.layer_parameters
         return self.embedding_parameters + layers + self.norm_parameters
 
     def adapter_parameters(self, lora: Lora) -> int:
-        """Of the adapter, matrices that share a lora_a counted as a fresh adapter has them.
+        """Parameters of a fresh adapter, in which some matrices share a lora_a.
 
         Raises:
             ValueError: if `lora.targets` matches no matrix.
@@ -150,7 +150,7 @@ class ModelShape:
     def layer_bytes(
         self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
     ) -> int:
-        """Of the matrices of one layer on a device; arguments as those of `base_bytes`."""
+        """Bytes of one layer's matrices on a device; for arguments see `base_bytes`."""
         return sum(
             _bytes(matrix, dtype, quantization=quantization, fsdp=fsdp, tp=tp)
             for matrix in self.matrices
@@ -159,13 +159,13 @@ class ModelShape:
     def base_bytes(
         self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
     ) -> int:
-        """Of the frozen base on a device.
+        """Bytes of the frozen base on a device.
 
         Args:
             dtype: a `model.dtype`.
             quantization: a `model.quantization`.
-            fsdp: parts of the weights that are gathered layer by layer.
-            tp: parts of heads and widths that are computed apart.
+            fsdp: number of fully sharded data-parallel shards of the weights.
+            tp: number of tensor-parallel shards of heads and widths.
         """
         size = DTYPE_BYTES[dtype]
         layer = self.layer_bytes(dtype, quantization=quantization, fsdp=fsdp, tp=tp)
@@ -207,8 +207,8 @@ def _adapted(shape: ModelShape, targets: str) -> int:
     if not found:
         paths = ", ".join(f"layers/0/{matrix.path}" for matrix in shape.matrices)
         raise ValueError(
-            f"lora.targets = {targets!r} matches no whole module path; there are {paths}, "
-            "and so in each layer"
+            f"lora.targets = {targets!r} matches no whole module path; the paths are {paths}, "
+            "and the same in every layer"
         )
     return found
 
@@ -223,7 +223,8 @@ _AXES: dict[str, tuple[str | None, ...]] = {
     "mlp/up_proj": (_FSDP, _TP),
     "mlp/down_proj": (_TP, _FSDP),
 }
-"""As `compute.model.sharding` places them: an axis that its parts do not divide stays whole."""
+"""Sharding of each matrix, as in `compute.model.sharding`; an axis that does not divide is
+replicated."""
 
 
 def _bytes(matrix: Matrix, dtype: str, *, quantization: str, fsdp: int, tp: int) -> int:

@@ -1,4 +1,4 @@
-"""Names of the compiled programs of a run, and the devices that execute each. No JAX.
+"""Names of a run's compiled programs, and the devices that execute each. No JAX.
 
 A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a
 prompt (prefill, fill), slots (segment), or packed rows (score, reference_top_k, gradient,
@@ -48,7 +48,7 @@ def split_name(program: str) -> tuple[str, int]:
     sized = kind not in {"empty", "apply"}
     if kind not in SAMPLER + LEARNER or sized != size.isdecimal():
         known = ", ".join(f"{k} N" if k not in {"empty", "apply"} else k for k in SAMPLER + LEARNER)
-        raise ValueError(f"{program!r} is no program of a run; known are {known}")
+        raise ValueError(f"{program!r} is not a program of a run; the programs are {known}")
     return kind, int(size or 0)
 
 

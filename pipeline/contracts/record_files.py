@@ -1,11 +1,12 @@
-"""Files that record a run. Checksums in them show damage, so that nobody decides from half a file.
+"""Reads and writes the record files of a run, with checksums that detect damage.
 
-    write_json, read_json   one object, replaced whole; its last key, `sha256`, is its hash
-    append_row, read_rows   one object a line, appended; the last key of each, `crc32`, checks it
-                            and all lines before it
-    write_rows, Contents    one object a line, replaced whole; row count and hash stand elsewhere
+    write_json, read_json    one JSON object, replaced atomically; its last key, `sha256`, is its
+                             hash
+    append_row, read_rows    JSONL, appended; the last key of each line, `crc32`, is the checksum
+                             of this line and all lines before it
+    write_rows, FileDigest   JSONL, replaced atomically; row count and hash are stored elsewhere
 
-Records that a resume goes back behind are moved, not deleted: `set_aside`.
+Records that a resume rolls back are moved, not deleted: `move_to_superseded`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _CHECKED_LINE = re.compile(rb'(?P<row>\{.*), "crc32": "(?P<crc32>[0-9a-f]{8})"\}
 
 
 _TAIL_BYTES = 2**20
-"""The last line is looked for in so much of a file first."""
+"""Size of the end of a file that is searched first for its last line."""
 
 
 class DamagedFileError(ValueError):
-    """The content of a file is not what was written."""
+    """The content of a file differs from what was written."""
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a JSONL file has to hold.
+class FileDigest:
+    """Line count and hash of a JSONL file.
 
     Attributes:
         rows: number of lines.
@@ -47,10 +48,10 @@ class Contents:
     sha256: str
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """The objects in the file.
+        """Reads the objects of a file with this digest.
 
         Raises:
-            DamagedFileError: if it is missing or holds anything else.
+            DamagedFileError: if the file is missing or has another digest.
         """
         try:
             text = path.read_bytes()
@@ -59,7 +60,7 @@ class Contents:
         if hashlib.sha256(text).hexdigest() != self.sha256:
             found = text.count(b"\n")
             raise DamagedFileError(
-                f"{path} is damaged: it has {found} lines, {self.rows} were written"
+                f"{path} is damaged: it has {found} lines, but {self.rows} were written"
                 if found != self.rows
                 else f"{path} is damaged: its content has changed since it was written"
             )
@@ -67,7 +68,7 @@ class Contents:
 
 
 def write_atomically(path: Path, text: bytes) -> None:
-    """Replaces a file; a reader sees the old or the new content, never a part of it."""
+    """Replaces a file; a reader sees either the old or the new content."""
     partial = path.with_name(path.name + ".tmp")
     with partial.open("wb") as file:
         file.write(text)
@@ -77,17 +78,17 @@ def write_atomically(path: Path, text: bytes) -> None:
 
 
 def write_json(path: Path, value: Row) -> None:
-    """Replaces a file by an object, and its hash as the last key."""
-    plain = json.loads(json.dumps(value))  # as a reader finds it: keys are strings
+    """Replaces a file by a JSON object with its hash as the last key."""
+    plain = json.loads(json.dumps(value))  # as a reader parses it: keys are strings
     text = json.dumps({**plain, "sha256": _sha256(plain)}, indent=2) + "\n"
     write_atomically(path, text.encode())
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object that `write_json` wrote; None if there is no file.
+    """Reads the object that `write_json` wrote; None if there is no file.
 
     Raises:
-        DamagedFileError: if the file holds anything else.
+        DamagedFileError: if the content does not match its hash.
     """
     if not path.is_file():
         return None
@@ -97,11 +98,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
             return value
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
-    raise DamagedFileError(f"{path} is damaged: its content does not have the hash it names")
+    raise DamagedFileError(f"{path} is damaged: its content does not match its sha256")
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Appends an object as one line, in place of the unfinished line of a killed process."""
+    """Appends an object as one line; replaces an incomplete last line of a killed process."""
     with path.open("ab+") as file:
         end = file.tell()
         file.seek(max(0, end - _TAIL_BYTES))
@@ -109,14 +110,14 @@ def append_row(path: Path, row: Row) -> None:
         if end > _TAIL_BYTES and tail.count(b"\n") < 2:
             file.seek(0)
             tail = file.read()
-        finished, _, unfinished = tail.rpartition(b"\n")
-        if unfinished:
-            file.truncate(end - len(unfinished))
-        file.write(_checked_line(row, after=_crc_of(finished.rpartition(b"\n")[2])))
+        complete, _, incomplete = tail.rpartition(b"\n")
+        if incomplete:
+            file.truncate(end - len(incomplete))
+        file.write(_checked_line(row, after=_crc_of(complete.rpartition(b"\n")[2])))
 
 
 def replace_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replaces a file by what `append_row` would have written for these objects."""
+    """Replaces a file by these objects, in the format of `append_row`."""
     lines, crc = [], 0
     for row in rows:
         lines.append(_checked_line(row, after=crc))
@@ -125,14 +126,14 @@ def replace_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects that `append_row` wrote. An unfinished last line is ignored.
+    """Reads the objects that `append_row` wrote; ignores an incomplete last line.
 
     Raises:
-        DamagedFileError: if a line holds anything else.
+        DamagedFileError: if a line does not match its checksum.
     """
     if not path.is_file():
         return
-    # Not `splitlines`: strings may hold U+2028 and other characters that end lines for it.
+    # Not `splitlines`, which also splits at U+2028 and other characters that strings may contain.
     *lines, _ = path.read_bytes().split(b"\n")
     crc = 0
     for number, line in enumerate(lines, start=1):
@@ -140,24 +141,24 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         row = None if match is None else match["row"] + b"}"
         if match is None or row is None or zlib.crc32(row, crc) != int(match["crc32"], 16):
             raise DamagedFileError(
-                f"{path}, line {number}: damaged, or lines before it are missing, or written by an "
-                "earlier version: the line does not have the checksum it names; restore the file "
-                "from a copy, or start another run with --run.name"
+                f"{path}, line {number}: checksum mismatch: the line is damaged, earlier lines are "
+                "missing, or an earlier version wrote it; restore the file from a copy, or start "
+                "another run with --run.name"
             )
         crc = int(match["crc32"], 16)
         yield json.loads(row)
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> Contents:
-    """Replaces a file by one line for each object; returns what a reader has to find."""
+def write_rows(path: Path, rows: Iterable[Row]) -> FileDigest:
+    """Replaces a file by one line for each object; returns its digest."""
     lines = [_encode(row) + b"\n" for row in rows]
     text = b"".join(lines)
     write_atomically(path, text)
-    return Contents(len(lines), hashlib.sha256(text).hexdigest())
+    return FileDigest(len(lines), hashlib.sha256(text).hexdigest())
 
 
 def parse_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects in a JSONL file of which no `Contents` are recorded.
+    """Reads the objects of a JSONL file without a recorded digest.
 
     Raises:
         DamagedFileError: if there is no file, or a line is not JSON.
@@ -170,23 +171,23 @@ def parse_rows(path: Path) -> list[dict[str, Any]]:
         raise DamagedFileError(f"{path} is damaged: a line is not JSON") from None
 
 
-def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
-    """Moves files and folders of a run into a new folder of its `superseded/`.
+def move_to_superseded(run: Path, paths: Iterable[Path]) -> Path | None:
+    """Moves files and folders of a run into a new folder in its `superseded/`.
 
-    They keep their place: `rollouts/step_000004.jsonl` becomes
+    They keep their relative paths: `rollouts/step_000004.jsonl` becomes
     `superseded/0001/rollouts/step_000004.jsonl`.
 
     Args:
         run: the run folder.
-        paths: what to move; those that do not exist are ignored.
+        paths: files and folders to move; missing ones are ignored.
 
     Returns:
-        The new folder; None: there was nothing to move.
+        The new folder; None if there was nothing to move.
     """
     found = [path for path in paths if path.exists()]
     if not found:
         return None
-    folder = new_superseded(run)
+    folder = new_superseded_folder(run)
     for path in found:
         target = folder / path.relative_to(run)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,31 +195,31 @@ def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
     return folder
 
 
-def new_superseded(run: Path) -> Path:
-    """Makes the next of the numbered folders in a run's `superseded/`."""
+def new_superseded_folder(run: Path) -> Path:
+    """Creates the next numbered folder in a run's `superseded/`."""
     parent = run / "superseded"
     parent.mkdir(exist_ok=True)
     for number in count(1 + sum(1 for _ in parent.iterdir())):
         folder = parent / f"{number:04d}"
-        with suppress(FileExistsError):  # the learner's process makes them, too
+        with suppress(FileExistsError):  # the learner's process may create one concurrently
             folder.mkdir()
             return folder
     raise AssertionError
 
 
 def _checked_line(row: Row, *, after: int) -> bytes:
-    """The row as a line.
+    """Encodes a row as a line with its checksum.
 
     Args:
         row: the object.
-        after: checksum of the line before; 0: there is none.
+        after: checksum of the previous line; 0 if there is none.
     """
     text = _encode(row)
     return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text, after))
 
 
 def _crc_of(line: bytes) -> int:
-    """The checksum that a line names; 0 if it names none."""
+    """The checksum in a line; 0 if it has none."""
     match = _CHECKED_LINE.fullmatch(line)
     return 0 if match is None else int(match["crc32"], 16)
 
@@ -228,7 +229,7 @@ def _parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _encode(row: Row) -> bytes:
-    """The object as JSON in UTF-8; lone surrogates, which UTF-8 cannot hold, as escapes."""
+    """The object as UTF-8 JSON; escaped if it contains lone surrogates, which UTF-8 excludes."""
     try:
         return json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:

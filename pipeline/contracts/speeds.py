@@ -1,8 +1,4 @@
-"""Seconds that programs were measured to take, and what a step takes at that speed. No JAX.
-
-What was not measured lies on a line between its neighbours; beyond them nothing is taken to be
-faster than the nearest that was.
-"""
+"""Measured seconds of programs, and the expected lengths of prompts and completions. No JAX."""
 
 from __future__ import annotations
 
@@ -13,18 +9,19 @@ from typing import Any
 from configs.schema import Config
 
 Table = Mapping[int, float]
-"""Seconds by a size."""
+"""Seconds by size."""
 
 
 @dataclass(frozen=True)
 class SamplerSpeed:
-    """Seconds of a sampler's programs, warm, with the host's part.
+    """Seconds of a sampler's warm programs, host work included.
 
     Attributes:
-        device: what they ran on.
-        segment_s: of a segment and a look at what has ended, by slots of the sampler.
-        prefill_s: of reading prompts, by the positions that are read at once, on all devices.
-        fill_s: of letting an eighth of the slots' worth of newcomers in, by slots.
+        device: device description.
+        segment_s: seconds of a segment and of the check for finished slots, by slots of the
+            sampler.
+        prefill_s: seconds of a prefill, by prompt positions over all devices.
+        fill_s: seconds of filling an eighth of the slots, by slots of the sampler.
     """
 
     device: str
@@ -35,12 +32,12 @@ class SamplerSpeed:
 
 @dataclass(frozen=True)
 class LearnerSpeed:
-    """Seconds of a learner's programs, warm, with the host's part.
+    """Seconds of a learner's warm programs, host work included.
 
     Attributes:
-        device: what they ran on.
-        micro_batch_s: of a micro-batch, from the host's arrays to its gradient, what other
-            policies are asked about it included; by packed rows over all devices.
+        device: device description.
+        micro_batch_s: seconds of a micro-batch from host arrays to gradient, reference and teacher
+            scoring included; by packed rows over all devices.
     """
 
     device: str
@@ -49,15 +46,17 @@ class LearnerSpeed:
 
 @dataclass(frozen=True)
 class Speeds:
-    """All that was measured, and what had no room.
+    """Everything that was measured, and the sizes that ran out of memory.
 
     Attributes:
-        device: what it was measured on; empty: nothing was measured yet.
-        segment_s: see `SamplerSpeed`; and so on.
+        device: device description; empty: nothing was measured yet.
+        segment_s: see `SamplerSpeed`.
+        prefill_s: see `SamplerSpeed`.
+        fill_s: see `SamplerSpeed`.
         micro_batch_s: see `LearnerSpeed`.
         full_slots: slots of a sampler that ran out of memory.
-        full_rows: rows of a micro-batch that did.
-        last_s: seconds that the last size took to be compiled and measured.
+        full_rows: rows of a micro-batch that ran out of memory.
+        last_s: seconds of compiling and measuring the last size.
     """
 
     device: str = ""
@@ -70,19 +69,19 @@ class Speeds:
     last_s: float = 0.0
 
     def with_sampler(self, found: SamplerSpeed) -> Speeds:
-        """With what was measured last in place of what was before."""
+        """Adds a sampler's measurements; newer values replace older ones."""
         return self._with(asdict(found))
 
     def with_learner(self, found: LearnerSpeed) -> Speeds:
-        """Likewise."""
+        """Adds a learner's measurements; newer values replace older ones."""
         return self._with(asdict(found))
 
     def _with(self, found: Mapping[str, Any]) -> Speeds:
         tables = {name: {**getattr(self, name), **found[name]} for name in found.keys() & _TABLES}
         return Speeds(**{**vars(self), **tables, "device": found["device"]})
 
-    def without(self, *, slots: int | None = None, rows: int | None = None) -> Speeds:
-        """With another size that had no room."""
+    def with_full(self, *, slots: int | None = None, rows: int | None = None) -> Speeds:
+        """Adds a size that ran out of memory."""
         more_slots = {slots} - {None, *self.full_slots}
         more_rows = {rows} - {None, *self.full_rows}
         full = {
@@ -92,7 +91,7 @@ class Speeds:
         return Speeds(**{**vars(self), **full})
 
     def scaled(self, factor: float) -> Speeds:
-        """Of a device on which all of it takes so many times as long."""
+        """Multiplies all seconds by `factor`."""
         tables = {
             name: {size: factor * seconds for size, seconds in getattr(self, name).items()}
             for name in _TABLES
@@ -100,7 +99,7 @@ class Speeds:
         return Speeds(**{**vars(self), **tables})
 
     def to_json(self) -> dict[str, Any]:
-        """As the journal and what is kept have it."""
+        """The speeds as the journal and the cache store them."""
         tables = {
             name: {str(size): seconds for size, seconds in sorted(getattr(self, name).items())}
             for name in sorted(_TABLES)
@@ -110,7 +109,7 @@ class Speeds:
 
     @staticmethod
     def of_json(found: Mapping[str, Any]) -> Speeds:
-        """What `to_json` made."""
+        """Reads the result of `to_json`."""
         tables = {
             name: {int(size): float(seconds) for size, seconds in found[name].items()}
             for name in _TABLES
@@ -129,20 +128,20 @@ _TABLES = {"segment_s", "prefill_s", "fill_s", "micro_batch_s"}
 
 
 SIGMA, MEAN_SHARE = 0.8, 0.35
-"""Completions are lognormal with this deviation of the logarithm and this share of the cap as mean:
-the lengths of `launch.bench rollout`."""
+"""Completion lengths are lognormal: standard deviation of the logarithm, and mean as a share of the
+cap, as in `launch.bench rollout`."""
 
 PROMPT_SHARE = 0.5
-"""Mean of the prompts as a share of the longest."""
+"""Mean prompt length as a share of the longest."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean tokens.
+    """Mean lengths in tokens.
 
     Attributes:
-        prompt: of a prompt.
-        completion: of a completion.
+        prompt: mean prompt length.
+        completion: mean completion length.
     """
 
     prompt: float
@@ -150,15 +149,15 @@ class Lengths:
 
     @property
     def sequence(self) -> float:
-        """Of both."""
+        """Mean length of prompt and completion together."""
         return self.prompt + self.completion
 
     @staticmethod
     def expected(config: Config, completion: float | None = None) -> Lengths:
-        """What is assumed; of completions, `completion` where somebody knows it.
+        """The assumed lengths; `completion` replaces the assumption for completions.
 
         Raises:
-            ValueError: if no completion can be that long on average.
+            ValueError: if no completion can have that mean length.
         """
         rollout = config.rollout
         if completion is None:

@@ -1,4 +1,4 @@
-"""What the coordinator asks of the others. Ray actors answer in a run, plain objects in tests."""
+"""Protocols of the workers: Ray actors in a run, plain objects in tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, OpenedAdapter, Published
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.adapters import (
+    AdapterRef,
+    BestFile,
+    ExportReport,
+    OpenedAdapter,
+    Published,
+    Restored,
+)
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
+from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
@@ -17,10 +25,10 @@ from rewards.base import Outcome, RewardInput
 
 
 class Sampler(Protocol):
-    """Draws completions under the adapter that it was last given."""
+    """Generates completions under the adapter that was loaded last."""
 
     async def load(self, published: Published) -> str:
-        """Takes over an adapter; returns the hash of what it now holds."""
+        """Loads an adapter; returns the hash of the adapter on the devices."""
 
     async def generate(
         self,
@@ -29,130 +37,151 @@ class Sampler(Protocol):
         temperature: float,
         min_finished: int | None = None,
     ) -> list[Completion]:
-        """One completion for each request, in their order.
+        """Returns one completion per request, in the order of the requests.
 
         Args:
-            requests: what is asked for.
+            requests: prompts with their rollout names.
             temperature: 0 is greedy.
-            min_finished: number of finished rollouts after which the others are returned with stop
-                reason "truncated"; None: all requests are finished.
+            min_finished: number of finished completions after which the others are returned
+                unfinished, with stop reason "cut"; None: all finish.
         """
 
     async def work(self) -> DecodeWork:
-        """What its last `generate` has computed."""
+        """Returns the amount of work of the last `generate`."""
 
     async def abort(self) -> None:
-        """Makes a running `generate` end soon, with an error, and every later one."""
+        """Makes a running `generate` and every later one end soon, with an error."""
 
     async def resume(self) -> None:
-        """Lets it generate again, once what was aborted has ended."""
+        """Allows `generate` again after the aborted calls have ended."""
 
 
-class Answerer(Sampler, Protocol):
-    """A sampler that finds its adapters by itself."""
+class AdapterSampler(Sampler, Protocol):
+    """A sampler that loads adapters from files."""
 
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
-        """Takes over the adapter at `path`, or none: the base alone.
+        """Loads the adapter at `path`; None: the base alone.
 
         Raises:
             FileNotFoundError: if there is no adapter.
-            ValueError: if it cannot be used, or is not for this base.
+            ValueError: if the adapter cannot be used, or is not for this base.
         """
 
 
 class Learner(Protocol):
-    """Owns adapter and optimizer."""
+    """Owns adapter and optimizer state."""
 
     async def publish(self, which: AdapterRef = "current") -> Published:
-        """An adapter for the samplers."""
+        """Returns an adapter for the samplers."""
 
     async def score(
         self, completions: Sequence[Completion], *, which: AdapterRef
     ) -> list[np.ndarray]:
-        """Log-probs of the completions' tokens under an adapter."""
+        """Returns the log-probs of the completions' tokens under an adapter."""
 
-    async def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
-        """Learns from one step's packed examples; returns metrics. The version goes up by one."""
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
+        """Updates on one step's packed demonstrations; returns metrics.
+
+        The version increases by one.
+        """
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
-        """Learns from one step's rollouts; returns metrics. The version goes up by one.
+        """Updates on one step's rollouts; returns metrics. The version increases by one.
 
         Args:
-            rollouts: what is learned from.
-            rate: the step's learning rate, where the decay is planned by the clock; None elsewhere.
+            rollouts: training samples of the step.
+            rate: learning rate of the step, if the decay is planned by the clock; None otherwise.
         """
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint of the current version, with `meta` in it."""
+        """Writes a checkpoint of the current version together with `meta`."""
 
     async def keep_best(self) -> None:
-        """Keeps the current adapter as the best so far; the one kept before is gone."""
+        """Saves the current adapter as the best so far, replacing the former best."""
 
     async def recover_best(self, version: int, sha256: str) -> BestFile:
-        """Makes sure that the best adapter is this one, from wherever the run folder has it.
+        """Ensures that the best adapter's file is valid; recovers it from the run folder if not.
 
         Args:
-            version: of the policy.
-            sha256: hash of the adapter.
+            version: policy version of the best adapter.
+            sha256: hash of the best adapter.
 
         Returns:
-            What became of its file; after "lost" there is none.
+            State of the file; after "lost" there is none.
         """
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
-        """Writes the merged model, verified by loading it back."""
+        """Writes the merged model and verifies it by loading it back."""
 
 
 class Scorer(Protocol):
     """Runs the reward functions."""
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        """For each input the outcome of each reward function, by its name."""
+        """Returns for each input the outcome of each reward function, by name."""
 
 
 class Resizable(Protocol):
-    """A process that compiles for given sizes."""
+    """A process that compiles its programs for given sizes."""
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """Returns when it can work with these sizes; what was compiled for others is gone.
+        """Compiles for these sizes; programs of other sizes are freed.
 
         Raises:
-            OutOfMemory: if they are too much; it may be asked again for smaller ones.
+            OutOfMemory: if the sizes need too much memory; smaller ones may be tried.
         """
 
     async def building(self) -> Building:
-        """How far it is; answered while it prepares itself."""
+        """Returns the progress of compilation; can be called while `prepare` runs."""
 
 
 class ResizableSampler(Sampler, Resizable, Protocol):
-    """A sampler whose slots may become fewer."""
+    """A sampler whose number of slots can be reduced."""
 
 
 class ResizableLearner(Learner, Resizable, Protocol):
-    """A learner whose micro-batches may become smaller."""
+    """A learner whose micro-batches can be reduced."""
 
 
-class Draws(Protocol):
-    """A sampler that can be measured."""
+class MeasurableSampler(Protocol):
+    """A sampler that measures its own speed."""
 
-    async def drawing_speed(self) -> SamplerSpeed:
-        """Seconds of the programs that it is prepared for.
+    async def sampler_speed(self) -> SamplerSpeed:
+        """Returns the measured seconds of the compiled programs.
 
         Raises:
-            OutOfMemory: if there is no room for its slots.
+            OutOfMemory: if the slots do not fit into memory.
         """
 
 
-class Learns(Protocol):
-    """A learner that can be measured."""
+class MeasurableLearner(Protocol):
+    """A learner that measures its own speed."""
 
-    async def learning_speed(self) -> LearnerSpeed:
-        """Likewise.
+    async def learner_speed(self) -> LearnerSpeed:
+        """Returns the measured seconds of the compiled programs.
 
         Raises:
-            OutOfMemory: if there is no room for a micro-batch.
+            OutOfMemory: if a micro-batch does not fit into memory.
         """
+
+
+class ReportsMemory(Protocol):
+    """A process that reports its memory use."""
+
+    async def memory(self) -> MemoryUse:
+        """Returns the current memory use of the fullest device."""
+
+
+class SamplerWorker(ResizableSampler, AdapterSampler, MeasurableSampler, ReportsMemory, Protocol):
+    """All methods of a sampler's process."""
+
+
+class LearnerWorker(ResizableLearner, MeasurableLearner, ReportsMemory, Protocol):
+    """All methods of a learner's process."""
+
+    async def restore(self) -> Restored:
+        """Restores the newest usable checkpoint, if there is one."""

@@ -80,9 +80,9 @@ class Budget:
 
 def replaces_budget(config: Config, history: RunHistory) -> bool:
     """Whether there is a run, and its configuration had another budget until now."""
-    if not history.is_begun:
+    if not history.holds_run:
         return False
-    before = Setting.model_validate(history.settings["budget"])
+    before = Setting.model_validate(history.saved_config["budget"])
     return Budget.given(before) != Budget.given(config.budget)
 
 
@@ -92,7 +92,7 @@ def used_s(history: RunHistory) -> float:
     What a process did after the last thing that it wrote down is not known. To be asked before the
     folder is rewound.
     """
-    known = [history.noted_s]
+    known = [history.recorded_used_s]
     known += [row.get("time/elapsed_s", 0.0) for row in history.metrics]
     for entry in history.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]

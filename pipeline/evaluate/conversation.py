@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
-from pipeline.contracts.workers import Answerer
+from pipeline.contracts.workers import AdapterSampler
 from pipeline.evaluate.measurement import answer, open_adapter
 from pipeline.inputs.dataset.rows import Malformed, Row, clean_row
 from pipeline.inputs.text.prompts import PromptMaker
@@ -62,7 +62,7 @@ class Conversation:
         self,
         config: Config,
         maker: PromptMaker,
-        samplers: Sequence[Answerer],
+        samplers: Sequence[AdapterSampler],
         *,
         adapter: str,
         temperature: float,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.contracts.adapters import OpenedAdapter, Published
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
-from pipeline.contracts.workers import Answerer
+from pipeline.contracts.workers import AdapterSampler
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.inputs.text.prompts import PromptMaker
@@ -34,8 +34,8 @@ _REFILLS = 4
 reported after each."""
 
 
-async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> OpenedAdapter:
-    """Loads the adapter at `path`, or none, into all samplers.
+async def open_adapter(samplers: Sequence[AdapterSampler], path: str | None) -> OpenedAdapter:
+    """Puts the adapter at `path`, or none, in force in all samplers.
 
     Raises:
         FileNotFoundError: if there is no adapter.
@@ -52,7 +52,7 @@ async def open_adapter(samplers: Sequence[Answerer], path: str | None) -> Opened
 
 
 async def answer(
-    samplers: Sequence[Answerer],
+    samplers: Sequence[AdapterSampler],
     requests: Sequence[RolloutRequest],
     *,
     at_once: int,
@@ -86,7 +86,7 @@ async def answer(
 
 
 async def measure(
-    samplers: Sequence[Answerer],
+    samplers: Sequence[AdapterSampler],
     tests: Mapping[str, Sequence[Prompt]],
     *,
     config: Config,

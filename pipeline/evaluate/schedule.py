@@ -170,7 +170,7 @@ class EvaluationSchedule:
 
     def _last(self, name: str) -> dict[str, Any] | None:
         """The last journal entry of an evaluation."""
-        entries = [e for e in self._folder.standing("evaluated") if e["name"] == name]
+        entries = [e for e in self._folder.valid_entries("evaluated") if e["name"] == name]
         return entries[-1] if entries else None
 
     # --- validation
@@ -439,7 +439,7 @@ class EvaluationSchedule:
 def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """Journal entries of the validations that count, by step."""
     found: dict[int, dict[str, Any]] = {}
-    for entry in folder.standing("evaluated", "best_lost"):
+    for entry in folder.valid_entries("evaluated", "best_lost"):
         if entry["event"] == "best_lost":
             found = {step: one for step, one in found.items() if step not in entry["gone"]}
         elif entry["name"] == "validation":

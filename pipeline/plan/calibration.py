@@ -1,12 +1,11 @@
-"""Measures sizes at the start of a run and puts the best in force.
+"""Measures sizes at the start of a run and puts the fastest ones in force.
 
-    CalibrationStart -> the largest sizes are compiled -> [sampler, learner] measured, size by size
-                 -> Choice -> plan.json, journal "calibrated"; speeds are kept for the next run
+    CalibrationStart -> compile the largest sizes -> measure sampler and learner, size by size
+                     -> SizeChoice -> plan.json, journal "calibrated", speeds cached for later runs
 
-Measured are a sampler's segments, prefills and fills, and a learner's micro-batches: what a step
-consists of, not a step. Only the first of several samplers measures; they are alike. What applies
-an update, rewards and syncs does not depend on sizes. A run that goes on measures nothing: its
-sizes are in its plan.json.
+Measures the parts of a step: segments, prefills and cache fills of a sampler, micro-batches of the
+learner. The first sampler measures for all. Applying an update, rewards and syncs do not depend on
+sizes. A resumed run measures nothing: its sizes are in `plan.json`.
 """
 
 from __future__ import annotations
@@ -21,69 +20,67 @@ from configs.schema import Config
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
-from pipeline.contracts.workers import Draws, Learns
-from pipeline.plan.calibrating import share_s
-from pipeline.plan.choice import (
+from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
+from pipeline.plan.forecast import calibration_share_s
+from pipeline.plan.search.fitting import PlanCase, first_sizes
+from pipeline.plan.size_choice import (
     Calibrated,
-    Choice,
-    best,
+    SizeChoice,
+    SizeLadder,
     choose_sizes,
-    drawing_seconds,
-    estimated,
+    estimated_seconds,
+    fastest_size,
     learning_seconds,
+    mark_full,
+    sampling_seconds,
     still_improves,
-    without_room,
 )
-from pipeline.plan.kept import keep_speeds, kept_speeds, speeds_key
-from pipeline.plan.ladder import Ladder
-from pipeline.plan.search.search import Case
 from pipeline.plan.size_controller import SizeController, Worker
-from pipeline.plan.start import case_of, first_sizes
+from pipeline.plan.speed_cache import load_speeds, save_speeds, speeds_key
 
 STEADY = 1.5
-"""What was kept counts while micro-batches take no more than so many times what they took, and no
-less than that part of it."""
+"""Cached speeds are used if micro-batches take between 1 / STEADY and STEADY times as long."""
 _SLACK = 1.25
-"""The next size may take so many times what the last one did."""
+"""The next size may take this many times as long as the last one."""
 
 
 @dataclass(frozen=True)
 class CalibrationStart:
-    """With what a process begins.
+    """The sizes that a run starts with, and what it measures.
 
     Attributes:
-        sizes: that it prepares itself for.
-        case: what is measured for; None: nothing is measured.
-        ladder: what is measured; likewise.
-        key: under which speeds are kept.
-        kept: that were found there; the sizes are the best of them.
-        more: whether sizes are to be measured that are not among them.
+        sizes: to prepare the processes for.
+        case: the run to measure for; None: nothing is measured.
+        ladder: sizes to measure; None: nothing is measured.
+        key: of the cached speeds.
+        cached: speeds of an earlier run; `sizes` are the fastest of them.
+        more: whether there are sizes to measure beyond the cached ones.
     """
 
     sizes: Sizes
-    case: Case | None = None
-    ladder: Ladder | None = None
+    case: PlanCase | None = None
+    ladder: SizeLadder | None = None
     key: Mapping[str, Any] = field(default_factory=dict)
-    kept: Speeds | None = None
+    cached: Speeds | None = None
     more: bool = False
 
     @staticmethod
     def of(config: Config, recorded: Mapping[str, Any] | None) -> CalibrationStart:
-        """What is kept, else the largest sizes; without measuring, what is given or planned.
+        """The fastest cached sizes, else the largest; without measuring the configured or planned.
 
         Raises:
             FileNotFoundError: if the model's folder is not there.
             ValueError: if no sizes fit.
         """
         sizes = first_sizes(config, recorded)
-        if config.plan.fixed or recorded is not None or not share_s(config):
+        if config.plan.fixed or recorded is not None or not calibration_share_s(config):
             return CalibrationStart(sizes)
         if config.plan.platform == "gpu":
-            # Nothing is known of it before it is opened: what is given is tried.
+            # The memory of a GPU is unknown before it is opened: the configured sizes are tried.
             return CalibrationStart(sizes)
-        case = case_of(config)
-        ladder, key = Ladder.of(case, sizes), speeds_key(config, case.shape)
-        kept = kept_speeds(key)
+        case = PlanCase.of(config)
+        ladder, key = SizeLadder.of(case, sizes), speeds_key(config, case.shape)
+        kept = load_speeds(key)
         choice = None if kept is None else choose_sizes(config, ladder, kept, case.lengths)
         if kept is None or choice is None:
             return CalibrationStart(ladder.top(config), case, ladder, key, more=True)
@@ -94,45 +91,52 @@ async def calibrate(
     controller: SizeController,
     beginning: CalibrationStart,
     *,
-    sampler: tuple[Worker, Draws],
-    learner: tuple[Worker, Learns],
+    sampler: tuple[Worker, MeasurableSampler],
+    learner: tuple[Worker, MeasurableLearner],
     now: Callable[[], float] = time.monotonic,
 ) -> Calibrated | None:
-    """Measures, and puts the best sizes in force; who has other ones is prepared before it works.
+    """Measures sizes and puts the fastest in force; processes are prepared before their next call.
 
-    The largest sizes that have room are measured in any case; a smaller one only while what is left
-    of the share is enough for what the last one took. What an earlier run has measured is not
-    measured again, but for the micro-batches that tell whether this device is as fast. A size that
-    runs out of memory is noted and the next smaller one tried.
+    Measures the largest sizes that fit in any case, and a smaller one only while the remaining time
+    suffices for as long as the last one took. Sizes with cached speeds are not measured again,
+    except the micro-batches in force, which tell whether this device is as fast. After a size that
+    does not fit comes the next smaller one.
+
+    Args:
+        controller: puts sizes in force.
+        beginning: what to measure.
+        sampler: the first sampler and its process.
+        learner: likewise.
+        now: reads the clock, in seconds.
 
     Returns:
-        What was found; None: nothing is measured in this run, or nothing had room.
+        The measurements and the choice; None: nothing is measured in this run, or nothing fits.
     """
     case, ladder = beginning.case, beginning.ladder
     if case is None or ladder is None:
         return None
     began, speeds = now(), Speeds()
-    bench = _Bench(controller, case, ladder, sampler, learner, now)
-    if beginning.kept is not None:
-        factor = await bench.as_long(beginning.kept)
+    bench = _SizeBenchmark(controller, case, ladder, sampler, learner, now)
+    if beginning.cached is not None:
+        factor = await bench.relative_seconds(beginning.cached)
         if factor is None:
-            controller.say("measuring anew: this device is not as fast as what was kept says")
+            controller.say("measuring again: this device is not as fast as the cached speeds say")
         else:
-            speeds = beginning.kept.scaled(factor) if beginning.more else beginning.kept
-    most_s = share_s(case.config)
+            speeds = beginning.cached.scaled(factor) if beginning.more else beginning.cached
+    most_s = calibration_share_s(case.config)
     known, until = bool(speeds.device), began + most_s
-    speeds = before = without_room(
+    speeds = before = mark_full(
         speeds,
         ladder,
-        asked=beginning.sizes,
-        got=controller.in_force,
+        requested=beginning.sizes,
+        fitting=controller.in_force,
         row=case.config.row_tokens,
     )
     if beginning.more or not known or controller.in_force != beginning.sizes:
         speeds = await bench.slots(speeds, until=(began + until) / 2)
         speeds = await bench.rows(speeds, until=until)
     kept = known and speeds == before
-    keep_speeds(beginning.key, speeds)
+    save_speeds(beginning.key, speeds)
     choice = choose_sizes(case.config, ladder, speeds, case.lengths)
     if choice is None:
         return None
@@ -142,7 +146,7 @@ async def calibrate(
         "share_s": round(most_s, 3),
         "kept": kept,
         **choice.to_json(),
-        "estimated": estimated(case, ladder, choice),
+        "estimated": estimated_seconds(case, ladder, choice),
         "lengths": vars(case.lengths),
         "speeds": speeds.to_json(),
     }
@@ -151,9 +155,9 @@ async def calibrate(
     return Calibrated(case, ladder, speeds, choice)
 
 
-def _more(case: Case, ladder: Ladder, speeds: Speeds) -> bool:
-    """Whether a run that had measured this would, with time, measure more."""
-    slots = drawing_seconds(case.config, ladder, speeds, case.lengths)
+def _more(case: PlanCase, ladder: SizeLadder, speeds: Speeds) -> bool:
+    """Whether a run with these measurements would, given time, measure more sizes."""
+    slots = sampling_seconds(case.config, ladder, speeds, case.lengths)
     rows = learning_seconds(case.config, ladder, speeds, case.lengths)
     return _improves(slots, ladder.slots, speeds.full_slots) or _improves(
         rows, ladder.rows, speeds.full_rows
@@ -161,12 +165,12 @@ def _more(case: Case, ladder: Ladder, speeds: Speeds) -> bool:
 
 
 def _improves(known: Mapping[int, float], sizes: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether another size is to be measured: there is one, and it may be better."""
-    has_room = [size for size in sizes if size not in full]
-    return any(size not in known for size in has_room) and still_improves(known, has_room)
+    """Whether there is an unmeasured size that may be faster."""
+    fitting = [size for size in sizes if size not in full]
+    return any(size not in known for size in fitting) and still_improves(known, fitting)
 
 
-def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
+def _sentence(choice: SizeChoice, seconds: float, *, kept: bool) -> str:
     sizes = choice.sizes
     how = "measured in an earlier run" if kept else f"measured in {seconds:.0f} s"
     return (
@@ -176,23 +180,23 @@ def _sentence(choice: Choice, seconds: float, *, kept: bool) -> str:
 
 
 @dataclass
-class _Bench:
-    """Sizes that are tried one after the other."""
+class _SizeBenchmark:
+    """Measures one size after the other."""
 
     controller: SizeController
-    case: Case
-    ladder: Ladder
-    sampler: tuple[Worker, Draws]
-    learner: tuple[Worker, Learns]
+    case: PlanCase
+    ladder: SizeLadder
+    sampler: tuple[Worker, MeasurableSampler]
+    learner: tuple[Worker, MeasurableLearner]
     now: Callable[[], float]
 
-    async def as_long(self, kept: Speeds) -> float | None:
-        """How many times what was kept this device takes; None: it is another one.
+    async def relative_seconds(self, kept: Speeds) -> float | None:
+        """Seconds relative to the cached ones; None: another device, or not comparable.
 
         Measures the micro-batches in force.
         """
         try:
-            found = await self.learner[1].learning_speed()
+            found = await self.learner[1].learner_speed()
         except OutOfMemory:
             return None
         ratios = [
@@ -205,78 +209,80 @@ class _Bench:
         return median(ratios) if same else None
 
     async def slots(self, speeds: Speeds, *, until: float) -> Speeds:
-        """Adds what a sampler takes with each number of slots, and puts the best in force."""
+        """Adds the speeds of a sampler by slots, and puts the fastest slots in force."""
         worker, draws = self.sampler
 
-        async def one(slots: int, speeds: Speeds) -> Speeds:
+        async def measure(slots: int, speeds: Speeds) -> Speeds:
             await self.controller.try_sizes(worker, replace(self.controller.in_force, slots=slots))
-            return speeds.with_sampler(await draws.drawing_speed())
+            return speeds.with_sampler(await draws.sampler_speed())
 
-        def known(speeds: Speeds) -> Mapping[int, float]:
+        def step_seconds(speeds: Speeds) -> Mapping[int, float]:
             config, lengths = self.case.config, self.case.lengths
-            return drawing_seconds(config, self.ladder, speeds, lengths)
+            return sampling_seconds(config, self.ladder, speeds, lengths)
 
-        rungs = _Rungs("slots", self.ladder.slots, one, known)
-        speeds = await self._down(rungs, speeds, until=until)
-        if known(speeds):
-            slots = best(known(speeds))
+        candidates = _Candidates("slots", self.ladder.slots, measure, step_seconds)
+        speeds = await self._down(candidates, speeds, until=until)
+        if step_seconds(speeds):
+            slots = fastest_size(step_seconds(speeds))
             self.controller.choose(replace(self.controller.in_force, slots=slots))
         return speeds
 
     async def rows(self, speeds: Speeds, *, until: float) -> Speeds:
-        """Adds what a learner takes with micro-batches of each size."""
+        """Adds the speeds of the learner by micro-batch rows."""
         (worker, learns), row = self.learner, self.case.config.row_tokens
 
-        async def one(rows: int, speeds: Speeds) -> Speeds:
+        async def measure(rows: int, speeds: Speeds) -> Speeds:
             await self.controller.try_sizes(
                 worker, replace(self.controller.in_force, micro_batch_tokens=rows * row)
             )
-            return speeds.with_learner(await learns.learning_speed())
+            return speeds.with_learner(await learns.learner_speed())
 
-        def known(speeds: Speeds) -> Mapping[int, float]:
+        def step_seconds(speeds: Speeds) -> Mapping[int, float]:
             config, lengths = self.case.config, self.case.lengths
             return learning_seconds(config, self.ladder, speeds, lengths)
 
-        rungs = _Rungs("rows", self.ladder.rows, one, known)
-        return await self._down(rungs, speeds, until=until)
+        candidates = _Candidates("rows", self.ladder.rows, measure, step_seconds)
+        return await self._down(candidates, speeds, until=until)
 
-    async def _down(self, rungs: _Rungs, speeds: Speeds, *, until: float) -> Speeds:
-        """Measures one that has room, and more while there is time and smaller may be better."""
+    async def _down(self, candidates: _Candidates, speeds: Speeds, *, until: float) -> Speeds:
+        """Measures the largest size that fits, and smaller ones while they may be faster."""
         last_s = speeds.last_s
-        for size in rungs.sizes:
-            known, full = rungs.known(speeds), rungs.full(speeds)
+        for size in candidates.sizes:
+            known, full = candidates.step_seconds(speeds), candidates.full(speeds)
             if size in known or size in full:
                 continue
             began = self.now()
             is_late = began + _SLACK * last_s > until
-            if known and (is_late or not _improves(known, rungs.sizes, full)):
+            if known and (is_late or not _improves(known, candidates.sizes, full)):
                 break
             try:
-                speeds = await rungs.one(size, speeds)
+                speeds = await candidates.measure(size, speeds)
             except OutOfMemory as error:
-                self.controller.say(f"measuring {size} {rungs.what}: no room: {error.what}")
-                speeds = speeds.without(**{rungs.what: size})
+                self.controller.say(
+                    f"measuring {size} {candidates.what}: out of memory: {error.what}"
+                )
+                speeds = speeds.with_full(**{candidates.what: size})
             last_s = self.now() - began
             speeds = replace(speeds, last_s=last_s)
         return speeds
 
 
 @dataclass(frozen=True)
-class _Rungs:
-    """One of the two ladders.
+class _Candidates:
+    """Candidates for one of the two sizes.
 
     Attributes:
-        what: is counted.
-        sizes: falling.
-        one: measures a size.
-        known: seconds of a step by the sizes that were measured.
+        what: the size.
+        sizes: descending.
+        measure: measures a size.
+        step_seconds: seconds of a step by measured size.
     """
 
     what: Literal["slots", "rows"]
     sizes: tuple[int, ...]
-    one: Callable[[int, Speeds], Awaitable[Speeds]]
-    known: Callable[[Speeds], Mapping[int, float]]
+    measure: Callable[[int, Speeds], Awaitable[Speeds]]
+    step_seconds: Callable[[Speeds], Mapping[int, float]]
 
     def full(self, speeds: Speeds) -> tuple[int, ...]:
-        """Sizes that have no room."""
+        """Sizes that do not fit."""
         return speeds.full_slots if self.what == "slots" else speeds.full_rows

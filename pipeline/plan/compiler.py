@@ -1,7 +1,7 @@
-"""Asks the TPU compiler what programs of a run take, and keeps its answers. No JAX, no TPU.
+"""Runs the TPU compiler on programs of a run and caches its reports. No JAX, no TPU.
 
-The compiler runs in a child process (`python -m pipeline.compute.aot`). The cache key of an answer
-holds everything that it depends on: the program's own settings, the model's sizes, the versions of
+The compiler runs in a child process (`python -m pipeline.compute.aot`). The cache key of a report
+contains everything that it depends on: the program's settings, the model's shape, the versions of
 compiler and libraries, and the sources of the programs.
 """
 
@@ -23,14 +23,14 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.contracts.cache_folder import cache_folder, keep_json, kept_json
+from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
-from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chips
+from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chip_count
 from pipeline.plan.cost_model.programs import depends_on
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
-_COMMON_SOURCES = (
+_SHARED_SOURCES = (
     "configs/*.py",
     "pipeline/compute/aot/*.py",
     "pipeline/compute/model/*.py",
@@ -43,33 +43,33 @@ _COMMON_SOURCES = (
     "pipeline/inputs/hub/model_shape.py",
 )
 _SOURCES = {
-    "sampler": ("pipeline/compute/decode/*.py", *_COMMON_SOURCES),
-    "learner": ("pipeline/compute/learner/*.py", *_COMMON_SOURCES),
+    "sampler": ("pipeline/compute/decode/*.py", *_SHARED_SOURCES),
+    "learner": ("pipeline/compute/learner/*.py", *_SHARED_SOURCES),
 }
-"""Files that determine the programs and their figures, below the project's folder."""
+"""Sources of the programs and of the reports, relative to the project's root."""
 
 Say = Callable[[str], None]
-"""Takes a line about what is going on."""
+"""Receives a line of progress."""
 
 
 class NoCompiler(Exception):  # noqa: N818  # not an error: the plan is estimated then
-    """There is no TPU compiler on this machine."""
+    """This machine has no TPU compiler."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What the compiler says of a program, of each chip.
+class CompilerReport:
+    """The compiler's report on a program, per chip.
 
     Attributes:
-        fits: whether it can be laid out in a chip's memory by itself.
-        hbm_bytes: what it holds, arguments and results included; if it does not fit what it would
-            need; None: the compiler does not say.
-        compile_s: seconds that compiling took, when it was compiled.
-        argument_bytes: of these the arguments.
-        output_bytes: its results, those in the memory of arguments included.
-        host_bytes: what it holds of the host's memory.
-        seconds: of one run, the compiler's estimate: a cost model, blind inside custom calls.
-        cached: whether the answer was kept from before.
+        fits: whether the program alone fits a chip's memory.
+        hbm_bytes: memory of the program with arguments and results; if it does not fit, the memory
+            needed; None: not reported.
+        compile_s: seconds of the compilation.
+        argument_bytes: memory of the arguments.
+        output_bytes: memory of the results, donated arguments included.
+        host_bytes: host memory.
+        seconds: estimated seconds of one run, by a cost model that ignores custom calls.
+        cached: whether the report is from the cache.
     """
 
     fits: bool
@@ -82,52 +82,52 @@ class Figures:
     cached: bool = False
 
 
-def compiled(
+def compile_programs(
     config: Config,
     shape: ModelShape,
     programs: Sequence[str],
     *,
     topology: str = HOST,
     say: Say | None = None,
-) -> dict[str, Figures]:
-    """Figures of programs, from what is kept or from the compiler, each kept as soon as known.
+) -> dict[str, CompilerReport]:
+    """Reports on programs, from the cache or from the compiler; each is cached as it arrives.
 
     Args:
-        config: the run; all its sizes are set.
-        shape: its model. An adapter of `lora.start` that gives keys and values a lora_a each counts
-            as one that does not.
-        programs: by their names, see `pipeline.plan.cost_model.programs`.
-        topology: chips that the run has; a process with fewer of them takes the first ones.
-        say: is told what is compiled, and what came of it; None: nobody is.
+        config: the run, with all sizes.
+        shape: the model. An adapter of `lora.start` with separate lora_a matrices for keys and
+            values counts as one with a shared matrix.
+        programs: names of programs, see `pipeline.contracts.programs`.
+        topology: the run's chips; a process with fewer chips uses the first ones.
+        say: receives lines of progress; None: no progress.
 
     Raises:
-        NoCompiler: if something has to be compiled and there is no compiler.
-        RuntimeError: if the compiler failed, with the end of what it wrote.
-        ValueError: if a program needs more chips than there are, or is none.
+        NoCompiler: if a program has to be compiled and there is no compiler.
+        RuntimeError: if the compiler fails; with the last lines of its output.
+        ValueError: if a program needs more chips than the topology has or does not exist.
     """
     for program in programs:
         needed = devices_of(config, program).count
-        if needed > chips(topology):
+        if needed > chip_count(topology):
             raise ValueError(
-                f"{program} runs on {needed} devices; {topology} has {chips(topology)}"
+                f"{program} runs on {needed} devices; {topology} has {chip_count(topology)}"
             )
-    kept = {program: _kept(key(config, shape, program)) for program in programs}
-    missing = [program for program, figures in kept.items() if figures is None]
-    found = {program: figures for program, figures in kept.items() if figures is not None}
+    cached = {program: _load(cache_key(config, shape, program)) for program in programs}
+    missing = [program for program, report in cached.items() if report is None]
+    found = {program: report for program, report in cached.items() if report is not None}
     if missing:
-        for program, figures in _ask(config, shape, missing, say=say or _to_nobody):
-            _keep(key(config, shape, program), figures)
-            found[program] = figures
+        for program, report in _compile(config, shape, missing, say=say or _ignore):
+            _save(cache_key(config, shape, program), report)
+            found[program] = report
     return {program: found[program] for program in programs}
 
 
-def missing(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
-    """Those programs that the compiler would have to be asked about."""
-    return [name for name in programs if _kept(key(config, shape, name)) is None]
+def uncached(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
+    """The programs whose reports are not cached."""
+    return [name for name in programs if _load(cache_key(config, shape, name)) is None]
 
 
-def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
-    """Everything that the figures of a program depend on, as JSON values."""
+def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
+    """Everything that the report on a program depends on, as JSON values."""
     return {
         **depends_on(config, shape, program),
         "versions": versions(),
@@ -135,16 +135,16 @@ def key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
     }
 
 
-def _to_nobody(line: str) -> None:
+def _ignore(line: str) -> None:
     del line
 
 
-def _ask(
+def _compile(
     config: Config, shape: ModelShape, programs: Sequence[str], *, say: Say
-) -> Iterator[tuple[str, Figures]]:
+) -> Iterator[tuple[str, CompilerReport]]:
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompiler(
-            "the TPU compiler is not here: it is the package libtpu, which is built for Linux on "
+            "the TPU compiler is missing: install the package libtpu, which exists for Linux on "
             "x86-64 only (make install-tpu)"
         )
     request = {
@@ -152,7 +152,7 @@ def _ask(
         "shape": asdict(shape),
         "programs": list(programs),
     }
-    names = {field.name for field in fields(Figures)}
+    names = {field.name for field in fields(CompilerReport)}
     with TemporaryFile("w+") as errors, _child(errors) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -162,20 +162,21 @@ def _ask(
             child.stdin.close()
             for number, line in enumerate(child.stdout, start=1):
                 answer = json.loads(line)
-                figures = Figures(**{name: answer[name] for name in names & answer.keys()})
-                say(f"[{number}/{len(programs)}] {answer['program']}: {_in_words(figures)}")
-                yield answer["program"], figures
+                report = CompilerReport(**{name: answer[name] for name in names & answer.keys()})
+                say(f"[{number}/{len(programs)}] {answer['program']}: {_text(report)}")
+                yield answer["program"], report
             status = child.wait()
         finally:
             child.kill()
         if status:
             errors.seek(0)
             tail = errors.read().strip().splitlines()[-20:]
-            raise RuntimeError("\n".join([f"the TPU compiler ended with {status}:", *tail]))
+            message = f"the TPU compiler failed with exit status {status}:"
+            raise RuntimeError("\n".join([message, *tail]))
 
 
 def _child(errors: Any) -> subprocess.Popen[str]:
-    # The sources are found whatever the current directory is.
+    # The child finds the sources from any working directory.
     top = str(Path(pipeline.__file__).parents[1])
     paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -188,23 +189,25 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     )
 
 
-def _in_words(figures: Figures) -> str:
-    size = "" if figures.hbm_bytes is None else f"={figures.hbm_bytes / GIB:.2f} GiB, "
-    return f"{'' if figures.fits else 'does not fit: '}{size}{figures.compile_s:.0f} s"
+def _text(report: CompilerReport) -> str:
+    size = "" if report.hbm_bytes is None else f"={report.hbm_bytes / GIB:.2f} GiB, "
+    return f"{'' if report.fits else 'does not fit: '}{size}{report.compile_s:.0f} s"
 
 
-def _kept(about: Mapping[str, Any]) -> Figures | None:
-    """The figures that are kept under a key, if there are any."""
+def _load(about: Mapping[str, Any]) -> CompilerReport | None:
+    """The cached report of a key, if there is one."""
     try:
-        content = kept_json(_file(about))
-        return None if content is None else replace(Figures(**content["figures"]), cached=True)
+        content = read_cached_json(_file(about))
+        return (
+            None if content is None else replace(CompilerReport(**content["figures"]), cached=True)
+        )
     except (KeyError, TypeError):  # written by another version
         return None
 
 
-def _keep(about: Mapping[str, Any], figures: Figures) -> None:
-    """Keeps figures under a key; a folder that cannot be written to keeps nothing."""
-    keep_json(_file(about), {"figures": asdict(figures), "key": about})
+def _save(about: Mapping[str, Any], report: CompilerReport) -> None:
+    """Caches a report; does nothing if the cache folder is not writable."""
+    write_cached_json(_file(about), {"figures": asdict(report), "key": about})
 
 
 def _file(about: Mapping[str, Any]) -> Path:
@@ -214,7 +217,7 @@ def _file(about: Mapping[str, Any]) -> Path:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what decides how a program is compiled; of what is absent none."""
+    """Versions of the installed packages that affect compilation."""
     found = {}
     for package in _PACKAGES:
         try:
@@ -226,7 +229,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def sources(which: str) -> str:
-    """Hash of what a sampler's or a learner's programs are made of."""
+    """Hash of the sources of a sampler's or a learner's programs."""
     top, digest = Path(pipeline.__file__).parents[1], hashlib.sha256()
     for pattern in _SOURCES[which]:
         for path in sorted(top.glob(pattern)):

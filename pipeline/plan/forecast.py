@@ -1,7 +1,7 @@
-"""What a plan makes of the budget: steps, tokens, seconds by what they are spent on, dollars, disk.
+"""Forecast of a run under its budget: steps, tokens, seconds by activity, dollars, disk.
 
-Everything a run does beside its steps is counted: starting, compiling, measuring sizes, the warm
-start, all evaluations, checkpoints, the export. Each figure is an estimate; times have a range.
+Counts everything that a run does: start-up, compilation, calibration of sizes, the SFT phase,
+steps, evaluations, checkpoints, the export. All figures are estimates; times have a range.
 """
 
 from __future__ import annotations
@@ -9,77 +9,81 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES
+from pipeline.contracts.sizes import Sizes, sized
 from pipeline.control.estimates import SAFETY
-from pipeline.plan.calibrating import calibration_s, share_s
+from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.compile_time import compile_s
 from pipeline.plan.cost_model.programs import built_programs
-from pipeline.plan.cost_model.step import drawing, imitation_s
-from pipeline.plan.cost_model.timing import Seconds, fixed
-from pipeline.plan.search.search import Case, Planned
+from pipeline.plan.cost_model.roofline import Seconds, fixed_time
+from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, with_plan
+from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
+from pipeline.plan.size_choice import SizeLadder
 
-Pace = Literal["low", "expected", "high"]
-"""Which end of every time's range."""
-PACES: tuple[Pace, ...] = ("low", "expected", "high")
+Scenario = Literal["low", "expected", "high"]
+"""An end of every time's range."""
+SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
 
 ROWS = 1000
-"""Taken for the rows of a dataset whose number nothing tells."""
+"""Assumed number of rows of a dataset whose size is unknown."""
 
 _START_S = {"cpu": 25.0, "gpu": 60.0, "tpu": 60.0}
-"""Of the cluster, the processes and opening the devices."""
+"""Seconds of starting the cluster and the processes and of opening the devices."""
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 0.5e9, 0.25e9
-"""Of weights from a disk into memory, and of a merged model onto it."""
+"""Rates of reading weights from disk and of writing a merged model."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
 _TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
-"""Of a token's text, of all else about a rollout, of a token's id and log-prob as JSON."""
+"""Bytes of a token's text, of a rollout's other fields, and of a token's id and log-prob as
+JSON."""
 _METRICS_BYTES = 2500.0
 _FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run goes at one pace.
+    """A run in one scenario.
 
     Attributes:
-        steps: that it learns from, those of the warm start included.
-        wall_s: from start to end.
-        spent_s: seconds by what they are spent on.
-        enough: whether there is time for a step of GRPO, where time is what is given.
+        steps: update steps, those of the SFT phase included.
+        wall_s: seconds from start to end.
+        enough: whether a time budget is enough for a GRPO step; true for a budget of steps.
+        spent_s: seconds by activity.
     """
 
     steps: int
     wall_s: float
-    min_finished: bool
+    enough: bool
     spent_s: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What becomes of the budget.
+    """Forecast of a run.
 
     Attributes:
-        outcomes: by pace.
-        time_s: that is given; None: a number of steps is.
-        grpo_steps: of the expected outcome, without the warm start's.
-        samples: rollouts of these.
-        tokens: that are trained.
-        cost_usd: of the expected outcome; None: no price is known.
-        disk_bytes: by what is written.
-        programs: that are compiled; more for each size that is measured at the start.
-        compile: seconds of all of them, one after the other.
-        calibration: seconds of measuring sizes.
-        share_s: within which that is done; 0: nothing is measured.
-        rows: prompts of each evaluation.
-        guessed: evaluations whose rows nothing tells.
+        outcomes: the run in each scenario.
+        time_s: the budget in seconds; None: the budget is a number of steps.
+        grpo_steps: expected GRPO steps.
+        samples: rollouts of these steps.
+        tokens: trained tokens of these steps.
+        cost_usd: expected cost; None: the price is unknown.
+        disk_bytes: bytes by kind of file.
+        programs: compiled programs; calibration compiles more for each size.
+        compile: time of compiling all of them one after the other.
+        calibration: time of measuring sizes.
+        share_s: seconds allowed for measuring sizes; 0: nothing is measured.
+        rows: prompts of each evaluation set.
+        guessed: evaluation sets whose number of rows is unknown.
     """
 
-    outcomes: Mapping[Pace, Outcome]
+    outcomes: Mapping[Scenario, Outcome]
     time_s: float | None
     grpo_steps: int
     samples: int
@@ -95,23 +99,25 @@ class Forecast:
 
 
 def forecast(
-    case: Case, plan: Planned, *, compiled_s: Mapping[str, float] | None = None
+    case: PlanCase, plan: SizedPlan, *, compiled_s: Mapping[str, float] | None = None
 ) -> Forecast:
-    """What a plan makes of the configuration's budget.
+    """Forecasts a run of a plan.
 
     Args:
-        case: what is planned.
-        plan: the one that is taken.
-        compiled_s: seconds of programs that were compiled already, by their names.
+        case: the planner's input.
+        plan: the chosen plan.
+        compiled_s: measured compile seconds by program.
     """
     config, chip = plan.config, case.topology.chip
     names = built_programs(config, case.shape)
     compiling = compile_s(names, case.shape, chip=chip, known=compiled_s)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
-    parts = Parts.of(case, plan, counts, compiling=compiling)
+    times = RunTimes.of(case, plan, counts, compiling=compiling)
     given_s = _given_s(config)
-    outcomes = {pace: _outcome(config, parts, pace, time_s=given_s) for pace in PACES}
+    outcomes = {
+        scenario: _outcome(config, times, scenario, time_s=given_s) for scenario in SCENARIOS
+    }
     expected = outcomes["expected"]
     grpo = max(0, expected.steps - config.sft_steps)
     hours, price = expected.wall_s / 3600, chip.chip_hour_usd
@@ -126,21 +132,21 @@ def forecast(
         disk_bytes=_disk(case, plan, grpo, sum(counts.values())),
         programs=len(names),
         compile=compiling,
-        calibration=parts.calibration,
-        share_s=share_s(config) if parts.calibration.high else 0.0,
+        calibration=times.calibration,
+        share_s=calibration_share_s(config) if times.calibration.high else 0.0,
         rows=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Times of what a run does, each once."""
+class RunTimes:
+    """Times of a run's activities, each once."""
 
     start: Seconds
     compile: Seconds
     calibration: Seconds
-    warm_step: Seconds
+    sft_step: Seconds
     step: Seconds
     checkpoint: Seconds
     tests: Seconds
@@ -148,62 +154,68 @@ class Parts:
     export: Seconds
 
     @staticmethod
-    def of(case: Case, plan: Planned, rows: Mapping[str, int], *, compiling: Seconds) -> Parts:
-        """Of a plan.
+    def of(
+        case: PlanCase, plan: SizedPlan, rows: Mapping[str, int], *, compiling: Seconds
+    ) -> RunTimes:
+        """Times of a run of a plan.
 
         Args:
-            case: what is planned.
-            plan: the one that is taken.
-            rows: prompts of each evaluation.
-            compiling: all programs.
+            case: the planner's input.
+            plan: the chosen plan.
+            rows: prompts of each evaluation set.
+            compiling: time of compiling all programs.
         """
         config, chip = plan.config, case.topology.chip
-        pace = case.pace(config)
+        model = case.roofline(config)
         base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
         written = case.shape.parameters * _export_size(config)
         state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
 
         def answers(name: str) -> Seconds:
-            drawn = drawing(pace, case.lengths, prompts=rows[name], samples=config.eval.samples)
-            return drawn.prefill + drawn.decode
+            sampling = estimate_sampling(
+                model, case.lengths, prompts=rows[name], samples=config.eval.samples
+            )
+            return sampling.prefill + sampling.decode
 
-        nothing = fixed(0.0, chip=chip)
+        nothing = fixed_time(0.0, chip=chip)
         tests = sum((answers(name) for name in rows if name != "validation"), nothing)
-        warm = imitation_s(pace) if config.run.warm_start else nothing
+        sft = sft_step_s(model) if config.run.has_sft_phase else nothing
         load_s = base / _READ_BYTES_PER_S
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
-        return Parts(
-            start=fixed(_START_S[chip.platform] + load_s, chip=chip),
+        return RunTimes(
+            start=fixed_time(_START_S[chip.platform] + load_s, chip=chip),
             compile=compiling,
             calibration=calibration_s(case, plan),
-            warm_step=warm,
+            sft_step=sft,
             step=plan.step.total,
-            checkpoint=fixed(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
+            checkpoint=fixed_time(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
             tests=tests,
             validation=answers("validation") if "validation" in rows else nothing,
-            export=fixed(_EXPORT_FLOOR_S + export_s, chip=chip),
+            export=fixed_time(_EXPORT_FLOOR_S + export_s, chip=chip),
         )
 
-    def at(self, pace: Pace) -> dict[str, float]:
-        """Seconds by name."""
-        return {name: getattr(part, pace) for name, part in vars(self).items()}
+    def at(self, scenario: Scenario) -> dict[str, float]:
+        """Seconds by activity in a scenario."""
+        return {name: getattr(part, scenario) for name, part in vars(self).items()}
 
 
 def _given_s(config: Config) -> float | None:
-    """The budget in seconds, if it is one of time; what is left where it has a date."""
+    """The time budget in seconds, or the time left until its date; None: a budget of steps."""
     budget = config.budget
     if budget.until_s is None:
         return budget.time_s
     return max(0.0, budget.until_s - time.time())
 
 
-def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) -> Outcome:
-    s = parts.at(pace)
-    warm = min(config.sft_steps, config.budget.steps or config.sft_steps)
-    before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + warm * s["warm_step"]
+def _outcome(
+    config: Config, times: RunTimes, scenario: Scenario, *, time_s: float | None
+) -> Outcome:
+    s = times.at(scenario)
+    sft = min(config.sft_steps, config.budget.steps or config.sft_steps)
+    before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + sft * s["sft_step"]
     if config.eval.validates:
         before += s["validation"]
-    # With a deadline the untrained policy is exported, too, before the first step.
+    # With a deadline the initial policy is also exported, before the first step.
     exports = 1 if time_s is None else 2
     before += (exports - 1) * s["export"]
     end = s["tests"] + s["validation"] + s["export"]
@@ -212,10 +224,10 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
     if config.eval.every_steps:
         each += s["validation"] / config.eval.every_steps
     elif minutes is not None:
-        # A share of the time, whatever the steps take.
+        # A share of the time, independent of the step time.
         each /= max(1e-3, 1 - s["validation"] / (60 * minutes + s["validation"]))
     if config.budget.steps is not None:
-        steps = config.budget.steps - warm
+        steps = config.budget.steps - sft
     else:
         left = (time_s or 0.0) - before - SAFETY * (s["step"] + end)
         steps = max(0, math.floor(left / each))
@@ -224,7 +236,7 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         "start": s["start"],
         "compile": s["compile"],
         "calibration": s["calibration"],
-        "warm start": warm * s["warm_step"],
+        "SFT phase": sft * s["sft_step"],
         "steps": steps * s["step"],
         "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
         "tests": 2 * s["tests"],
@@ -232,8 +244,8 @@ def _outcome(config: Config, parts: Parts, pace: Pace, *, time_s: float | None) 
         "export": exports * s["export"],
     }
     spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
-    min_finished = config.budget.steps is not None or steps > 0
-    return Outcome(warm + steps, sum(spent.values()), min_finished, spent)
+    enough = config.budget.steps is not None or steps > 0
+    return Outcome(sft + steps, sum(spent.values()), enough, spent)
 
 
 def _tests(config: Config) -> dict[str, Source]:
@@ -245,7 +257,7 @@ def _tests(config: Config) -> dict[str, Source]:
 
 
 def _rows(source: Source) -> int | None:
-    """As many as a local file has lines, or as the settings say; None: nothing is downloaded."""
+    """Number of rows by a local file or by the settings; None: unknown without a download."""
     count = None
     path = Path(source.path)
     if source.is_file and path.suffix == ".jsonl" and path.is_file():
@@ -266,16 +278,130 @@ def _export_size(config: Config) -> int:
     return 2 if kind == "float16" else DTYPE_BYTES[kind]
 
 
-def _disk(case: Case, plan: Planned, steps: int, evaluated: int) -> dict[str, float]:
+def _disk(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:
     config, mean = plan.config, case.lengths.completion
     adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
     row = _ROW_BYTES + _TEXT_BYTES * mean
-    drawn = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
-    # Adapter and both of Adam's moments; `best` has an adapter alone, an export one beside.
+    stored = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
+    # Adapter and both of Adam's moments; `best` and the export hold an adapter each.
     state = 3 * adapter
     return {
         "checkpoints": config.checkpoint.keep * state + adapter,
-        "rollouts": steps * config.rollout.size * drawn + 2 * evaluated * row,
+        "rollouts": steps * config.rollout.size * stored + 2 * evaluated * row,
         "records": steps * _METRICS_BYTES,
         "export": case.shape.parameters * _export_size(config) + adapter,
     }
+
+
+CALIBRATION_SHARE = 0.02
+"""Default of `plan.calibration_share`."""
+_SHARE_OF_S = 3600.0
+"""Seconds that the share refers to with a budget of steps."""
+SEGMENTS, PREFILLS, FILLS, MICRO_BATCHES = 6, 7, 6, 4
+"""Runs of each program in a measurement, the warm-up run included."""
+
+
+def calibration_share_s(config: Config, *, now_s: float | None = None) -> float:
+    """Seconds allowed for measuring sizes.
+
+    Args:
+        config: the run, with its budget and share.
+        now_s: Unix time from which a budget with a date counts; None: now.
+    """
+    share, budget = config.plan.calibration_share, config.budget
+    whole_s = _SHARE_OF_S if budget.time_s is None else budget.time_s
+    if budget.until_s is not None:
+        whole_s = max(0.0, budget.until_s - (time.time() if now_s is None else now_s))
+    return (CALIBRATION_SHARE if share is None else share) * whole_s
+
+
+def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
+    """Time of measuring sizes at the start of a run; zero where nothing is measured.
+
+    The expected time is the share of the budget; less if there are no more sizes, more if the
+    largest ones, which are always measured, take longer. The low end is a run with cached speeds,
+    which measures only the micro-batches in force. At the high end a size that starts within the
+    share ends after it.
+    """
+    config, chip = plan.config, case.topology.chip
+    share = calibration_share_s(config)
+    if config.plan.fixed or not share or config.plan.platform == "gpu":
+        return fixed_time(0.0, chip=chip)
+    given = with_placement(
+        case.config, {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
+    ).plan
+    bounds = {key: getattr(given, key) for key in ("slots", "micro_batch_tokens")}
+    ladder = SizeLadder.of(replace(case, config=with_plan(config, bounds)), Sizes.of(config))
+    slots, rows = (
+        list(_configs_of(config, ladder, "slots")),
+        list(_configs_of(config, ladder, "rows")),
+    )
+    sampling = [_sampler_s(case, one) for one in slots]
+    learning = [_learner_s(case, one) for one in rows]
+    compiled = list(_compiled_s(case, [config, *slots, *rows]))[1:]
+    each = [run + built for run, built in zip([*sampling, *learning], compiled, strict=True)]
+    largest, whole = sampling[0] + learning[0], sum(each, fixed_time(0.0, chip=chip))
+    latest = share + max(one.high for one in each)
+    expected = max(largest.expected, min(share, whole.expected))
+    return Seconds(
+        low=min(_learner_s(case, config).low, expected),
+        expected=expected,
+        high=max(largest.high, min(latest, whole.high)),
+        regime=whole.regime,
+    )
+
+
+def _configs_of(config: Config, ladder: SizeLadder, name: str) -> Iterator[Config]:
+    """Configurations with each size of one ladder; the other size is the plan's."""
+    own = Sizes.of(config)
+    for size in getattr(ladder, name):
+        changed = (
+            replace(own, slots=size)
+            if name == "slots"
+            else replace(own, micro_batch_tokens=size * config.row_tokens)
+        )
+        yield sized(config, changed)
+
+
+def _sampler_s(case: PlanCase, config: Config) -> Seconds:
+    """Time of measuring a sampler's programs, as in `pipeline.compute.decode.timing`."""
+    model, plan = case.roofline(config), config.plan
+    total = fixed_time(0.0, chip=case.topology.chip)
+    for bucket in config.prompt_buckets:
+        total += model.prefill(config.prefill_rows(bucket) * bucket, seq=bucket) * PREFILLS
+        total += model.flush(config.slots // plan.sampler_shards) * FILLS
+    for size in plan.slot_ladder:
+        slots = size // plan.sampler_shards
+        once = model.decode_step(slots) * config.segment_steps + model.flush(slots)
+        total += once * SEGMENTS
+    return total
+
+
+def _learner_s(case: PlanCase, config: Config) -> Seconds:
+    """Time of measuring a learner's micro-batches, as in `pipeline.compute.learner.timing`."""
+    model, settings, seq = case.roofline(config), config.learner, case.lengths.sequence
+    others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
+    total = fixed_time(0.0, chip=case.topology.chip)
+    for rows in batch_shape(config, pad=0).sizes:
+        positions = rows * config.row_tokens // config.plan.learner_shards
+        once = model.gradient(positions, seq=seq) + model.score(positions, seq=seq) * others
+        total += once * MICRO_BATCHES
+    return total
+
+
+def _compiled_s(case: PlanCase, configs: Sequence[Config]) -> Iterator[Seconds]:
+    """Time of compiling each configuration's programs that the earlier ones lack."""
+    known: set[tuple[str, int]] = set()
+    for config in configs:
+        named = {_key(config, name): name for name in built_programs(config, case.shape)}
+        new = [name for key, name in named.items() if key not in known]
+        known |= named.keys()
+        yield compile_s(new, case.shape, chip=case.topology.chip)
+
+
+def _key(config: Config, name: str) -> tuple[str, int]:
+    """A program's name and the other sizes that it depends on."""
+    kind, _, size = name.partition(" ")
+    if kind in {"empty", "fill"}:
+        return name, config.slots
+    return name, config.prefill_rows(int(size)) if kind == "prefill" else 0

@@ -24,7 +24,7 @@ from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.sizes import Phase, Sizes, smaller
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.workers import Resizable
-from pipeline.plan.choice import Calibrated, choose_sizes, without_room
+from pipeline.plan.size_choice import Calibrated, choose_sizes, mark_full
 
 REPLAN = "replan"
 """Journal event of a decision that changes sizes during a run."""
@@ -271,8 +271,12 @@ class SizeController:
             return
         config, before = found.case.config, self.in_force
         # Sizes below the chosen ones are those that a lack of memory has left.
-        speeds = without_room(
-            found.speeds, found.ladder, asked=found.choice.sizes, got=before, row=config.row_tokens
+        speeds = mark_full(
+            found.speeds,
+            found.ladder,
+            requested=found.choice.sizes,
+            fitting=before,
+            row=config.row_tokens,
         )
         prompts, tokens = zip(*self._lengths, strict=True)
         count = len(self._lengths)

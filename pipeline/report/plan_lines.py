@@ -1,6 +1,6 @@
-"""A plan's report as lines for people: two screens, every figure from the report's own.
+"""The plan report as text: two screens, every figure from the report's JSON.
 
-What is estimated has `~` in front, what the TPU compiler says `=`.
+Estimates are marked with `~`, figures of the TPU compiler with `=`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from pipeline.report.plan_report import COMPILER, ESTIMATED, REGIMES, compiled_s
 
 Figures = Mapping[str, Any]
 
-_MARKS = (
-    "~ estimated; = by the TPU compiler, whose seconds are a model of its own; nothing measured"
-)
+_MARKS = "~ estimated; = by the TPU compiler, whose times are a model, too; nothing is measured"
 _MARK = {ESTIMATED: "~", COMPILER: "="}
-"""By the `source` of a figure."""
+"""Mark of a figure, by its `source`."""
 _PARTS = {
     "base": "base",
     "adapter": "adapter",
@@ -31,7 +29,7 @@ _PARTS = {
 
 
 def lines(report: Figures) -> Iterator[str]:
-    """The report, a blank line between its parts."""
+    """The lines of the report, with a blank line between sections."""
     parts = (_head, _chosen, _memory, _remedies, _step, _compared, _verified, _budget, _gains)
     for number, part in enumerate(parts):
         found = list(part(report))
@@ -59,24 +57,26 @@ def _head(report: Figures) -> Iterator[str]:
 def _chosen(report: Figures) -> Iterator[str]:
     plan = report["plan"]
     sizes = (
-        "sizes as fixed in the file" if plan["fixed"] and plan["configured"] else "sizes planned"
+        "sizes fixed by the configuration"
+        if plan["fixed"] and plan["configured"]
+        else "sizes planned"
     )
     yield f"chosen: {plan['name']}; {sizes}"
     if plan["short"]:
         yield f"  DOES NOT FIT: {plan['short']}"
     positions, layers = plan["cache_positions"], plan["layers"]
     yield (
-        f"  slots {plan['slots']} ({plan['slots_per_shard']} a shard), segments of "
+        f"  slots {plan['slots']} ({plan['slots_per_shard']} per shard), segments of "
         f"{plan['segment_steps']}, prefill {plan['prefill_tokens']}; caches of "
         f"{positions['local']} positions in {layers['local']} layers, {positions['global']} in "
         f"{layers['global']}"
     )
     yield (
         f"  micro-batches of {plan['micro_batch_tokens']} tokens ({plan['rows_per_shard']} x "
-        f"{plan['row_tokens']} a shard), remat {plan['remat']}"
+        f"{plan['row_tokens']} per shard), remat {plan['remat']}"
     )
     if plan["set"]:
-        yield f"  to take it, in [plan]: {_settings(plan['set'])}"
+        yield f"  settings for it in [plan]: {_settings(plan['set'])}"
 
 
 def _settings(values: Figures) -> str:
@@ -92,12 +92,12 @@ def _memory(report: Figures) -> Iterator[str]:
     unit, factor = ("GiB", 1) if largest >= 1 else ("MiB", 1024)
     limit, reserve = plan["limit_gib"], plan["reserve_gib"]
     yield (
-        f"{unit} of a chip; a plan may use {limit * factor:,.2f}, with {reserve * factor:,.2f} in "
+        f"{unit} per chip; a plan may use {limit * factor:,.2f}, with {reserve * factor:,.2f} in "
         "reserve"
     )
     compiled = any(figures["compiled"] for figures in memory.values())
     there = factor * report["topology"]["hbm_gib"]
-    rows = [["", *_PARTS.values(), "together", "compiled" if compiled else ""]]
+    rows = [["", *_PARTS.values(), "total", "compiled" if compiled else ""]]
     for phase, figures in memory.items():
         parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in _PARTS]
         known = ""
@@ -112,31 +112,32 @@ def _remedies(report: Figures) -> Iterator[str]:
     found = report["remedies"]
     if report["plan"]["fits"] or report["verified"]["by_compiler"]:
         return
-    yield "what would make it fit, each planned again; GiB of the fullest moment:"
+    yield "changes that make it fit, each planned again; GiB of the fullest phase:"
     if not any(one["settings"].keys() - {"plan.hbm_gib"} for one in found):
-        yield "  none of the settings that take less memory does, nor all of them together"
+        yield "  no setting that takes less memory makes it fit, nor do all of them together"
     yield from (f"  {one['change']}: ~{one['gib']:.2f} of ~{one['limit_gib']:.2f}" for one in found)
 
 
 def _step(report: Figures) -> Iterator[str]:
     if not report["plan"]["fits"]:
-        return  # nobody can have them
+        return  # a plan that does not fit has no step
     step = report["step"]
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
         rows.append([phase, *_seconds(figures), REGIMES[figures["regime"]]])
-    rows.append(["together", *_seconds(step["total_s"]), ""])
+    rows.append(["total", *_seconds(step["total_s"]), ""])
     yield from table(rows)
     yield (
-        f"~{step['tokens_per_s']:,.0f} trained tokens a second; ~{step['slots_useful']:.0%} of the "
-        f"slots' steps draw a token, ~{step['padding']:.0%} of the learner's positions are padding"
+        f"~{step['tokens_per_s']:,.0f} trained tokens per second; ~{step['slots_useful']:.0%} of "
+        f"the slots' decode steps generate a token, ~{step['padding']:.0%} of the learner's "
+        "positions are padding"
     )
-    yield f"from ~{step['knee_slots']} slots a shard on, more of them hardly draw faster"
+    yield f"above ~{step['knee_slots']} slots per shard, more slots hardly generate faster"
     if step["most_prompts"] > step["prompts"]:
         yield (
-            f'dynamic sampling ("{step["dynamic_sampling"]}"): how many groups are without signal '
-            f"is not known; expected is that a step draws {step['prompts']} prompts, and the slow "
-            f"end is {step['most_prompts']}, the most (rollout.max_prompts_per_step)"
+            f'dynamic sampling ("{step["dynamic_sampling"]}"): the number of groups without signal '
+            f"is unknown; the expected time assumes {step['prompts']} prompts per step, the high "
+            f"end {step['most_prompts']}, the maximum (rollout.max_prompts_per_step)"
         )
 
 
@@ -146,14 +147,14 @@ def _seconds(figures: Figures) -> list[str]:
 
 
 def _around(figures: Figures, show: Callable[[float], str], unit: str = "") -> str:
-    """A figure with its range, if it has one."""
+    """A figure with its range, if the range is not empty."""
     expected, low, high = _marked(figures, show)
     ends = figures["range"]
     return f"{expected}{unit}" + (f" ({low} to {high})" if ends["low"] < ends["high"] else "")
 
 
 def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, str]:
-    """What is expected, the low and the high end."""
+    """The expected value and the low and high ends."""
     ends = figures["range"]
     own, other = _MARK[figures["source"]], _MARK[ends["source"]]
     low, high = (f"{other}{show(ends[end])}" for end in ("low", "high"))
@@ -162,7 +163,7 @@ def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, s
 
 def _compared(report: Figures) -> Iterator[str]:
     compared, plan = report["compared"], report["plan"]
-    rows = [["placements compared", "slots", "tokens", "remat", "GiB", "s a step", "tokens/s", ""]]
+    rows = [["placements compared", "slots", "tokens", "remat", "GiB", "s/step", "tokens/s", ""]]
     rows += [
         [
             one["name"],
@@ -176,14 +177,14 @@ def _compared(report: Figures) -> Iterator[str]:
         for one in compared
     ]
     yield from table(rows)
-    yield "slots of a shard, tokens of a micro-batch; seconds on links were never measured"
+    yield "slots per shard, tokens per micro-batch; times of links between chips are not measured"
     best = next(one for one in compared if one["same_run"])
     if best["fits"] and not best["chosen"] and best["set"]:
-        yield f"the fastest, in [plan]: {_settings(best['set'])}"
+        yield f"settings for the fastest in [plan]: {_settings(best['set'])}"
 
 
 def _speed(one: Figures, *, fits: bool) -> tuple[str, str]:
-    """Seconds of a step and tokens a second, where somebody can have them."""
+    """Seconds of a step and tokens per second, for a plan that fits."""
     return (f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}") if fits else ("", "")
 
 
@@ -194,7 +195,7 @@ def _verdict(one: Figures, plan: Figures) -> str:
         return f"does not fit: {one['why']}"
     if one["chosen"]:
         return "does not fit"
-    other = "" if one["same_run"] else "another run"
+    other = "" if one["same_run"] else "a different run"
     if not plan["fits"]:
         return other or "fits"
     return f"~{one['gain']:+.0%}: {other and other + '; '}{one['why']}"
@@ -208,9 +209,9 @@ def _verified(report: Figures) -> Iterator[str]:
         return
     yield (
         f"verified: {verified['compilations']} programs compiled in {verified['compile_s']:.0f} s, "
-        "the others known from before"
+        "the others from the cache"
     )
-    rows = [["program", "GiB with all beside", "ms", "estimated ms", ""]]
+    rows = [["program", "GiB in use", "ms", "estimated ms", ""]]
     there = report["topology"]["hbm_gib"]
     for name, one in verified["programs"].items():
         seconds = f"={1e3 * one['seconds']:.1f}" if one["seconds"] > 0 else ""
@@ -226,7 +227,7 @@ def _larger(one: Figures, there: float) -> str:
     gain = one["estimated"]["gain"]
     if gain == 0:
         return str(one["what"])
-    gain = f"{one['what']}: trained tokens a second ~{gain:+.1%}"
+    gain = f"{one['what']}: trained tokens per second ~{gain:+.1%}"
     if one["fits"] is None:
         return gain
     size = compiled_size(one["gib"], there)
@@ -236,7 +237,7 @@ def _larger(one: Figures, there: float) -> str:
 def _budget(report: Figures) -> Iterator[str]:
     budget = report["budget"]
     if budget is None:
-        yield "the budget buys nothing with a plan that does not fit"
+        yield "budget not estimated: the plan does not fit"
         return
     slow, expected = (budget["outcomes"][pace] for pace in ("high", "expected"))
     given = f"{budget['steps_given']} steps"
@@ -244,18 +245,18 @@ def _budget(report: Figures) -> Iterator[str]:
         given = _duration(budget["time_given_s"])
     if not budget["enough"]:
         least = _duration(expected["wall_s"])
-        yield f"budget {given}: TOO SMALL for a step; all that is not a step takes ~{least}"
+        yield f"budget {given}: TOO SMALL for a step; everything besides steps takes ~{least}"
     steps = _around(budget["steps"], "{:,}".format, " steps")
     yield f"budget {given}: {steps} in {_around(budget['wall_s'], _duration)}"
     if budget["enough"] and not budget["enough_when_slow"]:
         needs = _duration(slow["wall_s"])
         more = ", more than the budget" if slow["wall_s"] > budget["time_given_s"] else ""
         yield (
-            "  at the slow end of the ranges no step fits: all that is not a step takes "
+            "  at the high end of the ranges no step fits: everything besides steps takes "
             f"~{needs}{more}"
         )
     yield (
-        f"  of these ~{budget['grpo_steps']:,} of GRPO: ~{budget['samples']:,} rollouts, "
+        f"  GRPO: ~{budget['grpo_steps']:,} steps, ~{budget['samples']:,} rollouts, "
         f"~{budget['tokens'] / 1e6:,.1f} M trained tokens"
     )
     spent = {name: seconds for name, seconds in expected["spent_s"].items() if seconds}
@@ -270,20 +271,20 @@ def _budget(report: Figures) -> Iterator[str]:
         measuring = _around(budget["calibration_s"], _duration)
         share = _duration(budget["calibration_share_s"])
         yield (
-            f"  sizes are measured in {measuring}: the largest in any case, others as far as the "
-            f"share of {share} goes (plan.calibration_share)"
+            f"  measuring sizes takes {measuring}: always the largest, others within {share} "
+            "(plan.calibration_share)"
         )
     read = ", ".join(f"{name} {count:,}" for name, count in budget["evaluated"].items())
     guessed = ", ".join(budget["guessed"])
-    unknown = f"; {guessed}: a guess, nothing tells its rows" if guessed else ""
+    unknown = f"; {guessed}: assumed, the number of rows is unknown" if guessed else ""
     yield f"  prompts of the evaluations: {read}{unknown}"
     if budget["cost_usd"] is not None:
         yield (
-            f"  ~{budget['cost_usd']:,.2f} dollars at {budget['chip_hour_usd']:.2f} for a chip and "
-            "an hour (plan.chip_hour_usd)"
+            f"  ~{budget['cost_usd']:,.2f} dollars at {budget['chip_hour_usd']:.2f} per "
+            "chip-hour (plan.chip_hour_usd)"
         )
     disk = ", ".join(f"{name} ~{size:.2f}" for name, size in budget["disk_gib"].items())
-    yield f"  GiB of disk: {disk}"
+    yield f"  disk, GiB: {disk}"
 
 
 def _duration(seconds: float) -> str:
@@ -297,8 +298,8 @@ def _duration(seconds: float) -> str:
 def _gains(report: Figures) -> Iterator[str]:
     gains = report["gains"]
     titles = {
-        False: "what binds, in trained tokens a second:",
-        True: "settings that change the run:",
+        False: "hardware limits, gain in trained tokens per second:",
+        True: "settings that change the run, gain in trained tokens per second:",
     }
     for is_setting, title in titles.items():
         found = [gain for gain in gains if gain["is_setting"] == is_setting]
@@ -308,7 +309,7 @@ def _gains(report: Figures) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they must be; all but the first and the last to the right."""
+    """Aligned columns; all but the first and the last are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         first, *middle, last = row

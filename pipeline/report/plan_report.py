@@ -1,7 +1,7 @@
-"""A plan as figures: the one object that `--json` writes and that the lines are made of.
+"""The plan report as JSON: content of `launch.plan --json` and of the text in `plan_lines`.
 
-Each group of figures says in `source` whose they are; it holds for all in it but for groups in it
-that have one of their own, as the `range` of a time has.
+Each group of figures names its `source`, which holds for nested groups without one of their own;
+the `range` of a time has its own.
 """
 
 from __future__ import annotations
@@ -11,53 +11,52 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.contracts.topology import GIB
-from pipeline.plan.cost_model.memory import PARTS, Memory
+from pipeline.plan.cost_model.memory import PARTS, PhaseMemory
+from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import PHASES
-from pipeline.plan.cost_model.timing import Seconds
-from pipeline.plan.forecast import PACES, Forecast
-from pipeline.plan.search.candidates import PLACE, placed
-from pipeline.plan.search.gains import Gain
-from pipeline.plan.search.remedies import Remedy
-from pipeline.plan.search.search import Case, Choice, Planned, shortage
-from pipeline.plan.verify import Compiled, Verified
+from pipeline.plan.forecast import SCENARIOS, Forecast
+from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
+from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
+from pipeline.plan.search.suggestions import Gain, Remedy
+from pipeline.plan.verify import CompilerCheck, Verified
 
 Figures = dict[str, Any]
-"""JSON."""
+"""A JSON object."""
 
 ESTIMATED, COMPILER = "estimated", "compiler"
 """Values of `source`."""
 SOURCES = {
-    ESTIMATED: "by the planner's own model; times have a range until they are measured",
-    COMPILER: "by the TPU compiler, whose seconds are a model of its own",
+    ESTIMATED: "by the planner's model; times have a range until they are measured",
+    COMPILER: "by the TPU compiler, whose times are a model, too",
 }
 
 REGIMES = {
     "compute": "arithmetic",
     "bandwidth": "memory bandwidth",
     "links": "links between chips",
-    "latency": "many small steps",
+    "latency": "latency of small steps",
 }
-"""Regimes in words."""
+"""Text of each `Regime`."""
 
 _SIZES = ("slots", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that was found.
+class PlanReport:
+    """The result of planning.
 
     Attributes:
-        case: what was planned.
-        choice: placements compared.
-        forecast: what becomes of the budget with the plan.
-        gains: what would have to change to gain most; nothing where it does not fit.
-        remedies: what would have to change for it to fit; nothing where it does.
-        verified: what the compiler says; None: it was not asked.
-        why_estimated: why it was not, where somebody wanted it.
+        case: the planner's input.
+        choice: the placements compared.
+        forecast: the run under its budget with the plan.
+        gains: changes that would raise the speed; empty if the plan does not fit.
+        remedies: changes that would make the plan fit; empty if it does.
+        verified: the compiler's verification; None: not verified.
+        why_estimated: why a requested verification did not happen.
     """
 
-    case: Case
-    choice: Choice
+    case: PlanCase
+    choice: PlacementChoice
     forecast: Forecast
     gains: Sequence[Gain]
     remedies: Sequence[Remedy] = ()
@@ -65,13 +64,13 @@ class Plan:
     why_estimated: str | None = None
 
     @property
-    def plan(self) -> Planned:
-        """The plan, verified if it was."""
+    def plan(self) -> SizedPlan:
+        """The chosen plan, after verification if there was one."""
         return self.choice.chosen if self.verified is None else self.verified.plan
 
 
-def report(found: Plan) -> Figures:
-    """All figures of a plan: GiB, seconds, tokens a second, dollars, bytes."""
+def plan_figures(found: PlanReport) -> Figures:
+    """All figures of a plan: GiB, seconds, tokens per second, dollars, bytes."""
     case = found.case
     return {
         "name": case.config.run.name,
@@ -90,16 +89,16 @@ def report(found: Plan) -> Figures:
         "step": _step(found),
         "compared": [_compared(case, one, found) for one in found.choice.compared],
         "budget": _budget(found.case, found.forecast) if found.plan.fits else None,
-        "gains": [_suggested(one) for one in found.gains],
-        "remedies": [_suggested(one) for one in found.remedies],
+        "gains": [_suggestion(one) for one in found.gains],
+        "remedies": [_suggestion(one) for one in found.remedies],
     }
 
 
-def _suggested(one: Gain | Remedy) -> Figures:
+def _suggestion(one: Gain | Remedy) -> Figures:
     return {"source": ESTIMATED, **asdict(one), "is_setting": bool(one.settings)}
 
 
-def _topology(case: Case) -> Figures:
+def _topology(case: PlanCase) -> Figures:
     topology = case.topology
     return {
         "name": topology.name,
@@ -111,7 +110,7 @@ def _topology(case: Case) -> Figures:
     }
 
 
-def _verified(found: Plan) -> Figures:
+def _verified(found: PlanReport) -> Figures:
     verified = found.verified
     if verified is None:
         return {"by_compiler": False, "why_not": found.why_estimated}
@@ -125,10 +124,10 @@ def _verified(found: Plan) -> Figures:
                 "phase": one.phase,
                 "fits": one.fits,
                 "gib": _gib(one.hbm_bytes),
-                "seconds": one.figures.seconds,
+                "seconds": one.report.seconds,
                 "estimated": {"source": ESTIMATED, "seconds": one.estimated_s},
-                "compile_s": one.figures.compile_s,
-                "cached": one.figures.cached,
+                "compile_s": one.report.compile_s,
+                "cached": one.report.cached,
             }
             for name, one in verified.programs.items()
         },
@@ -145,12 +144,12 @@ def _verified(found: Plan) -> Figures:
     }
 
 
-def _plan(found: Plan) -> Figures:
+def _plan(found: PlanReport) -> Figures:
     case, plan = found.case, found.plan
     config, given = plan.config, case.config.plan
     rollout, shape = config.rollout, case.shape
     slots = config.slots // config.plan.sampler_shards
-    values = {key: getattr(config.plan, key) for key in (*PLACE, *_SIZES)}
+    values = {key: getattr(config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
     return {
         "name": plan.name,
         "configured": plan.configured,
@@ -168,24 +167,24 @@ def _plan(found: Plan) -> Figures:
             "local": min(shape.window, rollout.max_tokens),
             "global": rollout.max_tokens,
         },
-        "set": _to_set(case, plan) if plan.fits else {},
+        "set": _settings(case, plan) if plan.fits else {},
     }
 
 
-def _short(found: Plan) -> str:
+def _short(found: PlanReport) -> str:
     if found.verified is None:
         return shortage(found.case, found.plan)
-    most, there = found.case.most_bytes / GIB, found.case.topology.chip.hbm_gib
+    limit, there = found.case.compiled_limit_bytes / GIB, found.case.topology.chip.hbm_gib
     return "; ".join(
-        f"{name} takes {compiled_size(_gib(one.hbm_bytes), there)} GiB of the {most:.2f} that a "
-        "program may hold"
+        f"{name} takes {compiled_size(_gib(one.hbm_bytes), there)} GiB of the {limit:.2f} that "
+        "may be used"
         for name, one in found.verified.programs.items()
         if not one.fits
     )
 
 
 def compiled_size(gib: float | None, there: float) -> str:
-    """What the compiler says that a program takes; None: only that it is more than there is."""
+    """Text of a program's compiled size; None: larger than the memory, by an unknown amount."""
     return f">{there:.2f}" if gib is None else f"={gib:.2f}"
 
 
@@ -193,20 +192,20 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else size / GIB
 
 
-def _to_set(case: Case, plan: Planned) -> Figures:
-    """Settings of [plan] by which the configuration becomes this plan.
+def _settings(case: PlanCase, plan: SizedPlan) -> Figures:
+    """Settings of [plan] that turn the configuration into this plan.
 
-    What a run plans by itself is left out; what bounds that is as it would be there.
+    Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
     """
     given = case.config.plan
-    values = {key: getattr(plan.config.plan, key) for key in (*PLACE, *_SIZES)}
+    values = {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
     if not given.fixed:
-        bounds = placed(case.config, {key: values[key] for key in PLACE}).plan
+        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
         values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
     return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 
-def _memory(found: Plan) -> Figures:
+def _memory(found: PlanReport) -> Figures:
     programs = [] if found.verified is None else list(found.verified.programs.values())
     return {
         phase: _phase(memory, [one for one in programs if phase in {one.phase, "colocated"}])
@@ -214,7 +213,7 @@ def _memory(found: Plan) -> Figures:
     }
 
 
-def _phase(memory: Memory, programs: Sequence[Compiled]) -> Figures:
+def _phase(memory: PhaseMemory, programs: Sequence[CompilerCheck]) -> Figures:
     sizes = [one.hbm_bytes for one in programs]
     return {
         "source": ESTIMATED,
@@ -225,30 +224,30 @@ def _phase(memory: Memory, programs: Sequence[Compiled]) -> Figures:
 
 
 def _largest(sizes: Sequence[int | None]) -> int | None:
-    """None: there is none, or of one it is only known that it is too large."""
+    """The largest size; None: there is none, or one is only known to be too large."""
     known = [size for size in sizes if size is not None]
     return max(known) if known and len(known) == len(sizes) else None
 
 
 def _ranged(seconds: Seconds, *, source: str = ESTIMATED) -> Figures:
-    """A time; whoever says what is expected, its range is estimated."""
+    """A time with its range; the range is always estimated."""
     return _around((seconds.low, seconds.expected, seconds.high), source=source)
 
 
-def _around(by_pace: Sequence[float], *, source: str = ESTIMATED) -> Figures:
-    """What is expected, and how far it may be from that: the figures of `PACES` in their order.
+def _around(by_scenario: Sequence[float], *, source: str = ESTIMATED) -> Figures:
+    """The expected value with its range, from values in the order of `SCENARIOS`.
 
-    With a budget of time a slower pace may come to an earlier end: what is left is too little for
-    another step.
+    With a time budget a slower scenario may end earlier, when the time left is too short for a
+    step.
     """
-    ends = {"source": ESTIMATED, "low": min(by_pace), "high": max(by_pace)}
-    return {"source": source, "expected": by_pace[PACES.index("expected")], "range": ends}
+    ends = {"source": ESTIMATED, "low": min(by_scenario), "high": max(by_scenario)}
+    return {"source": source, "expected": by_scenario[SCENARIOS.index("expected")], "range": ends}
 
 
-def _step(found: Plan) -> Figures:
+def _step(found: PlanReport) -> Figures:
     step, rollout = found.plan.step, found.case.config.rollout
     programs = [] if found.verified is None else found.verified.programs.values()
-    compiled = {one.phase for one in programs if one.figures.seconds > 0}
+    compiled = {one.phase for one in programs if one.report.seconds > 0}
     return {
         "source": ESTIMATED,
         "seconds": {
@@ -271,7 +270,7 @@ def _step(found: Plan) -> Figures:
     }
 
 
-def _compared(case: Case, one: Planned, found: Plan) -> Figures:
+def _compared(case: PlanCase, one: SizedPlan, found: PlanReport) -> Figures:
     config = one.config
     chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
     full = one.fullest
@@ -290,18 +289,18 @@ def _compared(case: Case, one: Planned, found: Plan) -> Figures:
         "tokens_per_s": one.step.tokens_per_s,
         "gain": one.step.tokens_per_s / chosen.step.tokens_per_s - 1,
         "why": _why(case, one, chosen),
-        "set": _to_set(case, one),
+        "set": _settings(case, one),
     }
 
 
-def _why(case: Case, one: Planned, chosen: Planned) -> str:
-    """What speaks for or against it, beside what was chosen."""
+def _why(case: PlanCase, one: SizedPlan, chosen: SizedPlan) -> str:
+    """The main difference from the chosen plan."""
     if not one.fits:
         return shortage(case, one).partition(": ")[2]
     if one is chosen:
         return "chosen"
     if one.step.ahead and not chosen.step.ahead:
-        return "draws the next step's rollouts while it learns (rollout.ahead)"
+        return "generates the next step's rollouts during the update (rollout.ahead)"
     spent = {
         phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
         for phase in PHASES
@@ -315,17 +314,17 @@ def _why(case: Case, one: Planned, chosen: Planned) -> str:
     return f"{phase} ~{abs(spent[phase]):.2f} s {word}, bound by {REGIMES[regime]}"
 
 
-def _budget(case: Case, forecast: Forecast) -> Figures:
+def _budget(case: PlanCase, forecast: Forecast) -> Figures:
     outcomes = forecast.outcomes
     return {
         "source": ESTIMATED,
         "steps_given": case.config.budget.steps,
         "time_given_s": forecast.time_s,
-        "enough": outcomes["expected"].min_finished,
-        "enough_when_slow": outcomes["high"].min_finished,
-        "steps": _around([outcomes[pace].steps for pace in PACES]),
-        "wall_s": _around([outcomes[pace].wall_s for pace in PACES]),
-        "outcomes": {pace: asdict(outcomes[pace]) for pace in PACES},
+        "enough": outcomes["expected"].enough,
+        "enough_when_slow": outcomes["high"].enough,
+        "steps": _around([outcomes[scenario].steps for scenario in SCENARIOS]),
+        "wall_s": _around([outcomes[scenario].wall_s for scenario in SCENARIOS]),
+        "outcomes": {scenario: asdict(outcomes[scenario]) for scenario in SCENARIOS},
         "grpo_steps": forecast.grpo_steps,
         "samples": forecast.samples,
         "tokens": forecast.tokens,

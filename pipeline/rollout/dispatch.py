@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import groupby
 
-from configs.training import min_finished
+from configs.rollout import min_finished
 from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
 from pipeline.contracts.workers import Sampler
 

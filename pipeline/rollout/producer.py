@@ -39,7 +39,7 @@ from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import DecisionLog, StepGate, TrainStep
 from pipeline.contracts.progress import SamplingEstimates, SamplingState
 from pipeline.contracts.rollouts import Prompt, RolloutName, RolloutRequest
-from pipeline.inputs.dataset.order import continued_prompts, prompts_for_step, spread
+from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.inputs.dataset.packing import sequences_for_step
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
@@ -161,7 +161,7 @@ class RolloutProducer:
         config = self._config
         assert self._data.sft is not None
         sequences = sequences_for_step(
-            self._data.sft.examples,
+            self._data.sft.demonstrations,
             seed=config.run.seed,
             step=step.number,
             sequences=config.sft.sequences_per_step,
@@ -214,11 +214,11 @@ class RolloutProducer:
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self._data.weights,
         )
-        return spread(prompts, step.prompts)
+        return evenly_spaced(prompts, step.prompts)
 
     def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
         assert self._config.rollout.max_prompts_per_step is not None
-        return continued_prompts(
+        return consecutive_prompts(
             self._data.train.prompts,
             seed=self._config.run.seed,
             start=sampled,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.progress import Progress, SamplingEstimates, SamplingState
 from pipeline.contracts.rollouts import DecodeWork, Rollout
@@ -207,7 +207,7 @@ class DemonstrationStep:
     """
 
     number: int
-    sequences: Sequence[Packed]
+    sequences: Sequence[PackedRow]
     state: SamplingState
 
     seconds = 0.0

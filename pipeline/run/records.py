@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from configs.schema import Config
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import Rollout
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -51,7 +51,7 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
     return rows
 
 
-def demonstration_rows(sequences: Sequence[Packed]) -> list[dict[str, Any]]:
+def demonstration_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
     """Packed demonstrations of the SFT phase as JSON objects."""
     return [
         {
@@ -171,7 +171,7 @@ class Records:
             )
         self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
 
-    def demonstrations(self, name: str, sequences: Sequence[Packed]) -> None:
+    def demonstrations(self, name: str, sequences: Sequence[PackedRow]) -> None:
         """Writes the packed demonstrations of an SFT step."""
         self.folder.write_rollouts(name, demonstration_rows(sequences))
 
@@ -277,7 +277,7 @@ class Records:
         rows = [(row.pop("step"), row) for row in self.folder.metrics]
         rows += [
             (entry["step"], _evaluation_metrics(entry["name"], entry))
-            for entry in self.folder.standing("evaluated")
+            for entry in self.folder.valid_entries("evaluated")
         ]
         return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 

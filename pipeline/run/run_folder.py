@@ -1,6 +1,6 @@
-"""The run folder: what is where, who may write to it, and what state it is in.
+"""The run folder: its files, its lock, and the state of its run.
 
-Nothing is written before `create`; looking at a folder leaves no trace.
+Nothing is written before `create`; reading a folder changes nothing.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.load import config_to_json
-from configs.resume import altering_changes
+from configs.resume import altering_changes, refuse_unknown_keys
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.contracts.record_files import (
-    Contents,
     DamagedFileError,
+    FileDigest,
     append_row,
-    new_superseded,
+    move_to_superseded,
+    new_superseded_folder,
     parse_rows,
     read_json,
     read_rows,
     replace_rows,
-    set_aside,
     write_atomically,
     write_json,
     write_rows,
 )
 
 ENDED, RESUMED = "ended", "resumed"
-"""Journal events: a clean end, with its summary; a start that goes on after a step."""
+"""Journal events: a clean end with its summary, and a start that resumes after a step."""
 _LOCK = ".lock"
 
 
@@ -60,62 +60,65 @@ class RunFolder:
 
     @staticmethod
     def of(config: Config) -> RunFolder:
-        """The folder that a configuration names."""
+        """The run folder of a configuration."""
         return RunFolder(Path(config.run.dir) / config.run.name)
 
     def check(self, config: Config) -> None:
-        """Refuses to go on with a run under another configuration, or that is going on.
+        """Refuses to resume a run that another process runs, or that has other settings.
 
         Raises:
-            ValueError: naming each changed key with its old and its new value; or if a file is in
-                the folder's place or above it.
-            DamagedFileError: if a file from which decisions are read is damaged or missing.
+            ValueError: if another process holds the folder, if its run has other settings (with
+                the old and new value of each changed key) or comes from an earlier version, or if
+                the path or one of its parents is a file.
+            DamagedFileError: if a file that decisions depend on is damaged or missing.
         """
         self._refuse_file()
-        if self._is_busy():
-            raise ValueError(f"another process is at work in {self.path}")
-        if not self.is_begun:
+        if self._is_locked():
+            raise ValueError(f"another process is using {self.path}")
+        if not self.holds_run:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
+        saved = self.saved_config
+        refuse_unknown_keys(saved, self.path)
         self._check_records()
-        changes = altering_changes(self.settings, json.loads(config_to_json(config)))
+        changes = altering_changes(saved, json.loads(config_to_json(config)))
         if changes:
             lines = [
-                f"  {key}: was {show_value(before)}, is {show_value(after)}"
+                f"  {key}: was {show_value(before)}, now {show_value(after)}"
                 for key, before, after in changes
             ]
             raise ValueError(
-                f"{self.path} holds a run with other settings; --run.name starts another run, "
-                "the old values resume this one:\n" + "\n".join(lines)
+                f"{self.path} contains a run with other settings; start another run with "
+                "--run.name, or resume this one with the old values:\n" + "\n".join(lines)
             )
 
     def _check_records(self) -> None:
         rows, entries, _ = self.metrics, list(self.entries()), self.plan
         if rows and not entries:
             raise DamagedFileError(
-                f"{self._journal} is missing or empty, and {self._metrics.name} has {len(rows)} "
+                f"{self._journal} is missing or empty, but {self._metrics.name} has {len(rows)} "
                 "steps; restore it from a copy, or start another run with --run.name"
             )
         written = None
-        with suppress(DamagedFileError):  # it is written again from the journal
+        with suppress(DamagedFileError):  # `restore_summary` rewrites it from the journal
             written = read_json(self._summary)
         if written is not None and self.summary is None:
             raise DamagedFileError(
-                f"{self._journal} has lost its end: {self._summary.name} says that the run has "
+                f"{self._journal} is truncated: according to {self._summary.name} the run has "
                 "ended; restore it from a copy, or start another run with --run.name"
             )
 
     def check_writable(self) -> None:
-        """Makes a folder where the run folder is or will be, and removes it.
+        """Checks that the run folder can be written, by creating and removing a temporary folder.
 
         Raises:
-            ValueError: if that is refused, or a file is in the folder's place or above it.
+            ValueError: if it cannot be written, or the path or one of its parents is a file.
         """
         self._refuse_file()
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         try:
-            # Not `os.access`, which allows root everything that has permission bits.
+            # Not `os.access`, which for root does not detect read-only file systems.
             Path(tempfile.mkdtemp(prefix=".", dir=above)).rmdir()
         except OSError as error:
             value, why = show_value(str(self.path.parent)), error.strerror
@@ -125,10 +128,10 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps other processes out; a folder in which nothing was begun is gone again afterwards.
+        """Locks the folder for this process, and removes it afterwards if it has no run.
 
         Raises:
-            ValueError: if another process is at work in it, or a file in its place or above it.
+            ValueError: if another process is using it, or the path or one of its parents is a file.
         """
         made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self._take_lock()
@@ -136,18 +139,18 @@ class RunFolder:
             yield
         finally:
             self.close()
-            if not self.is_begun:
+            if not self.holds_run:
                 (self.path / _LOCK).unlink()
-                # Another run may have begun in one of them.
+                # A parent may contain another run by now.
                 with suppress(OSError):
                     for path in made:
                         path.rmdir()
 
     def create(self, config: Config) -> None:
-        """Makes the folder or opens the one that is there, locked for this process.
+        """Creates the folder or opens the existing one, locked for this process.
 
         Raises:
-            ValueError: if another process is at work in it, or a file in its place or above it.
+            ValueError: if another process is using it, or the path or one of its parents is a file.
         """
         if self._lock is None or self._lock.closed:
             self._take_lock()
@@ -165,50 +168,50 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._refuse_file()
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / _LOCK).open("a")  # what it says of the time that was used stays
+        lock = (self.path / _LOCK).open("a")  # "a" keeps the recorded time
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ValueError(f"another process is at work in {self.path}") from None
+            raise ValueError(f"another process is using {self.path}") from None
         self._lock = lock
 
     def close(self) -> None:
-        """Lets other processes at the folder."""
+        """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
 
-    def note_used(self, seconds: float) -> None:
-        """Writes down how much time the run has used, for who comes after a process that is killed.
+    def record_used_s(self, seconds: float) -> None:
+        """Records the time that the run has used, for a resume after this process is killed.
 
-        Meant to be called every few seconds while the folder is held, from any thread.
+        Called every few seconds while the folder is locked; thread-safe.
 
         Raises:
             OSError: if it cannot be written.
         """
         file = os.open(self.path / _LOCK, os.O_WRONLY)
         try:
-            # Always as long, so that nothing has to be cut off before it is written.
+            # Fixed width: a single write replaces the old value without truncation.
             os.pwrite(file, f"{seconds:016.3f}\n".encode(), 0)
         finally:
             os.close(file)
 
     @property
-    def noted_s(self) -> float:
-        """What `note_used` has written last; 0 if that is nothing, or damaged."""
+    def recorded_used_s(self) -> float:
+        """The value that `record_used_s` wrote last; 0 if there is none or it is damaged."""
         try:
             return float((self.path / _LOCK).read_bytes() or 0.0)
         except (FileNotFoundError, ValueError):
             return 0.0
 
     @property
-    def is_begun(self) -> bool:
-        """Whether there is a run in it."""
+    def holds_run(self) -> bool:
+        """Whether the folder contains a run."""
         return self._config.is_file()
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The configuration that the run has gone on with last.
+    def saved_config(self) -> dict[str, Any]:
+        """The resolved configuration of the run's last start.
 
         Raises:
             FileNotFoundError: if there is no run.
@@ -223,7 +226,7 @@ class RunFolder:
             ) from None
         return found
 
-    def _is_busy(self) -> bool:
+    def _is_locked(self) -> bool:
         try:
             lock = (self.path / _LOCK).open()
         except FileNotFoundError:
@@ -237,7 +240,7 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What the last clean end wrote, from the journal; None if the run has gone on since.
+        """The summary of the last clean end, from the journal; None if the run was resumed since.
 
         Raises:
             DamagedFileError: if the journal is damaged.
@@ -249,12 +252,12 @@ class RunFolder:
         return found
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Journals the summary and replaces `summary.json`, which is a copy for readers."""
+        """Journals the summary and replaces `summary.json`, which is a copy for users."""
         self.journal(ENDED, summary=dict(summary))
         write_json(self._summary, summary)
 
     def restore_summary(self) -> bool:
-        """Writes `summary.json` again if it is missing or damaged; returns whether it was."""
+        """Rewrites `summary.json` if it is missing or damaged; returns whether it was."""
         summary = self.summary
         if summary is None:
             return False
@@ -268,7 +271,7 @@ class RunFolder:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """What `write_plan` wrote last.
+        """The content of `plan.json`; None if there is none.
 
         Raises:
             DamagedFileError: if `plan.json` is damaged; with the remedy.
@@ -285,7 +288,7 @@ class RunFolder:
         write_json(self._plan, plan)
 
     def journal(self, event: str, **facts: Any) -> None:
-        """Appends a decision or an event."""
+        """Appends a decision or an event to the journal."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         append_row(self._journal, {"time": stamp, "event": event, **facts})
 
@@ -298,7 +301,7 @@ class RunFolder:
         return read_rows(self._journal)
 
     def sync(self) -> int:
-        """Makes journal and metrics survive a loss of power; returns the journal's lines."""
+        """Flushes journal and metrics to disk; returns the number of the journal's entries."""
         for path in (self._journal, self._metrics):
             if path.is_file():
                 with path.open("rb") as file:
@@ -306,13 +309,14 @@ class RunFolder:
         return sum(1 for _ in self.entries())
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """The journal's entries of one kind, oldest first; raises as `entries`."""
+        """The journal's entries of one event, oldest first; raises as `entries`."""
         return (entry for entry in self.entries() if entry["event"] == event)
 
-    def standing(self, *events: str) -> list[dict[str, Any]]:
-        """Entries of these kinds, oldest first, whose `step` no later resume has gone back behind.
+    def valid_entries(self, *events: str) -> list[dict[str, Any]]:
+        """Entries of these events, oldest first, without those that a later resume rolled back.
 
-        Raises as `entries`.
+        An entry is rolled back if a later resume starts after an earlier `step`. Raises as
+        `entries`.
         """
         found: list[dict[str, Any]] = []
         for entry in self.entries():
@@ -324,7 +328,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """What `write_metrics` has written, oldest first.
+        """The metrics of all steps, oldest first.
 
         Raises:
             DamagedFileError: if a line is damaged; with the remedy.
@@ -335,15 +339,15 @@ class RunFolder:
         """Appends a step's metrics."""
         append_row(self._metrics, metrics)
 
-    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Contents:
-        """Writes `rollouts/NAME.jsonl`; returns what a reader has to find in it."""
+    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> FileDigest:
+        """Writes `rollouts/NAME.jsonl`; returns its digest."""
         return write_rows(self._rollouts_file(name), rows)
 
     def read_rollouts(self, name: str) -> list[dict[str, Any]]:
-        """Reads `rollouts/NAME.jsonl`, for what neither decides nor reports anything.
+        """Reads `rollouts/NAME.jsonl` without a digest, for uses without decisions or results.
 
         Raises:
-            DamagedFileError: if it is missing, or no JSONL.
+            DamagedFileError: if it is missing or not JSONL.
         """
         return parse_rows(self._rollouts_file(name))
 
@@ -354,21 +358,21 @@ class RunFolder:
             evaluated: its entry in the journal.
 
         Raises:
-            DamagedFileError: if the file is missing, or holds anything but what was written.
+            DamagedFileError: if the file is missing or differs from what was written.
         """
-        contents = Contents(evaluated["rows"], evaluated["sha256"])
-        return contents.read(self._rollouts_file(evaluated["file"]))
+        digest = FileDigest(evaluated["rows"], evaluated["sha256"])
+        return digest.read(self._rollouts_file(evaluated["file"]))
 
     def _rollouts_file(self, name: str) -> Path:
         return self.rollouts / f"{name}.jsonl"
 
-    def resume_at(self, step: int) -> Path | None:
-        """Goes on after the first `step` steps: records of later ones move to `superseded/`.
+    def rewind_to(self, step: int) -> Path | None:
+        """Moves the summary and the records of steps after `step` to `superseded/`.
 
-        So does the summary. The journal stays whole: what it has decided is decided alike.
+        The journal is kept: a resumed run replays its decisions.
 
         Returns:
-            The folder that they are in; None: there was nothing to move.
+            The folder that they were moved to; None if there was nothing to move.
         """
         if not self._journal.is_file():
             return None
@@ -380,10 +384,10 @@ class RunFolder:
             for path in sorted(self.rollouts.glob(f"{kind}_*.jsonl"))
             if int(path.stem.removeprefix(f"{kind}_")) > step
         ]
-        aside = set_aside(self.path, [*files, self._summary])
+        superseded = move_to_superseded(self.path, [*files, self._summary])
         if later:
-            aside = aside or new_superseded(self.path)
-            replace_rows(aside / self._metrics.name, later)
+            superseded = superseded or new_superseded_folder(self.path)
+            replace_rows(superseded / self._metrics.name, later)
             replace_rows(self._metrics, rows[: len(rows) - len(later)])
         self.journal(RESUMED, step=step)
-        return aside
+        return superseded

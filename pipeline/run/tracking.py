@@ -1,4 +1,4 @@
-"""Weights & Biases: metrics go there if it works, and the run goes on if it does not."""
+"""Logs a run to Weights & Biases; a failure of W&B never affects the run."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from urllib.parse import urlsplit
 from configs.schema import Config
 
 Mode = Literal["online", "offline", "disabled"]
-Tell = Callable[..., None]
-"""Takes the kind of an event, a line for people, and facts for the journal."""
+LogEvent = Callable[..., None]
+"""Takes the kind of an event, a message for the console, and facts for the journal."""
 
 START_S = 20.0
-"""Seconds that W&B's server has to answer, beside the first steps; then W&B runs offline."""
+"""Time limit in seconds for the W&B server's answer; after it W&B runs offline."""
 FINISH_S = 20.0
-"""Seconds that the upload of the rest may take at the end, when the devices are free."""
+"""Time limit in seconds for the final upload, after the devices are released."""
 
 
 def choose_mode(config: Config) -> tuple[Mode, str]:
-    """The mode that the configuration and the machine allow, and one line that says why.
+    """Returns the W&B mode and a message with the reason.
 
     Raises:
-        ValueError: if `wandb.mode = "online"` and nobody is logged in.
+        ValueError: if `wandb.mode = "online"` without a login.
     """
     wanted = config.wandb.mode
     logged_in = _logged_in()
     if wanted == "online" and not logged_in:
         raise ValueError(
-            "wandb.mode = 'online' but nobody is logged in on this machine; run `wandb login` or "
-            "set WANDB_API_KEY where Ray was started, or use wandb.mode = 'auto'"
+            "wandb.mode = 'online', but this machine has no W&B login; run `wandb login` or set "
+            "WANDB_API_KEY where Ray was started, or use wandb.mode = 'auto'"
         )
     if wanted == "disabled":
         return "disabled", "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only"
@@ -44,32 +44,32 @@ def choose_mode(config: Config) -> tuple[Mode, str]:
         return "offline", "W&B: offline by wandb.mode; `wandb sync` uploads the run later"
     if not logged_in:
         return "offline", (
-            "W&B: offline, because nobody is logged in; `wandb login` mends it, "
+            "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs, "
             "`wandb sync` uploads this run later"
         )
     return "online", "W&B: online"
 
 
 def _logged_in() -> bool:
-    # Not wandb's own check, which asks on a terminal.
+    # Not wandb's own check, which prompts on a terminal.
     if os.environ.get("WANDB_API_KEY"):
         return True
     server = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
     try:
         logins = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser())
-    except (OSError, RuntimeError, netrc.NetrcParseError):  # Runtime: there is no home
+    except (OSError, RuntimeError, netrc.NetrcParseError):  # RuntimeError: no home folder
         return False
     return logins.authenticators(server) is not None
 
 
 class Tracker(asyncio.SubprocessProtocol):
-    """A W&B run in a process of its own, `pipeline.run.wandb_process`; the run never waits for it.
+    """A W&B run in a separate process, `pipeline.run.wandb_process`; logging never blocks.
 
-    Belongs to one event loop and its thread.
+    Used from one event loop and its thread.
 
     Args:
         mode: see `choose_mode`.
-        run_id: of the W&B run to go on with; None: a new one.
+        run_id: id of the W&B run to resume; None: a new run.
     """
 
     def __init__(self, mode: Mode, *, run_id: str | None) -> None:
@@ -77,7 +77,7 @@ class Tracker(asyncio.SubprocessProtocol):
         self.run_id = uuid.uuid4().hex[:8] if new else run_id
         self._mode = mode
         self._resumed = not new
-        self._tell: Tell
+        self._log_event: LogEvent
         self._transport: asyncio.SubprocessTransport | None = None
         self._ended = asyncio.Event()
         self._unread = b""
@@ -90,19 +90,19 @@ class Tracker(asyncio.SubprocessProtocol):
         *,
         folder: Path,
         rows: Sequence[tuple[int, Mapping[str, Any]]],
-        tell: Tell,
+        log_event: LogEvent,
     ) -> None:
-        """Starts W&B beside the run; `tell` is called when it has started, or cannot.
+        """Starts W&B in the background; `log_event` receives its success or failure.
 
         Args:
-            config: settings; they become the W&B run's config.
-            folder: where wandb keeps its files.
-            rows: steps and metrics of earlier processes of the run; W&B may lack some of them.
-            tell: takes an event for journal and console.
+            config: becomes the config of the W&B run.
+            folder: folder of wandb's files.
+            rows: steps and metrics of the run's earlier processes; W&B may lack some of them.
+            log_event: writes an event to journal and console.
         """
         if self._mode == "disabled":
             return
-        self._tell = tell
+        self._log_event = log_event
         # W&B shows the arguments of its process as those of the run.
         command = (sys.executable, "-m", "pipeline.run.wandb_process", *sys.argv[1:])
         try:
@@ -110,7 +110,7 @@ class Tracker(asyncio.SubprocessProtocol):
                 lambda: self, *command, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
-            tell("wandb", f"W&B: cannot start ({error})", failed=str(error))
+            log_event("wandb", f"W&B: cannot start ({error})", failed=str(error))
             return
         self._send(
             mode=self._mode,
@@ -133,13 +133,13 @@ class Tracker(asyncio.SubprocessProtocol):
         self._send(step=step, metrics=metrics)
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Sends what the run ends with."""
+        """Sends the summary of the run."""
         self._send(summary=summary)
 
     async def finish(self, *, exit_status: int) -> None:
-        """Waits until W&B has everything, at most `FINISH_S`; else tells how to upload it later.
+        """Waits up to `FINISH_S` for the upload; otherwise logs how to upload the run later.
 
-        W&B shows a run as failed unless the status is 0.
+        W&B shows the run as failed if the status is not 0.
         """
         if self._transport is None:
             return
@@ -154,16 +154,16 @@ class Tracker(asyncio.SubprocessProtocol):
         self.close()
         if self._uploaded:
             return
-        remedy = f"to upload it: {self._sync}" if self._sync else "metrics.jsonl has everything"
-        self._tell(
+        remedy = f"to upload it: {self._sync}" if self._sync else "metrics.jsonl is complete"
+        self._log_event(
             "wandb",
-            f"W&B does not have all of this run{after}; {remedy}",
+            f"W&B: the upload of this run is incomplete{after}; {remedy}",
             uploaded=False,
             sync=self._sync,
         )
 
     def close(self) -> None:
-        """Lets go of the process, which then finishes by itself, within `FINISH_S`."""
+        """Disconnects from the process, which then exits by itself within `FINISH_S`."""
         if self._transport is not None:
             self._finishing = True
             self._transport.close()
@@ -178,7 +178,7 @@ class Tracker(asyncio.SubprocessProtocol):
 
     def _send(self, **message: Any) -> None:
         if self._transport is not None and not self._stdin.is_closing():
-            # Buffered without a bound where the process does not read; never waits.
+            # Never blocks: the buffer is unbounded if the process does not read.
             self._stdin.write(json.dumps(message).encode() + b"\n")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -190,20 +190,21 @@ class Tracker(asyncio.SubprocessProtocol):
         """See `asyncio.SubprocessProtocol`."""
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._hear(json.loads(line))
+            self._receive(json.loads(line))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
         """See `asyncio.SubprocessProtocol`."""
         if fd == 1:
             self._ended.set()
             if not self._finishing:
-                self._tell("wandb", "W&B: its process has ended", failed="its process has ended")
+                ended = "its process has ended"
+                self._log_event("wandb", f"W&B: {ended}", failed=ended)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _receive(self, message: Mapping[str, Any]) -> None:
         if "address" in message:
             self._sync = message["sync"]
-            self._tell("wandb", f"W&B: {message['address']}", **message)
+            self._log_event("wandb", f"W&B: {message['address']}", **message)
         elif "failed" in message:
-            self._tell("wandb", f"W&B: {message['failed']}", **message)
+            self._log_event("wandb", f"W&B: {message['failed']}", **message)
         else:
             self._uploaded = message["uploaded"]

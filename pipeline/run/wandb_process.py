@@ -1,14 +1,14 @@
-"""The process that talks to Weights & Biases, so that no fault of W&B reaches the run.
+"""Child process that logs to Weights & Biases, which isolates the run from failures of W&B.
 
     python -m pipeline.run.wandb_process
 
 Reads JSON objects from stdin, one per line: first a request (see `Reporter`), then
 `{"step": 3, "metrics": {...}}`, `{"summary": {...}}` and at the end `{"exit_status": 0}`. Writes
-JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder, "sync": COMMAND}` each time
-that W&B has started; and at the end `{"uploaded": true or false}`.
+JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder, "sync": COMMAND}` after each
+start of W&B; and at the end `{"uploaded": true or false}`.
 
-It leaves the run's process tree: `ray job stop` sends SIGTERM to every descendant of a job, and
-W&B's service, a child of this process, would stop without the last step.
+The process detaches from the run's process tree: `ray job stop` sends SIGTERM to all descendants of
+a job, and W&B's service, a child of this process, would stop without the last step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 if __name__ == "__main__" and os.fork():
-    os._exit(0)  # before anything is imported, so that the run's process has no child for long
+    os._exit(0)  # before the imports, so that the run's child process exits at once
 
 import contextlib
 import json
@@ -34,29 +34,29 @@ import psutil
 import wandb
 
 _RESTARTS = 3
-"""How often W&B's service is started again after it has died."""
+"""Maximum number of restarts of W&B's service after its death."""
 _UPLOAD_FAILED = b"Fatal error while uploading data"
-"""What wandb prints when the server refuses data for good; `finish` returns as if all were well."""
+"""wandb's output when the server permanently refuses data; `finish` still returns normally."""
 
 _FAILURES = (Exception, SystemExit)
-"""What wandb raises: errors without a common base, and the exit of Python when its service dies."""
+"""wandb's exceptions: errors without a common base, and SystemExit when its service dies."""
 
-Say = Callable[..., None]
+Send = Callable[..., None]
 
 
 class Reporter:
-    """A W&B run that has every row that it was given, also after its service has died.
+    """A W&B run that logs every row, even if W&B's service dies in between.
 
     Args:
-        request: `mode`, "online" or "offline"; `init`, arguments of `wandb.init`; `start_s`,
-            seconds that a start may take; `rows`, steps and metrics of earlier processes of the
-            run; `resumed`, whether W&B was told of these.
-        say: sends an object to the run.
+        request: `mode`, "online" or "offline"; `init`, arguments of `wandb.init`; `start_s`, time
+            limit of the start in seconds; `rows`, steps and metrics of the run's earlier
+            processes; `resumed`, whether these were logged to W&B.
+        send: sends an object to the run.
     """
 
-    def __init__(self, request: Mapping[str, Any], say: Say) -> None:
+    def __init__(self, request: Mapping[str, Any], send: Send) -> None:
         self._request = request
-        self._say = say
+        self._send = send
         self._rows: list[tuple[int, dict[str, Any]]] = [tuple(row) for row in request["rows"]]
         self._before = len(self._rows) if request["resumed"] else 0
         self._summary: dict[str, Any] = {}
@@ -64,19 +64,19 @@ class Reporter:
         self._run: Any = None
 
     def start(self) -> None:
-        """Starts W&B, offline where the server does not answer, and sends what it lacks."""
+        """Starts W&B, offline if the server does not answer, and logs the rows that it lacks."""
         modes = ("online", "offline") if self._request["mode"] == "online" else ("offline",)
         for mode in modes:
             try:
                 self._start(mode)
             except _FAILURES as error:
-                self._say(failed=f"cannot start {mode} ({_short(error)})")
+                self._send(failed=f"cannot start {mode} ({_short(error)})")
                 self._drop()
             else:
                 return
 
     def _start(self, mode: str) -> None:
-        optional = {"x_transaction_log_flush_interval": 1.0}  # else 15 s, which a kill would lose
+        optional = {"x_transaction_log_flush_interval": 1.0}  # default 15 s: lost in a kill
         settings = wandb.Settings(
             console="off",
             silent=True,
@@ -84,7 +84,7 @@ class Reporter:
             **{key: value for key, value in optional.items() if key in wandb.Settings.model_fields},
         )
         online = mode == "online"
-        # W&B's reports of its own errors wait long for a server that does not answer.
+        # W&B's own error reporting blocks for long if the server does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         run = wandb.init(
             mode=mode,  # type: ignore[arg-type]
@@ -95,11 +95,11 @@ class Reporter:
         self._run = run
         folder = Path(run.dir).parent
         option = "--include-online " if online else ""
-        self._say(
+        self._send(
             address=run.url if online else str(folder),
             sync=f"wandb sync {option}{shlex.quote(str(folder))}",
         )
-        # Offline nothing is known of what W&B has; the files of earlier processes have the rest.
+        # Offline, the rows of earlier processes are in their own files.
         lacking = self._rows if online else self._rows[self._before :]
         for step, metrics in lacking:
             if step >= run.starting_step:
@@ -107,7 +107,7 @@ class Reporter:
         run.summary.update(self._summary)
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Sends metrics or the summary."""
+        """Logs metrics or the summary."""
         if "metrics" in message:
             step, metrics = message["step"], message["metrics"]
             self._rows.append((step, metrics))
@@ -117,7 +117,7 @@ class Reporter:
             self._attempt(lambda run: run.summary.update(message["summary"]))
 
     def finish(self, exit_status: int) -> None:
-        """Returns when everything is uploaded, or offline on disk; may never return."""
+        """Blocks until everything is uploaded, or offline on disk; may never return."""
 
         def finish(run: Any) -> None:
             run.finish(exit_code=exit_status)
@@ -131,7 +131,7 @@ class Reporter:
             try:
                 action(self._run)
             except _FAILURES as error:
-                self._say(failed=f"its service has failed ({_short(error)})")
+                self._send(failed=f"its service has failed ({_short(error)})")
                 self._drop()
                 if self._restarts < _RESTARTS:
                     self._restarts += 1
@@ -140,7 +140,7 @@ class Reporter:
                 return
 
     def _drop(self) -> None:
-        """Ends the service, so that nothing waits for it and the next start gets a new one."""
+        """Kills the service, so that nothing blocks on it and the next start creates a new one."""
         self._run = None
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -150,31 +150,31 @@ class Reporter:
 
     @property
     def online(self) -> bool:
-        """Whether data go to W&B's server."""
+        """Whether data are uploaded to W&B's server."""
         return self._run is not None and not self._run.offline
 
 
 def main() -> None:
-    """Serves one run, until it has finished or `finish_s` after the run's process has gone."""
+    """Serves one run until it finishes, or until `finish_s` after the end of its process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # wandb prints, and its service inherits what this process has.
+    # wandb prints to stdout and stderr, and its service inherits them.
     lines, out = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     printed = tempfile.TemporaryFile()  # noqa: SIM115  # until the process ends
     nothing = os.open(os.devnull, os.O_RDWR)
     for source, number in ((nothing, 0), (nothing, 1), (printed.fileno(), 2)):
         os.dup2(source, number)
 
-    def say(**facts: Any) -> None:
-        with contextlib.suppress(OSError):  # the run's process has gone
+    def send(**facts: Any) -> None:
+        with contextlib.suppress(OSError):  # the run's process has ended
             print(json.dumps(facts), file=out, flush=True)
 
     request = json.loads(lines.readline())
     bound = threading.Thread(target=_end, args=(lines.fileno(), request["finish_s"]), daemon=True)
     bound.start()
-    reporter = Reporter(request, say)
+    reporter = Reporter(request, send)
     reporter.start()
-    exit_status = 1  # of a run that is killed
+    exit_status = 1  # if the run is killed
     for line in lines:
         message = json.loads(line)
         if "exit_status" in message:
@@ -182,16 +182,16 @@ def main() -> None:
         else:
             reporter.take(message)
     reporter.finish(exit_status)
-    say(uploaded=reporter.online and not _upload_failed(printed))
+    send(uploaded=reporter.online and not _upload_failed(printed))
     out.close()
-    # Not through wandb's handlers at exit, which may never return.
+    # Skips wandb's exit handlers, which may never return.
     os._exit(0)
 
 
 def _end(stdin: int, finish_s: float) -> None:
-    """Ends this process some time after the other end of its stdin is closed."""
+    """Ends this process `finish_s` after the other end of its stdin is closed."""
     poll = select.poll()
-    poll.register(stdin, 0)  # of hang-ups one is always told
+    poll.register(stdin, 0)  # hang-ups are always reported
     poll.poll()
     time.sleep(finish_s)
     for child in psutil.Process().children(recursive=True):

@@ -13,12 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from actors.colocated import ColocatedActor
-from actors.learner import LearnerActor
-from pipeline.compute.device_memory import (
-    GIB,
-    resident_bytes,
-)
+from actors.colocated_actor import ColocatedActor
+from actors.learner_actor import LearnerActor
+from pipeline.compute.device_memory import GIB, resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model.building import Builder
@@ -47,8 +44,8 @@ def full(*_: Any, **__: Any) -> Any:
 
 def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActor:
     """Two layers, merged for rollouts, prepared; slots are compacted at the end."""
-    monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     config = tiny.make_config(
         learner={"kl_coef": 0.1, "kl": "topk", "kl_top_k": 8, **learner},
         plan={
@@ -69,9 +66,9 @@ def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActo
 
 
 def make_learner(monkeypatch: pytest.MonkeyPatch, **tables: Any) -> LearnerActor:
-    """A prepared dedicated learner; `tables` change its configuration."""
-    monkeypatch.setattr("actors.learner.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.learner.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    """A learner in a process of its own, prepared; `tables` are laid over its configuration."""
+    monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan = {"fixed": False, "placement": "split", "micro_batch_tokens": WHOLE.micro_batch_tokens}
     actor = LearnerActor(tiny.make_config(plan=plan, **tables))
     policy, base = tiny.policy(layers=2), tiny.base(layers=2)
@@ -368,7 +365,7 @@ def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
     # No programs of failed attempts are left.
     monkeypatch.undo()
     actor.prepare(WHOLE)
-    assert actor.config == actor.given
+    assert actor.config == actor.requested
 
 
 # --- turns on the same devices
@@ -384,8 +381,8 @@ def test_a_lowered_limit_is_met_with_fewer_slots_before_anything_runs(
     needs[3] = max(actor.engine.needs.values())
     assert needs[3] < needs[4]
     actor.prepare(WHOLE)
-    plan = actor.given.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
-    monkeypatch.setattr(actor, "given", actor.given.model_copy(update={"plan": plan}))
+    plan = actor.requested.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
+    monkeypatch.setattr(actor, "requested", actor.requested.model_copy(update={"plan": plan}))
     actor.prepare(WHOLE)
     with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib"):
         draw(actor)

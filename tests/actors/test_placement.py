@@ -1,4 +1,4 @@
-"""Which process asks for which devices, by kind and number, and what is said if there are none."""
+"""Leases: devices of each process by kind and number, and the error if the cluster has too few."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.placement import Lease, lease, light, needed, shortage
+from actors.placement import Lease, device_free_lease, lease, shortage, total_resources
 from configs.schema import Plan
 from pipeline.compute.devices import malloc_environment
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
@@ -45,13 +45,13 @@ def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_a_cache_of_ones_own_is_passed_on(monkeypatch: pytest.MonkeyPatch, platform: str):
+def test_the_cache_folder_is_passed_on(monkeypatch: pytest.MonkeyPatch, platform: str):
     monkeypatch.setenv(CACHE_VARIABLE, "/a/folder")
     assert lease(plan(platform, "split"), 1).variables[CACHE_VARIABLE] == "/a/folder"
 
 
-def test_reward_processes_hold_nothing_and_see_no_accelerator():
-    assert light() == Lease({}, {"JAX_PLATFORMS": "cpu"})
+def test_reward_processes_reserve_nothing_and_see_no_accelerator():
+    assert device_free_lease() == Lease({}, {"JAX_PLATFORMS": "cpu"})
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_reward_processes_hold_nothing_and_see_no_accelerator():
         (plan("gpu", "split"), {"GPU": 2}),
     ],
 )
-def test_a_plan_needs_what_its_processes_lease_together(asked: Plan, amounts: dict[str, float]):
-    assert needed(asked) == amounts
+def test_a_plan_needs_the_sum_of_its_leases(asked: Plan, amounts: dict[str, float]):
+    assert total_resources(asked) == amounts
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,18 @@ def test_a_plan_needs_what_its_processes_lease_together(asked: Plan, amounts: di
         (plan("cpu", "split", learner_devices=8, samplers=2), {"CPU": 2}),
     ],
 )
-def test_samplers_alone_need_no_learners_devices(asked: Plan, amounts: dict[str, float]):
-    assert needed(asked, learner=False) == amounts
+def test_samplers_alone_need_no_devices_of_a_learner(asked: Plan, amounts: dict[str, float]):
+    assert total_resources(asked, learner=False) == amounts
     assert shortage(asked, amounts, learner=False) is None
 
 
-def test_enough_is_enough():
+def test_a_cluster_with_the_devices_has_no_shortage():
     assert shortage(V5E_SPLIT, {"CPU": 1.0, "TPU": 8.0}) is None
 
 
 @pytest.mark.parametrize(("total", "has"), [({"CPU": 96.0}, "0"), ({"TPU": 4.0}, "4")])
-def test_a_machine_without_the_chips_is_told_and_nothing_is_taken_instead(
-    total: dict[str, float], has: str
-):
+def test_a_machine_without_the_chips_is_refused_with_the_numbers(total: dict[str, float], has: str):
     assert shortage(V5E_COLOCATED, total) == (
         f"plan.platform = 'tpu' needs 8 TPU in the cluster, which has {has}; "
-        "nothing else is taken instead"
+        "no other kind of device is used instead"
     )

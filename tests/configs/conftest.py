@@ -1,4 +1,4 @@
-"""A small valid configuration, and a way to change it."""
+"""A small valid configuration, and a function that writes variants of it."""
 
 from __future__ import annotations
 

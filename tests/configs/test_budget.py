@@ -1,4 +1,4 @@
-"""Durations and instants, as budgets take them."""
+"""Durations and deadlines of budgets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_instant_no_clock_shows_is_told_with_the_nearest(
     overrides = [("budget.steps", "none"), ("budget.until", text)]
     (line,) = mistakes(small, *overrides)
     assert "budget.until" in line
-    assert f"'{text}' is in no year from 1970 to 2999; nearest valid: '{nearest}'" in line
+    assert f"'{text}' is not in the years 1970 to 2999; nearest valid: '{nearest}'" in line
     assert parse_instant(nearest).isoformat()
 
 

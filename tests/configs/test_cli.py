@@ -1,4 +1,4 @@
-"""The command line that every command shares."""
+"""The common command line of all commands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import argparse
 
 import pytest
 
-from configs.cli import CommandLine, parse
+from configs.cli import WIDTH, CommandLine, parse, settings_help
 from configs.errors import ConfigError
-from configs.help import WIDTH, settings_help
 from configs.settings import settings
 
 
@@ -47,7 +46,7 @@ def test_a_value_with_dashes_goes_after_the_equals_sign() -> None:
 
 
 def test_an_override_without_a_value_is_refused() -> None:
-    told = "needs a value, --{0} VALUE; a value that begins with -- goes after ="
+    told = "needs a value, --{0} VALUE; write --{0}=VALUE for a value with leading --"
     assert refused("a.toml", "--learner.lr", "--dry-run", "--run.seed") == (
         f"command line: --learner.lr: {told.format('learner.lr')}",
         f"command line: --run.seed: {told.format('run.seed')}",
@@ -58,7 +57,7 @@ def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
     assert refused("a.toml", "--dryrun", "--lr", "3", "b.toml", "--zzz=1") == (
         "command line: --dryrun: unknown; did you mean --dry-run?",
         "command line: --lr: unknown; did you mean --sft.lr or --learner.lr?",
-        "command line: b.toml: unexpected; one CONFIG.toml, and settings as --table.key VALUE",
+        "command line: b.toml: unexpected; expected one CONFIG.toml and --table.key VALUE",
         (
             "command line: --zzz: unknown; the configuration has run, model, lora, sft, data, "
             "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, parity, "
@@ -104,7 +103,7 @@ def test_the_settings_help_tells_all_of_each_setting() -> None:
         "--rollout.prompts_per_step an integer, at least 1 and at most 16384; required. prompts"
         in text
     )
-    assert "--budget.steps an integer, at least 1; optional. end after" in text
+    assert "--budget.steps an integer, at least 1; optional. number of steps after" in text
 
 
 def test_the_settings_help_keeps_to_its_width() -> None:

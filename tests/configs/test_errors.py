@@ -1,4 +1,4 @@
-"""What a user is told about each kind of mistake."""
+"""The message for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def test_a_url_is_no_path(small: Path, key: str, url: str) -> None:
     hubs = ", hf:// and kaggle://" if key.startswith("model.") else ""
     scheme = url[: url.index(":/") + (3 if "://" in url else 2)]
     assert line == (
-        f'command line: --{key} = "{url}": {scheme} is not supported; supported are paths in the '
-        f"file system{hubs}; mount or download what is elsewhere"
+        f'command line: --{key} = "{url}": {scheme} is not supported; supported are file system '
+        f"paths{hubs}; mount or download data that is stored elsewhere"
     )
 
 

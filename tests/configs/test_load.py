@@ -1,4 +1,4 @@
-"""From files to configurations: reading, paths, presets, lightness."""
+"""Loading configurations: files, paths, presets, imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
+from configs.nearest import RENAMED
 from configs.schema import Config
+from configs.settings import find_setting
 
 from .conftest import SMALL, Write
 
@@ -100,7 +102,7 @@ def test_a_toml_mistake_has_a_line_and_a_column(write: Write, text: str, place: 
 def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes("a = 'ü'".encode("latin-1"))
-    assert mistakes(path) == (f"{path}: is not UTF-8 text (byte 5)",)
+    assert mistakes(path) == (f"{path}: not UTF-8 text (byte 5)",)
 
 
 def test_six_mistakes_at_once(write: Write) -> None:
@@ -117,7 +119,7 @@ def test_six_mistakes_at_once(write: Write) -> None:
         ),
         (
             f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 "
-            "(a completion ends here at the latest)"
+            "(maximum length of a completion)"
         ),
         f"{path}: learner.lr = -1: must be a number, above 0; nearest valid: just above 0",
         f"{path}: learner.seed: unknown; did you mean run.seed?",
@@ -130,7 +132,7 @@ def test_mistakes_between_tables_are_told_beside_mistakes_in_others(small: Path)
     assert lines == (
         "command line: --lora.alpha = 0: must be a number, above 0; nearest valid: just above 0",
         (
-            "command line: --plan.prompt_buckets = [8, 16]: must rise and stay below 16, "
+            "command line: --plan.prompt_buckets = [8, 16]: must be ascending and below 16, "
             "which is always a bucket; nearest valid: [8]"
         ),
     )
@@ -171,7 +173,7 @@ def test_configuration_loads_nothing_heavy() -> None:
     program = (
         f"import {', '.join(modules)}, sys\n"
         "configs.load.load_config('configs/demo.toml')\n"
-        "configs.help.settings_help()\n"
+        "configs.cli.settings_help()\n"
         f"print(sorted({HEAVY!r} & set(sys.modules)))\n"
     )
     result = subprocess.run(
@@ -195,9 +197,9 @@ def test_a_run_folder_is_a_configuration(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "has no config.json; it is not a run folder"),
-        ("{", "config.json: is not JSON"),
-        ("[]", "config.json: is not a JSON object"),
+        (None, "not a run folder: it has no config.json"),
+        ("{", "config.json: not JSON"),
+        ("[]", "config.json: not a JSON object"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, message: str):
@@ -222,7 +224,34 @@ def test_an_unknown_key_does_not_hide_what_is_wrong_with_its_table(small: Path) 
     assert told[2].startswith(f"{path}: plan.slots = 33: must be a multiple of a sampler's")
 
 
-def test_what_was_meant_by_an_unknown_key_is_not_called_missing(write: Write) -> None:
+def test_a_renamed_key_is_refused_with_its_new_name(write: Write, small: Path) -> None:
+    told = "--plan.rollout_rows: renamed to --plan.slots; write --plan.slots VALUE"
+    assert mistakes(small, ("plan.rollout_rows", "32")) == (f"command line: {told}",)
+    told = "plan.rollout_rows: renamed to plan.slots; write plan.slots = ..."
+    path = write(SMALL.replace("slots = 32", "rollout_rows = 32"))
+    assert mistakes(path) == (f"{path}: {told}",)
+
+
+def test_new_names_are_keys_and_old_names_are_not() -> None:
+    for old, new in RENAMED.items():
+        assert find_setting(old.split(".")) is None
+        assert find_setting(new.split(".")) is not None
+
+
+def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    settings = json.loads(config_to_json(load_config("configs/demo.toml")))
+    settings["plan"]["rollout_rows"] = settings["plan"].pop("slots")
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path)
+    (line,) = caught.value.mistakes
+    assert line == (
+        f"{tmp_path} was written by an earlier version of gemma-grpo (its config.json has "
+        "plan.rollout_rows); start another run with --run.name"
+    )
+
+
+def test_the_key_suggested_for_an_unknown_key_is_not_reported_as_missing(write: Write) -> None:
     path = write(SMALL.replace("steps = 10", "stps = 10"))
     assert mistakes(path) == (f"{path}: budget.stps: unknown; did you mean budget.steps?",)
 
@@ -234,7 +263,7 @@ def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "broken"),
+    ("given", "invalid"),
     [
         ([("learner.lr", "fast")], {"learner.lr"}),
         ([("plan.platform", "npu")], {"plan.platform"}),
@@ -245,19 +274,19 @@ def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
         ([("eval.every_steps", "5")], {"eval.every_steps"}),
     ],
 )
-def test_something_stands_in_for_what_is_wrong(
-    small: Path, given: list[tuple[str, str]], broken: set[str]
+def test_invalid_values_get_substitutes(
+    small: Path, given: list[tuple[str, str]], invalid: set[str]
 ) -> None:
     read = read_config(small, given)
     assert read.config is not None
     assert read.mistakes
-    assert read.broken >= broken
+    assert read.invalid >= invalid
     assert read.config.run.name == "small"
-    assert not any(key.startswith("rollout") for key in read.broken)
+    assert not any(key.startswith("rollout") for key in read.invalid)
 
 
-def test_a_file_that_says_nothing_is_told_all_that_it_lacks(write: Write) -> None:
+def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
     read = read_config(write(""))
     assert read.config is not None
-    assert {"run", "model", "data", "rewards", "rollout", "plan", "budget"} <= read.broken
+    assert {"run", "model", "data", "rewards", "rollout", "plan", "budget"} <= read.invalid
     assert len(read.mistakes) == 7

@@ -1,4 +1,4 @@
-"""Which changes make a resumed run another run."""
+"""Which changed settings a resume refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schema's own checks refuse, and the numbers it derives."""
+"""The schema's validators and derived numbers."""
 
 from __future__ import annotations
 
@@ -19,30 +19,38 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
 @pytest.mark.parametrize(
     ("overrides", "key", "what"),
     [
-        ([("budget.steps", "none")], "budget", "needs steps, time or until"),
+        ([("budget.steps", "none")], "budget", "set steps, time or until"),
         ([("budget.time", "1h")], "budget.time", "excludes budget.steps"),
         (
             [("budget.steps", "none"), ("budget.time", "9x")],
             "budget.time",
             "'9x' is not a duration",
         ),
-        ([("data.train.split", "train")], "data.train.split", "belongs to hub datasets"),
-        ([("data.test.split", "none")], "data.test.path", "is no .jsonl or .parquet file"),
+        ([("data.train.split", "train")], "data.train.split", "applies to hub datasets only"),
+        ([("data.test.split", "none")], "data.test.path", "is not a .jsonl or .parquet file"),
         ([("data.answer_pattern", "#### .+")], "data.answer_pattern", "needs a group"),
         ([("data.answer_pattern", "(")], "data.answer_pattern", "is not a regular expression"),
-        ([("prompt.template", "hello")], "prompt.template", "names no column"),
+        ([("prompt.template", "hello")], "prompt.template", "contains no column"),
         ([("prompt.template", "{}")], "prompt.template", "has empty braces"),
         ([("prompt.template", "{a")], "prompt.template", "write {{ and }} for braces"),
         ([("prompt.template", "{a!r}")], "prompt.template", "converts or formats {a}"),
-        ([("prompt.answer_open", "<reasoning>")], "prompt.answer_open", "is the same tag"),
-        ([("rewards.functions.1.name", "correct")], "rewards.functions", "two share a name"),
-        ([("rollout.stop_tokens", "[]")], "rollout.stop_tokens", "no completion could ever end"),
-        ([("rollout.stop_strings", '["a", ""]')], "rollout.stop_strings", "one is empty"),
-        ([("rollout.stop_strings", '["\ufffd"]')], "rollout.stop_strings", "one holds U+FFFD"),
+        ([("prompt.answer_open", "<reasoning>")], "prompt.answer_open", "equals another tag"),
+        (
+            [("rewards.functions.1.name", "correct")],
+            "rewards.functions",
+            "two share the name correct",
+        ),
+        ([("rollout.stop_tokens", "[]")], "rollout.stop_tokens", "no completion could end"),
+        (
+            [("rollout.stop_strings", '["a", ""]')],
+            "rollout.stop_strings",
+            "contains an empty string",
+        ),
+        ([("rollout.stop_strings", '["\ufffd"]')], "rollout.stop_strings", "contains U+FFFD"),
         (
             [("rollout.forbidden_tokens", '["<eos>"]')],
             "rollout.forbidden_tokens",
-            "<eos>: stop tokens",
+            "<eos>: also in stop_tokens",
         ),
         (
             [("plan.slots", "30"), ("plan.sampler_devices", "4")],
@@ -52,7 +60,7 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         (
             [("plan.micro_batch_tokens", "100"), ("plan.learner_devices", "8")],
             "plan.micro_batch_tokens",
-            "must be a multiple of plan.row_tokens = 48 x 8 rows, one on each device",
+            "must be a multiple of plan.row_tokens = 48 x 8 rows, one for each device",
         ),
         (
             [
@@ -62,7 +70,7 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
                 ("plan.tp", "2"),
             ],
             "plan.micro_batch_tokens",
-            "= 60 x 2 rows, one on each device or group of tp devices; nearest valid: 360 or 480",
+            "= 60 x 2 rows, one for each device or group of tp devices; nearest valid: 360 or 480",
         ),
         (
             [("plan.row_tokens", "47")],
@@ -73,14 +81,14 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
             [("plan.slot_buckets", "[40, 2, 7]"), ("plan.sampler_devices", "2")],
             "plan.slot_buckets",
             (
-                "must fall and stay below slots = 32, in multiples of a sampler's 2 parts; "
+                "must be descending and below slots = 32, in multiples of a sampler's 2 shards; "
                 "nearest valid: [2]"
             ),
         ),
         (
             [("plan.slots", "none")],
             "plan.slots",
-            "is needed with plan.fixed = true; set it, or plan.fixed = false, which plans it",
+            "is required with plan.fixed = true; set it, or plan.fixed = false to plan it",
         ),
         (
             [
@@ -89,7 +97,7 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
                 ("plan.slot_buckets", "[8]"),
             ],
             "plan.slot_buckets",
-            "means nothing without plan.slots; remove it",
+            "has no effect without plan.slots; remove it",
         ),
         (
             [("plan.fixed", "false"), ("plan.micro_batch_tokens", "100")],
@@ -114,7 +122,7 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         (
             [("plan.platform", "tpu"), ("plan.learner_devices", "6")],
             "plan.learner_devices",
-            "leases 1, 4 or 8 TPU chips of a host, or whole hosts of 8; nearest valid: 4 or 8",
+            "must be 1, 4 or 8 TPU chips of a host, or whole hosts of 8; nearest valid: 4 or 8",
         ),
         (
             [("plan.platform", "tpu"), ("plan.sampler_devices", "2"), ("plan.sampler_tp", "2")],
@@ -143,12 +151,12 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         (
             [("plan.placement", "colocated"), ("plan.sampler_tp", "2")],
             "plan.sampler_tp",
-            "means nothing in colocated placement",
+            "has no effect in colocated placement",
         ),
         (
             [("plan.placement", "colocated"), ("plan.samplers", "2")],
             "plan.samplers",
-            "means nothing in colocated placement",
+            "has no effect in colocated placement",
         ),
         (
             [("plan.rollout_weights", "merged"), ("model.quantization", "nf4")],
@@ -159,17 +167,17 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
             [("plan.rollout_weights", "int8_matmul"), ("model.dtype", "float32")],
             "learner.importance_cap",
             (
-                'plan.rollout_weights = "int8_matmul" makes the policy that is sampled another one '
-                "than the learner's, by rounding; its loss must be weighted by their ratio; "
-                'nearest valid: 2.0, or plan.rollout_weights = "shared"'
+                'plan.rollout_weights = "int8_matmul" rounds differently from the learner, which '
+                "needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "
+                '"shared"'
             ),
         ),
         (
             [("plan.rollout_weights", "merged"), ("model.dtype", "bfloat16")],
             "learner.importance_cap",
-            'plan.rollout_weights = "merged" with a bfloat16 base makes the policy',
+            'plan.rollout_weights = "merged" with a bfloat16 base rounds differently',
         ),
-        ([("learner.decay_steps", "5")], "learner.decay_steps", "means nothing with a constant"),
+        ([("learner.decay_steps", "5")], "learner.decay_steps", "has no effect with a constant"),
         (
             [("learner.schedule", "linear"), ("learner.warmup_steps", "10")],
             "learner.warmup_steps",
@@ -194,12 +202,12 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         (
             [("budget.from_submission", "true")],
             "budget.from_submission",
-            "means nothing without budget.time",
+            "has no effect without budget.time",
         ),
         (
             [("rollout.min_prompts_per_step", "1")],
             "rollout.min_prompts_per_step",
-            "means nothing with budget.steps",
+            "has no effect with budget.steps",
         ),
         (
             [
@@ -208,40 +216,40 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
                 ("rollout.min_prompts_per_step", "99"),
             ],
             "rollout.min_prompts_per_step",
-            "may be at most prompts_per_step; nearest valid:",
+            "must be at most prompts_per_step; nearest valid:",
         ),
         ([("plan.prompt_buckets", "[8, 16]")], "plan.prompt_buckets", "nearest valid: [8]"),
         ([("plan.prompt_buckets", "[8, 4]")], "plan.prompt_buckets", "nearest valid: [4, 8]"),
         (
             [("rollout.overlong_tokens", "33")],
             "rollout.overlong_tokens",
-            "may be at most max_new_tokens; nearest valid: 32",
+            "must be at most max_new_tokens; nearest valid: 32",
         ),
         (
             [("rollout.overlong_tokens", "8"), ("rewards.functions.0.name", "overlong")],
             "rewards.functions",
-            "is the name of rollout.overlong_tokens' part",
+            "is the name of the part of rollout.overlong_tokens",
         ),
         (
             [("rollout.cut_off", "0.9")],
             "rollout.cut_off",
-            'means nothing with rollout.partial = "off"',
+            'has no effect with rollout.partial = "off"',
         ),
         (
             [("rollout.partial", "drop"), ("rollout.cut_off", "0.99")],
             "rollout.cut_off",
-            "of a sampler's 32 rollouts in a step none could be cut; nearest valid: 0.96",
+            "would truncate none of a sampler's 32 rollouts in a step; nearest valid: 0.96",
         ),
         ([("rollout.partial", "drop")], "rollout.partial", "needs rollout.cut_off, e.g. 0.9"),
         (
             [("rollout.partial", "keep"), ("rollout.cut_off", "0.7")],
             "rollout.partial",
-            "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
+            "needs importance weights; set learner.importance_cap above 0, e.g. 2",
         ),
         (
             [("rollout.max_prompts_per_step", "12")],
             "rollout.max_prompts_per_step",
-            'means nothing with rollout.dynamic_sampling = "off"; remove it, or set that',
+            'has no effect with rollout.dynamic_sampling = "off"; remove it, or set that',
         ),
         (
             [("rollout.dynamic_sampling", "capped")],
@@ -261,17 +269,17 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         (
             [*ADAPTIVE, ("rollout.ahead", "one"), ("learner.importance_cap", "2")],
             "rollout.dynamic_sampling",
-            'with rollout.ahead = "one" are the same ones; nearest valid: "capped"',
+            'which overlap with rollout.ahead = "one"; nearest valid: "capped"',
         ),
         (
             [*ADAPTIVE],
             "rollout.dynamic_sampling",
-            'takes no decision from the clock; nearest valid: "capped", or plan.fixed = false',
+            'excludes decisions by the clock; nearest valid: "capped", or plan.fixed = false',
         ),
         (
             [("rollout.ahead", "one")],
             "rollout.ahead",
-            "importance weights correct for that; needs learner.importance_cap above 0, e.g. 2",
+            "needs importance weights; set learner.importance_cap above 0, e.g. 2",
         ),
         (
             [
@@ -284,25 +292,29 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         ),
         ([("learner.clip_epsilon", "0.1")], "learner.clip_epsilon", "where the ratio is 1"),
         ([("learner.clip_epsilon_high", "0.1")], "learner.clip_epsilon_high", "the ratio is 1"),
-        ([("learner.kl", "topk")], "learner.kl", "means nothing with learner.kl_coef = 0"),
+        ([("learner.kl", "topk")], "learner.kl", "has no effect with learner.kl_coef = 0"),
         (
             [("learner.kl_coef", "0.1"), ("learner.kl_top_k", "64")],
             "learner.kl_top_k",
-            'means nothing without learner.kl = "topk" or learner.teacher',
+            'has no effect without learner.kl = "topk" or learner.teacher',
         ),
         (
             [("learner.kl_coef", "0.1"), ("learner.top_k_dtype", "bfloat16")],
             "learner.top_k_dtype",
-            'means nothing without learner.kl = "topk"',
+            'has no effect without learner.kl = "topk"',
         ),
         ([("learner.teacher", "runs/t")], "learner.teacher", "learner.distill_coef = 0; set that"),
         ([("learner.distill_coef", "1")], "learner.distill_coef", "needs learner.teacher"),
         ([("eval.every_steps", "5")], "eval.every_steps", "needs data.validation"),
-        ([("data.validation.path", "v.jsonl")], "data.validation", "is read only when"),
+        (
+            [("data.validation.path", "v.jsonl")],
+            "data.validation",
+            "has no effect without eval.every_steps or eval.every_minutes",
+        ),
         (
             [("wandb.mode", "disabled"), ("wandb.entity", "me")],
             "wandb.entity",
-            'means nothing with wandb.mode = "disabled"',
+            'has no effect with wandb.mode = "disabled"',
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A real Ray cluster of one node for the tests, and runs of the product against it."""
+"""A real Ray cluster of one node for the tests, and runs on it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 900
-"""Generous, because the machine may be busy; nothing here is a measurement."""
+"""Time limit in seconds, generous because the machine may be busy."""
 
 OF_RUNS = {
-    # Ray's own choice lets other tests starve its workers.
+    # With Ray's default, other tests could starve its workers.
     "RAY_worker_niceness": "0",
     # The cheap code of the other tests takes longer to run than it saves here.
     "XLA_FLAGS": "",
 }
-"""What runs have in their environment, beside what the tests have."""
+"""Variables of runs, in addition to those of the tests."""
 
 CONFIG = """
 [run]
@@ -78,7 +78,7 @@ VALIDATED = [
     f"--data.validation.path={DATA}/validation.jsonl",
     *("--data.validation.limit=8", "--eval.every_steps=1"),
 ]
-"""Settings of a run that is measured on the validation split after every step."""
+"""Settings for validation after every step."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Head:
 
 @contextlib.contextmanager
 def running_head(*, cpus: int = 4) -> Iterator[Head]:
-    """Starts a cluster with four pretended TPU chips, on ports of its own, and stops it."""
+    """Starts a cluster with four fake TPU chips on its own ports; stops it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="gg-"))
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
@@ -159,12 +159,12 @@ def running_node(head: Head, log: Path, *, without: Path | None = None) -> Itera
     with _running(command, head.environment, log) as process:
         _wait_for_cpus(head, "/4.0 CPU", process, log)
         yield
-    # The head notices the end a little later.
+    # The head notices the end with a delay.
     _wait_for_cpus(head, "/0.0 CPU", process, log)
 
 
 def _wait_for_cpus(head: Head, shown: str, node: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when `ray status` shows so many CPUs; a head without any shows none."""
+    """Waits until `ray status` shows this number of CPUs."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         status = head.ray("status").stdout
@@ -210,19 +210,19 @@ def _free_ports(count: int) -> list[int]:
 
 
 def write_config(folder: Path, *, name: str) -> Path:
-    """A small real run of the demo's model, in `folder`."""
+    """Writes the configuration of a small real run of the demo's model."""
     path = folder / f"{name}.toml"
     path.write_text(CONFIG.format(name=name, runs=folder / "runs"))
     return path
 
 
 def train_command(config: Path, *settings: str) -> list[str]:
-    """`launch.train` on a configuration."""
+    """Returns the command line of `launch.train` for a configuration."""
     return [sys.executable, "-m", "launch.train", str(config), *settings]
 
 
 def private_environment() -> dict[str, str]:
-    """An environment in which a run starts a cluster of its own."""
+    """Returns an environment in which a run starts a private cluster."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     return kept | OF_RUNS
 

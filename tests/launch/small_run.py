@@ -1,4 +1,4 @@
-"""A small request that nothing is wrong with: configuration, data and a model folder."""
+"""A small valid request: configuration, data and a model folder."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ mode = "disabled"
 
 
 def rows(first: int, count: int) -> list[dict[str, Any]]:
-    """Rows of a dataset, no two alike."""
+    """Returns distinct rows of a dataset."""
     return [
         {"question": f"tom has {n} apples.", "answer": str(n)} for n in range(first, first + count)
     ]
 
 
 def write_rows(path: Path, lines: Sequence[Any]) -> None:
-    """A JSONL file; strings are written as they are."""
+    """Writes a JSONL file; strings are written unchanged."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
 
 def write_request(folder: Path, *, tokenizer: Path) -> Path:
-    """Everything that a small run needs before devices; the path of the configuration."""
+    """Writes everything that a small run needs before devices; returns the configuration's path."""
     model = folder / "model"
     model.mkdir()
     shutil.copy(tokenizer / "tokenizer.model", model)
@@ -76,5 +76,5 @@ def write_request(folder: Path, *, tokenizer: Path) -> Path:
 
 
 def everything_below(folder: Path) -> set[str]:
-    """Names of all files and folders."""
+    """Returns the names of all files and folders."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}

@@ -1,4 +1,4 @@
-"""`launch.bench`: requests and mistakes, tables, and small cases of what its rows measure."""
+"""`launch.bench`: requests and mistakes, tables, and small cases of its measurements."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import (
-    hbm,
-    learner,
+    hbm_bench,
+    learner_bench,
     models,
     packing,
     recipe,
-    rollout,
+    rollout_bench,
     small_body,
-    sweep,
+    sweep_bench,
     tunix_peer,
 )
 from launch.bench.child import in_child
@@ -54,7 +54,7 @@ def section(name: str, *rows: Row, claims=None) -> Section:
 
 
 class MadeUp:
-    """A benchmark of rows that cost nothing; `sections` is what stands in it."""
+    """A benchmark with cheap rows; `sections` can be replaced."""
 
     def __init__(self) -> None:
         self.sections: tuple[Section, ...] = (
@@ -69,13 +69,13 @@ class MadeUp:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
-    """In the place of "hbm"."""
+    """Replaces the benchmark "hbm"."""
     found = MadeUp()
-    monkeypatch.setitem(sys.modules, "launch.bench.hbm", found)
+    monkeypatch.setitem(sys.modules, "launch.bench.hbm_bench", found)
     return found
 
 
-def test_what_is_measured_is_shown_and_written(made_up, tmp_path, capsys):
+def test_figures_are_shown_and_written(made_up, tmp_path, capsys):
     path = tmp_path / "found.json"
     assert bench.main(["hbm", "--json", str(path)]) == 0
     out, err = capsys.readouterr()
@@ -101,7 +101,7 @@ def test_rows_can_be_chosen(made_up, capsys, pattern, expected):
     assert capsys.readouterr().out.split() == expected
 
 
-def test_a_row_that_fails_is_told_and_the_others_are_measured(made_up, capsys):
+def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     broken = Row("broken", "builtins:int", {"nonsense": 1}, {})
     made_up.sections = (section("one", broken, row("a", gib=1)),)
     assert bench.main(["hbm"]) == 1
@@ -111,11 +111,11 @@ def test_a_row_that_fails_is_told_and_the_others_are_measured(made_up, capsys):
     assert "builtins:int ended with 1:" in err
 
 
-def test_what_is_not_shown_is_an_error(made_up, capsys):
+def test_a_claim_that_does_not_hold_is_an_error(made_up, capsys):
     for holds, status in ((True, 0), (False, 1)):
         made_up.sections = (section("one", row("a"), claims=lambda _, h=holds: [Claim("so", h)]),)
         assert bench.main(["hbm"]) == status
-    assert "\nNOT SHOWN: so" in capsys.readouterr().out
+    assert "\nDOES NOT HOLD: so" in capsys.readouterr().out
 
 
 THERE = "balance, hbm, learner, plan, rollout, sweep"
@@ -135,7 +135,7 @@ THERE = "balance, hbm, learner, plan, rollout, sweep"
         ),
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (["hbm", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
-        (["hbm", "--plot", "/tmp"], "command line: --plot: /tmp is a folder; a file is wanted\n"),
+        (["hbm", "--plot", "/tmp"], "command line: --plot: /tmp is a folder; name a file\n"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_line(capsys, argv, expected):
     assert err.count("\n") == 1
 
 
-def test_what_was_measured_before_ctrl_c_is_told(made_up, capsys, monkeypatch):
+def test_rows_measured_before_ctrl_c_are_shown(made_up, capsys, monkeypatch):
     made_up.sections = (section("one", row("a"), row("b")),)
     done: list[str] = []
 
@@ -185,8 +185,13 @@ def test_a_child_has_its_own_environment():
     assert found == "thing"
 
 
-def test_every_row_names_what_exists():
-    for benchmark in (hbm.BENCHMARK, learner.BENCHMARK, rollout.BENCHMARK, sweep.BENCHMARK):
+def test_every_row_names_an_existing_function():
+    for benchmark in (
+        hbm_bench.BENCHMARK,
+        learner_bench.BENCHMARK,
+        rollout_bench.BENCHMARK,
+        sweep_bench.BENCHMARK,
+    ):
         rows = [(s.name, r) for s in benchmark.sections for r in s.rows]
         assert len({(name, r.name) for name, r in rows}) == len(rows)
         for _, each in rows:
@@ -202,20 +207,20 @@ def test_claims_of_the_ladder():
         "64": {"fits": True, "us_per_token": 1.0, "total_gib": 9.0, "invariant_3": False},
         "128": {"fits": False, "needs_gib": 20.0},
     }
-    claims = {claim.text: claim.holds for claim in hbm.BENCHMARK.sections[0].claims(found)}
+    claims = {claim.text: claim.holds for claim in hbm_bench.BENCHMARK.sections[0].claims(found)}
     whole, fits, near = claims
     assert whole.endswith("; 64 do")
     assert [claims[text] for text in (whole, fits, near)] == [False, False, True]
     assert near.endswith("(1.00 µs) is the preset's of 2: 2 sequences, 1.02 µs, 3.00 GiB")
     found["128"] = found["64"] | {"invariant_3": True, "total_gib": 13.75}
-    after = list(hbm.BENCHMARK.sections[0].claims(found))
+    after = list(hbm_bench.BENCHMARK.sections[0].claims(found))
     assert after[1] == Claim("128 sequences in 13.75 GiB: 13.75", holds=True)
     found["8"] = found.pop("2")
-    assert [claim.holds for claim in hbm.BENCHMARK.sections[0].claims(found)][-1] is False
+    assert [claim.holds for claim in hbm_bench.BENCHMARK.sections[0].claims(found)][-1] is False
 
 
 def refused(message: str) -> Any:
-    """What was traced, of a program that the compiler refuses with these words."""
+    """A traced program that the compiler refuses with this message."""
 
     def refuse(**_: Any) -> None:
         raise jax.errors.JaxRuntimeError(message)
@@ -230,7 +235,7 @@ def refused(message: str) -> Any:
         "RESOURCE_EXHAUSTED: the total memory required (18.23G) exceeds available HBM (15.75G).",
     ],
 )
-def test_what_does_not_fit_says_so(message):
+def test_a_program_that_does_not_fit_is_reported(message):
     found = figures(lambda: compile_for(refused(message)), tokens=1, vocab=2, model=(3,))
     assert found == {"fits": False, "needs_gib": 18.23}
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from launch.bench import balance, balance_case, balance_recipe, models, rollout_case
+from launch.bench import balance_bench, balance_case, balance_recipe, models, rollout_case
 from launch.bench.balance_case import tokens_a_second
 from tests.launch.tiny_rollouts import SIZES, TINY
 
-(TRAINED,) = balance.BENCHMARK.sections
+(TRAINED,) = balance_bench.BENCHMARK.sections
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def claims(**figures: float) -> list[bool]:
 
 def test_all_ways_train_on_the_same_tokens(small: None, monkeypatch: pytest.MonkeyPatch):
     trained: dict[str, set[int]] = {}
-    in_turns = balance_case._in_turns
+    in_turns = balance_case._alternate
 
     def watched(runs, *, repeats):
         found = in_turns(runs, repeats=repeats)
         trained.update({name: {sum(step() for step in steps)} for name, steps in runs.items()})
         return found
 
-    monkeypatch.setattr(balance_case, "_in_turns", watched)
+    monkeypatch.setattr(balance_case, "_alternate", watched)
     found = tokens_a_second(prompts_per_step=2, steps=2, repeats=1)
     lengths = rollout_case.make_lengths(2 * found["rollouts"])
     assert trained.pop("recipe") == {int(lengths[:4].sum())}

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from launch.bench import plan, plan_case
+from launch.bench import plan_bench, plan_case
 from pipeline.contracts.programs import devices_of
 from pipeline.plan import compiler
-from pipeline.plan.compiler import Figures
+from pipeline.plan.compiler import CompilerReport
 
 GIB = 2**30
-ROWS = {row.name: row for section in plan.BENCHMARK.sections for row in section.rows}
+ROWS = {row.name: row for section in plan_bench.BENCHMARK.sections for row in section.rows}
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def answers(monkeypatch, tmp_path):
     def ask(config, _shape, programs, **_settings):
         for program in programs:
             asked.append((config, program))
-            yield program, Figures(compile_s=1.0, **figures)
+            yield program, CompilerReport(compile_s=1.0, **figures)
 
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiler, "_ask", ask)
+    monkeypatch.setattr(compiler, "_compile", ask)
     return figures, asked
 
 
@@ -74,7 +74,7 @@ def test_claims_by_what_is_used_and_what_was_fitted():
         "e": row("checked", 0.6, 26.0),
         "f": row("checked", 0.1, 3.0),
     }
-    claims = list(plan.claims(found))
+    claims = list(plan_bench.claims(found))
     assert [claim.holds for claim in claims] == [False, True, True, False]
     assert claims[0].text == (
         "fitted, over 60% of a chip: -5 to +10%: 1 of 2, from -6.0 (b) to +9.0 (a)"
@@ -85,6 +85,6 @@ def test_claims_by_what_is_used_and_what_was_fitted():
 @pytest.mark.parametrize("refused", [True, False])
 def test_what_does_not_fit_is_to_be_estimated_so(refused):
     found = {"x": {"rows": "checked", "estimated_gib": 16.0, "refused": refused}}
-    (claim,) = plan.claims(found)
+    (claim,) = plan_bench.claims(found)
     assert claim.holds is refused
     assert claim.text == "x: does not fit; estimated 16.00 of 15.75"

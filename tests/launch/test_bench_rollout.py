@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from launch.bench import models, rollout, rollout_case, rollout_speed
+from launch.bench import models, rollout_bench, rollout_case, rollout_speed
 from launch.bench.rollout_case import Case, make_lengths, make_requests
 from launch.bench.table import Section
 from tests.launch.tiny_rollouts import SIZES, TINY
 
-LENGTHS, GREEDY, MEMORY = rollout.BENCHMARK.sections
+LENGTHS, GREEDY, MEMORY = rollout_bench.BENCHMARK.sections
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_greedy_text_is_tunix_s(case):
 
 
 def test_other_text_is_seen(case, monkeypatch):
-    draw = case.peer.draw
+    draw = case.peer.sample
 
     def wrong(*given, **how):
         tokens, logprobs = map(np.copy, draw(*given, **how))
@@ -92,7 +92,7 @@ def test_other_text_is_seen(case, monkeypatch):
         logprobs[0, 2] += 0.5
         return tokens, logprobs
 
-    monkeypatch.setattr(type(case.peer), "draw", lambda _, *given, **how: wrong(*given, **how))
+    monkeypatch.setattr(type(case.peer), "sample", lambda _, *given, **how: wrong(*given, **how))
     found = rollout_speed.greedy(prompts=4)
     assert (found["other"], found["ties"], found["tokens"]) == (1, 0, 4 * 12 - 5)
     assert found["apart"] == pytest.approx(0.5, abs=1e-4)

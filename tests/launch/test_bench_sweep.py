@@ -1,4 +1,4 @@
-"""`launch.bench sweep`: small cases of what its rows measure, its claims, and its picture."""
+"""`launch.bench sweep`: small cases of what its rows measure, its claims, and its plot."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import (
-    hbm,
+    hbm_bench,
     models,
     rollout_case,
     rollout_memory,
-    sweep,
-    sweep_picture,
+    sweep_bench,
+    sweep_plot,
     sweep_speed,
 )
 from launch.bench.child import in_child
@@ -24,7 +24,7 @@ from pipeline.compute.decode.rollout_weights import rollout_policy
 from pipeline.contracts.topology import HBM_GIB
 from tests.launch.tiny_rollouts import SIZES, TINY
 
-SECTIONS = {section.name: section for section in sweep.BENCHMARK.sections}
+SECTIONS = {section.name: section for section in sweep_bench.BENCHMARK.sections}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def claims(section: str, **found: dict[str, Any]) -> list[bool]:
 
 
 def test_rows_say_what_they_are():
-    assert len(SECTIONS) == len(sweep.BENCHMARK.sections)
+    assert len(SECTIONS) == len(sweep_bench.BENCHMARK.sections)
     for section in SECTIONS.values():
         assert len({each.name for each in section.rows}) == len(section.rows)
         for each in section.rows:
@@ -155,13 +155,13 @@ def content(**sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def points(line: Any) -> list[tuple[float, float]]:
-    """What a line goes through."""
+    """The points of a line."""
     return list(zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
-def test_the_picture_shows_the_figures():
+def test_the_plot_shows_the_figures():
     pytest.importorskip("matplotlib")
-    drawn = sweep_picture.figure(content(slots=V5E, cpu=CPU))
+    drawn = sweep_plot.figure(content(slots=V5E, cpu=CPU))
     assert drawn is not None
     v5e, cpu = drawn.subfigs
     assert v5e.get_suptitle().endswith(
@@ -186,31 +186,31 @@ def test_the_picture_shows_the_figures():
     assert len(cpu.axes[1].lines) == 1
 
 
-def test_the_picture_is_a_png_whatever_its_name(tmp_path):
+def test_the_plot_is_a_png_whatever_its_name(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "drawn"
-    assert sweep_picture.write(file=str(path), content=content(slots=V5E)) == {"written": True}
+    assert sweep_plot.write(file=str(path), content=content(slots=V5E)) == {"written": True}
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
     assert [each.name for each in tmp_path.iterdir()] == ["drawn"]
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path):
+def test_no_plot_is_written_without_figures(tmp_path):
     path = tmp_path / "drawn.png"
     nothing = content(slots={"1": row("LoRA", 1, failed="so")}, cpu={})
-    assert sweep_picture.write(file=str(path), content=nothing) == {"written": False}
+    assert sweep_plot.write(file=str(path), content=nothing) == {"written": False}
     assert not path.exists()
 
 
 def made_up(**how: Any) -> Benchmark:
-    """A benchmark of two sections, of which the second needs what is not there."""
+    """A benchmark of two sections, the second of which needs a missing accelerator."""
     here = Row("a", "builtins:dict", {"gib": 1.0}, {}, {"slots": 3})
     columns = (Column("slots", "slots"), Column("gib", "GiB", "{:.2f}"))
     absent = Section("two", "Two", columns, (here,), needs="launch.bench.sweep_speed:accelerator")
     return Benchmark((Section("one", "One", columns, (here,)), absent), **how)
 
 
-def test_what_is_known_is_shown_and_what_is_absent_is_told(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(hbm, "BENCHMARK", made_up())
+def test_known_figures_are_shown_and_absent_sections_reported(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(hbm_bench, "BENCHMARK", made_up())
     path = tmp_path / "found.json"
     assert bench.main(["hbm", "--json", str(path)]) == 0
     out = capsys.readouterr().out
@@ -222,8 +222,8 @@ def test_what_is_known_is_shown_and_what_is_absent_is_told(monkeypatch, tmp_path
     }
 
 
-def test_the_picture_is_drawn_after_each_section(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sweep, "BENCHMARK", made_up(draw="a:b", picture="named.png"))
+def test_the_plot_is_drawn_after_each_section(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sweep_bench, "BENCHMARK", made_up(plot="a:b", plot_file="named.png"))
     asked = []
 
     def child(function: str, arguments: Any, *, environment: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def test_the_picture_is_drawn_after_each_section(monkeypatch, tmp_path, capsys):
             return in_child(function, arguments, environment=environment)
         asked.append((arguments["file"], [*arguments["content"]["sections"]["one"]]))
         if len(asked) > 2:
-            raise RuntimeError("no ink")
+            raise RuntimeError("no space")
         return {"written": True}
 
     monkeypatch.setattr(bench, "in_child", child)
@@ -239,17 +239,17 @@ def test_the_picture_is_drawn_after_each_section(monkeypatch, tmp_path, capsys):
     assert asked == [("named.png", ["a"])] * 2
     assert bench.main(["sweep", "--plot", str(tmp_path / "x.png"), "--only", "one"]) == 1
     assert asked[2:] == [(str(tmp_path / "x.png"), ["a"])]
-    assert "no ink" in capsys.readouterr().err
+    assert "no space" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["hbm", "--plot", "x.png"], "command line: --plot: hbm draws nothing; sweep does\n"),
+        (["hbm", "--plot", "x.png"], "command line: --plot: hbm has no plot; sweep has one\n"),
         (["sweep", "--plot", "no/x"], "command line: --plot: no folder "),
-        (["sweep", "--plot", "."], " is a folder; a file is wanted\n"),
+        (["sweep", "--plot", "."], " is a folder; name a file\n"),
     ],
 )
-def test_a_picture_that_cannot_be_is_refused(capsys, argv, expected):
+def test_a_plot_that_cannot_be_written_is_refused(capsys, argv, expected):
     assert bench.main(argv) == 2
     assert expected in capsys.readouterr().err

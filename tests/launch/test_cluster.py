@@ -1,4 +1,4 @@
-"""Which cluster a run works on, and what it says while it waits; Ray itself is faked here."""
+"""Choice of the cluster, and messages while waiting for devices; with a fake Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN = SimpleNamespace(id=SimpleNamespace(hex=lambda: "own"))
 
 
 class FakeRay:
-    """Keeps how Ray was started; has the resources, groups and actors that it is given."""
+    """Records how Ray was started; has the given resources, groups and actors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay):
     assert fake.stopped == 1
 
 
-def test_an_address_where_nobody_answers_is_told_in_a_sentence(fake: FakeRay):
+def test_an_address_without_a_cluster_gives_one_sentence(fake: FakeRay):
     fake.error = ConnectionError("long story")
     with (
         pytest.raises(ValueError, match=r"^RAY_ADDRESS = 10\.0\.0\.1:6379: no Ray cluster answers"),
@@ -139,7 +139,7 @@ def wait(devices: Placing, plan: Plan) -> None:
     asyncio.run(cluster.wait_for_devices(cast("Reservation", devices), plan))
 
 
-def test_who_waits_for_devices_says_so_and_goes_on_when_they_are_there(
+def test_waiting_for_devices_is_reported_until_they_are_free(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     devices, lines = Placing(), ["first", "second"]
@@ -149,13 +149,13 @@ def test_who_waits_for_devices_says_so_and_goes_on_when_they_are_there(
             devices.free.set()
         return f"{lines.pop(0)} line on {plan.platform}"
 
-    monkeypatch.setattr(cluster, "SAY_AFTER_S", 0.001)
+    monkeypatch.setattr(cluster, "REPORT_WAIT_EVERY_S", 0.001)
     monkeypatch.setattr(cluster, "_waiting_line", line)
     wait(devices, CPU)
     assert capsys.readouterr().out == "first line on cpu\nsecond line on cpu\n"
 
 
-def test_devices_that_are_there_are_not_talked_about(capsys: pytest.CaptureFixture[str]):
+def test_free_devices_give_no_message(capsys: pytest.CaptureFixture[str]):
     devices = Placing()
     devices.free.set()
     wait(devices, CPU)
@@ -210,8 +210,8 @@ def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
     )
 
 
-def test_the_line_says_what_it_does_not_know(fake: FakeRay):
-    assert line().endswith("held by: nobody that the cluster lists; devices may still be starting")
+def test_the_line_names_missing_information(fake: FakeRay):
+    assert line().endswith("held by: nobody that the cluster lists; nodes may still be starting")
     fake.states = ConnectionError("no dashboard")
     assert line().endswith("8 TPU together (0 of 0 free); held by: unknown (ConnectionError)")
     fake.groups = [group("run gsm8k", "CREATED", {"TPU": 4.0})]

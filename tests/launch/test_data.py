@@ -1,4 +1,4 @@
-"""`launch.data`: what it shows of a request, what it says of its mistakes, what it never loads."""
+"""`launch.data`: its report, messages for mistakes, light imports."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_everything_is_shown_and_nothing_written(
     assert "  question: 'tom has 100 apples.'" in out
     assert "=<start_of_turn> " in out
     assert "test, tokens of the prompts: 4 of " in out
-    assert "train: 1 prompts stand there again with one answer: 2=7" in out
+    assert "train: 1 prompts are repeated with one answer: 2=7" in out
     assert "train              -        2\ntest               2        -\n" in out
     assert out.endswith(
         "what a run reads:\n"
-        "train: 7 prompts, left out: 2 in a later split, duplicates kept: 1\n"
+        "train: 7 prompts, excluded: 2 in a later split, duplicates kept: 1\n"
         "test: 4 prompts\n"
     )
     assert everything_below(folder) == before
@@ -69,17 +69,17 @@ def test_long_prompts_are_counted_above_the_limit(
     assert "limit 60, 1 above it" in out
     assert "  above 60 1 #" in out
     assert "prompt 1" not in out
-    assert "train: 6 prompts, left out: 1 too long" in out
+    assert "train: 6 prompts, excluded: 1 too long" in out
 
 
-def test_a_mixture_and_worked_examples_are_shown(
+def test_a_mixture_and_demonstrations_are_shown(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = request_file.parent
     write_rows(folder / "more.jsonl", rows(50, 3))
     write_rows(folder / "set.jsonl", rows(51, 1))
-    worked = [{"question": "tom has 9 apples.", "completion": "<answer>9</answer>"}]
-    write_rows(folder / "sft.jsonl", worked)
+    demonstrations = [{"question": "tom has 9 apples.", "completion": "<answer>9</answer>"}]
+    write_rows(folder / "sft.jsonl", demonstrations)
     settings = ["--data.mixture.0.name=more", "--data.mixture.0.path=more.jsonl"]
     settings += ["--data.mixture.0.weight=0.5", "--eval.sets.0.name=extra"]
     settings += ["--eval.sets.0.path=set.jsonl", "--sft.train.path=sft.jsonl", "--sft.steps=1"]
@@ -87,35 +87,35 @@ def test_a_mixture_and_worked_examples_are_shown(
     assert err == ""
     assert "mixture.more, prompt 1000000001: " in out
     assert "sets.extra, prompt 1: " in out
-    assert "  learns to write:\n" in out
-    assert "sft, tokens of the examples: 1 of " in out
+    assert "  completion tokens:\n" in out
+    assert "sft, tokens of the demonstrations: 1 of " in out
     assert out.splitlines()[-8:] == [
         "what a run reads:",
         "train: 6 prompts",
-        "mixture.more: 2 prompts, left out: 1 in a later split",
+        "mixture.more: 2 prompts, excluded: 1 in a later split",
         "test: 4 prompts",
         "sets.extra: 1 prompts",
-        "sft: 1 examples",
+        "sft: 1 demonstrations",
         "train: 66.7% of the prompts, on average 2 of 3",
         "more: 33.3% of the prompts, on average 1 of 3",
     ]
 
 
-def test_the_answers_prefix_is_what_the_model_reads_last(
+def test_a_prompt_ends_with_the_answer_prefix(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
-    worked = [
+    demonstrations = [
         {"question": "tom has 9 apples.", "completion": "<answer>9</answer>"},
         {"question": "tom has 8 apples.", "completion": "8"},
     ]
-    write_rows(request_file.parent / "sft.jsonl", worked)
+    write_rows(request_file.parent / "sft.jsonl", demonstrations)
     settings = ["--sft.train.path=sft.jsonl", "--sft.steps=1", '--run.phases=["sft", "grpo"]']
     settings += ["--prompt.answer_prefix=<answer>", "--data.malformed=skip"]
     out, err = shown(capsys, str(request_file), *settings)
     assert err == ""
-    read = out.split("  reads:\n")[1].split("\n\n")[0]
+    read = out.split("  prompt tokens:\n")[1].split("\n\n")[0]
     assert read.endswith("=<answer>")
-    learned = out.split("  learns to write:\n")[1].split("\n\n")[0]
+    learned = out.split("  completion tokens:\n")[1].split("\n\n")[0]
     assert learned.count("=") == 3
     assert re.fullmatch(r" +\d+=9 \d+=</answer> \d+=<end_of_turn>", learned)
     assert "row 2: column 'completion' does not begin with prompt.answer_prefix = '<answer>'" in out
@@ -123,13 +123,11 @@ def test_the_answers_prefix_is_what_the_model_reads_last(
     assert err.startswith("prompt.answer_prefix = '<mask>': ")
 
 
-def test_what_a_run_would_refuse_is_shown_first(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.CaptureFixture[str]):
     write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), "broken"])
     out, err = shown(capsys, str(request_file), status=2)
-    assert "train: 6 prompts, left out: 1 malformed\n  row 7: not JSON" in out
-    assert err.startswith("a run would refuse the malformed rows of train; mend them")
+    assert "train: 6 prompts, excluded: 1 malformed\n  row 7: not JSON" in out
+    assert err.startswith("a run would refuse the malformed rows of train; fix them")
     out, err = shown(capsys, str(request_file), "--data.malformed=skip")
     assert err == ""
 
@@ -143,7 +141,7 @@ def test_what_a_run_would_refuse_is_shown_first(
         (["--prompt.template={qestion}"], "has no column 'qestion'; nearest: 'question'"),
     ],
 )
-def test_mistakes_are_told_in_a_line_for_each_file(
+def test_mistakes_give_one_line_per_file(
     request_file: Path,
     capsys: pytest.CaptureFixture[str],
     settings: list[str],

@@ -1,4 +1,4 @@
-"""`make deadline-table`: how the least budget is found, and over what its means are."""
+"""`make deadline-table`: search for the minimum budget, and means over seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_means_are_over_prompts_that_all_seeds_have_answered():
 
 
 @pytest.mark.parametrize("minima", [[91.2], [60.0, 75.5], []])
-def test_the_least_budget_is_the_first_that_is_not_refused(
+def test_the_minimum_budget_is_the_first_that_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minima: list[float]
 ):
     left, asked = list(minima), list[str]()
@@ -49,9 +49,7 @@ def test_the_least_budget_is_the_first_that_is_not_refused(
     assert len(asked) == 1 + len(minima)
 
 
-def test_another_failure_is_not_taken_for_a_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_another_failure_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(deadline_table, "train", lambda *_, **__: 1)
     with pytest.raises(RuntimeError, match="exit status 1"):
         find_minimum_s(folder=tmp_path, stamp="x")

@@ -1,4 +1,4 @@
-"""The demo's base: able but unreliable, in the real formats, and made again to the same bytes."""
+"""The demo's base: low accuracy, the real formats, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FOLDER = PROJECT / "launch" / "demo" / "tiny_gemma3"
 
 
 @pytest.mark.slow  # the folder is in the repository: it does not change by itself
-def test_the_base_is_able_but_unreliable():
-    """Most groups are mixed, so that there is something to sharpen; the form is known already."""
+def test_the_base_has_correct_and_wrong_answers():
+    """Most groups have correct and wrong answers; most answers are well formed."""
     config = load_config(
         PROJECT / "configs" / "demo.toml",
         [("plan.sampler_devices", "1"), ("model.path", str(FOLDER))],

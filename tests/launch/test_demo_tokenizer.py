@@ -23,7 +23,7 @@ def processor(
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 
-def test_special_tokens_stand_at_gemmas_ids(processor):
+def test_special_tokens_have_gemmas_ids(processor):
     pieces = [processor.id_to_piece(id_) for id_ in range(112)]
     assert pieces[:7] == ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>"]
     assert pieces[104:] == ["<unused98>", "<start_of_turn>", "<end_of_turn>", "\n", *TAGS]
@@ -60,7 +60,7 @@ def test_the_tasks_texts_are_short(processor):
 
 
 @given(text=st.text())
-def test_any_text_comes_back(processor, text):
+def test_any_text_is_encoded_without_loss(processor, text):
     text = text.replace("\u2581", "")  # SentencePiece cannot tell it from a space
     assert processor.decode(processor.encode(text)) == text
 
@@ -71,13 +71,13 @@ def test_the_same_texts_give_the_same_bytes(tmp_path: Path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_rare_words_give_way(tmp_path: Path):
+def test_rare_words_are_dropped_first(tmp_path: Path):
     train_tokenizer(["aa aa aa bb"], tmp_path / "model", vocab_size=364 + 3 + 1)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
     assert processor.encode("aa aa bb", out_type=str) == ["a", "a", "▁aa", "▁", "b", "b"]
 
 
 def test_too_small_a_vocabulary_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"vocab_size = 300 is too small .* least: 367"):
+    with pytest.raises(ValueError, match=r"vocab_size = 300 is too small .* minimum: 367"):
         train_tokenizer(["aa bb"], tmp_path / "model", vocab_size=300)
     assert not (tmp_path / "model").exists()

@@ -1,4 +1,4 @@
-"""`launch.evaluate` and `launch.chat`: what they refuse before they start, and what they note."""
+"""`launch.evaluate` and `launch.chat`: refused requests, notes, progress and light imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from configs.load import config_to_json, load_config
 from configs.schema import Config
 from launch import chat, evaluate
-from launch.evaluation import Prepared, Progress, prepare
+from launch.evaluate import Prepared, Progress, prepare
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request, write_rows
 
@@ -28,19 +28,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def request_file(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.evaluation.open_model_files", opened(tokenizer))
+    monkeypatch.setattr("launch.preparation.open_model_files", opened(tokenizer))
     return write_request(tmp_path, tokenizer=tokenizer)
 
 
 def opened(tokenizer: Path) -> Callable[..., object]:
-    """The tokenizer alone: no weights are looked at."""
+    """Opens the tokenizer alone; no weights are read."""
     from pipeline.inputs.text.tokenizer_files import read_tokenizer
 
     return lambda _: read_tokenizer(tokenizer)
 
 
-def a_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
-    """A run folder of the request, without anything learned."""
+def make_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
+    """Makes a run folder for the request, without checkpoints."""
     config = load_config(request_file, overrides)
     folder = Path(config.run.dir) / config.run.name
     folder.mkdir(parents=True)
@@ -51,26 +51,24 @@ def a_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
 def prepared(
     request_file: Path,
     *overrides: tuple[str, str],
-    checkpoint: str | None = None,
     base_only: bool = False,
-    json_file: str | None = None,
 ) -> Prepared:
     return prepare(
         load_config(request_file, overrides),
-        checkpoint=checkpoint,
+        checkpoint=None,
         base_only=base_only,
-        json_file=json_file,
+        result=None,
     )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([], "no run in {folder}/runs/small; --checkpoint names an adapter, --base-only measures"),
+        ([], "no run in {folder}/runs/small; --checkpoint names an adapter, --base-only evaluates"),
         (["--checkpoint", "gone"], "command line: --checkpoint: no folder {folder}/gone"),
         (
             ["--checkpoint", ".", "--base-only"],
-            "command line: --base-only measures no --checkpoint; remove one",
+            "command line: --base-only and --checkpoint exclude each other; remove one",
         ),
         (
             ["--base-only", "--json", "no/a.json"],
@@ -79,11 +77,11 @@ def prepared(
         (["--base-only", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
         (
             ["--base-only", "--eval.samples=2"],
-            "command line: --eval.samples = 2: greedy answers are all alike",
+            "command line: --eval.samples = 2: needs eval.temperature above 0: greedy",
         ),
     ],
 )
-def test_mistakes_are_told_in_a_line_and_leave_nothing(
+def test_mistakes_give_one_line_and_leave_nothing(
     request_file: Path,
     capsys: pytest.CaptureFixture[str],
     settings: list[str],
@@ -91,14 +89,14 @@ def test_mistakes_are_told_in_a_line_and_leave_nothing(
 ):
     before = everything_below(request_file.parent)
     assert evaluate.main([str(request_file), *settings]) == 2
-    told = capsys.readouterr().err
-    assert message.format(folder=request_file.parent) in told
-    assert len(told.splitlines()) == 1
+    shown = capsys.readouterr().err
+    assert message.format(folder=request_file.parent) in shown
+    assert len(shown.splitlines()) == 1
     assert everything_below(request_file.parent) == before
 
 
-def test_a_run_is_measured_by_its_best_adapter_and_keeps_the_result(request_file: Path):
-    folder = a_run(request_file)
+def test_a_run_is_evaluated_with_its_best_adapter_and_keeps_the_result(request_file: Path):
+    folder = make_run(request_file)
     found = prepared(request_file)
     assert found.adapter == found.config.lora.start == str(folder)
     assert found.result is not None
@@ -107,10 +105,12 @@ def test_a_run_is_measured_by_its_best_adapter_and_keeps_the_result(request_file
     assert list(found.tests) == ["test"]
 
 
-def test_another_adapter_or_file_is_taken_as_given(request_file: Path):
-    a_run(request_file)
+def test_flags_name_another_adapter_and_result_file(request_file: Path):
+    make_run(request_file)
     folder = request_file.parent
-    found = prepared(request_file, checkpoint="model", json_file="out.json")
+    found = evaluate._parse_and_prepare(
+        [str(request_file), "--checkpoint", "model", "--json", "out.json"]
+    )
     assert (found.adapter, found.result) == (str(folder / "model"), folder / "out.json")
 
 
@@ -119,13 +119,13 @@ def test_the_base_alone_needs_no_run(request_file: Path):
     assert (found.adapter, found.result, found.config.lora.start) == (None, None, None)
 
 
-def test_what_the_run_was_trained_with_is_compared(request_file: Path):
-    a_run(request_file)
+def test_settings_that_differ_from_training_are_noted(request_file: Path):
+    make_run(request_file)
     found = prepared(request_file, ("prompt.system", "Think."), ("eval.temperature", "1.0"))
     assert found.notes == ("prompt.system is 'Think.'; the run was trained with ''",)
 
 
-def test_a_policy_is_looked_at_as_it_was_learned(
+def test_a_policy_is_evaluated_without_quantization(
     request_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rounded = [
@@ -133,7 +133,7 @@ def test_a_policy_is_looked_at_as_it_was_learned(
         ("plan.kv_cache", "int8"),
         ("learner.importance_cap", "2.0"),
     ]
-    run = str(a_run(request_file, *rounded))
+    run = str(make_run(request_file, *rounded))
     given = ["--plan.rollout_weights", "int8_matmul"]
     chatted: list[str] = []
 
@@ -143,14 +143,14 @@ def test_a_policy_is_looked_at_as_it_was_learned(
 
     monkeypatch.setattr(chat, "_chat", converse)
     for extra, kind in (([], "shared"), (given, "int8_matmul")):
-        found = evaluate._prepare([run, *extra]).config
+        found = evaluate._parse_and_prepare([run, *extra]).config
         assert (found.plan.rollout_weights, found.plan.kv_cache) == (kind, "model")
         assert found.learner.importance_cap == 2.0
         assert chat.main([run, *extra]) == 0
         assert chatted[-1] == kind
 
 
-def test_sets_are_read_and_rows_left_out_are_told(
+def test_sets_are_read_and_dropped_rows_are_reported(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = request_file.parent
@@ -163,11 +163,11 @@ def test_sets_are_read_and_rows_left_out_are_told(
     }
     assert capsys.readouterr().out.splitlines() == [
         "test: 4 prompts",
-        "more: 1 prompts, left out: 1 too long",
+        "more: 1 prompts, excluded: 1 too long",
     ]
 
 
-def test_progress_is_told_in_few_lines(capsys: pytest.CaptureFixture[str]):
+def test_progress_takes_few_lines(capsys: pytest.CaptureFixture[str]):
     with Progress(40) as progress:
         for _ in range(20):
             progress.advance(2)
@@ -185,27 +185,27 @@ def test_progress_is_told_in_few_lines(capsys: pytest.CaptureFixture[str]):
         (["runs/small", "--temprature=1"], "--temprature: unknown; did you mean --temperature?"),
     ],
 )
-def test_chats_mistakes(
+def test_mistakes_of_chat_give_one_line(
     request_file: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     message: str,
 ):
-    a_run(request_file)
+    make_run(request_file)
     (request_file.parent / "model" / "config.json").write_text("[]", encoding="utf-8")
     assert chat.main(arguments) == 2
-    told = capsys.readouterr().err
-    assert message.format(folder=request_file.parent) in told
-    assert len(told.splitlines()) == 1
+    shown = capsys.readouterr().err
+    assert message.format(folder=request_file.parent) in shown
+    assert len(shown.splitlines()) == 1
 
 
-def test_one_question_at_a_time_needs_one_sampler_and_few_rows(request_file: Path):
+def test_one_question_at_a_time_needs_one_sampler_and_few_slots(request_file: Path):
     settings = [("plan.samplers", "3"), ("plan.sampler_devices", "2")]
-    config = chat._one_at_a_time(load_config(request_file, settings), adapter="/a")
+    config = chat._single_question_config(load_config(request_file, settings), adapter="/a")
     assert (config.plan.num_samplers, config.plan.slots) == (1, 2)
     assert config.lora.start == "/a"
     colocated = [("plan.placement", "colocated"), ("plan.learner_devices", "2")]
-    config = chat._one_at_a_time(load_config(request_file, colocated), adapter="/a")
+    config = chat._single_question_config(load_config(request_file, colocated), adapter="/a")
     assert (config.plan.samplers, config.plan.slots) == (None, 2)
 
 
@@ -213,8 +213,8 @@ def test_questions_come_a_line_each_where_there_is_no_terminal(monkeypatch: pyte
     import io
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n two \n"))
-    assert list(chat._questions(None)) == ["one", " two "]
-    assert list(chat._questions(["a", "b"])) == ["a", "b"]
+    assert list(chat._read_questions(None)) == ["one", " two "]
+    assert list(chat._read_questions(["a", "b"])) == ["a", "b"]
 
 
 @pytest.mark.parametrize("command", ["evaluate", "chat", "data"])
@@ -238,9 +238,9 @@ print(json.dumps([status, [name for name in heavy if name in sys.modules]]))
 def test_the_driver_never_loads_jax():
     code = """
 import json, sys
-import launch.chat, launch.evaluation, launch.data
+import launch.chat, launch.evaluate, launch.data
 import pipeline.evaluate.conversation, pipeline.inputs.dataset.inspection
-import actors.handles, actors.sampler
+import actors.handles, actors.sampler_actor
 print(json.dumps([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules]))
 """
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`launch.export`: what it refuses before it starts, what it says, and that it leaves nothing."""
+"""`launch.export`: refused requests, checkpoints, examples, messages, no files left behind."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 
 from actors.handles import RayExporter
 from configs.load import config_to_json, load_config
-from launch import export, exporting
-from launch.exporting import prepare, working_config
+from launch import export
+from launch.export import find_checkpoint, find_examples, prepare, working_config
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 
 PROJECT = Path(__file__).parents[2]
+DEMO_TOKENIZER = read_tokenizer(PROJECT / "launch" / "demo" / "tiny_gemma3")
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that has been moved, with two checkpoints and what it drew."""
+    """A run that has been moved, with two checkpoints and rollouts."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.exporting.open_model_files", lambda _: read_tokenizer(tokenizer))
+    monkeypatch.setattr("launch.preparation.open_model_files", lambda _: read_tokenizer(tokenizer))
     config = load_config(write_request(tmp_path, tokenizer=tokenizer))
     folder = tmp_path / "moved"
     for step in (2, 3):
@@ -49,7 +50,7 @@ def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["gone", "--out", "x"], "gone: no such file"),
         (["moved"], "required: --out"),
         (["moved", "--out", "gs://bucket/x"], "--out gs://bucket/x: gs:// is not supported"),
-        (["moved", "--out", "full"], "--out full: is there already and not an empty folder"),
+        (["moved", "--out", "full"], "--out full: exists and is not an empty folder"),
         (["moved", "--out", "x", "--checkpoint", "7"], "no checkpoint 7; there are 2, 3, last"),
         (["moved", "--out", "x", "--checkpoint", "best"], "no checkpoint best; there are 2, 3"),
         (["moved", "--out", "x", "--dtype", "int8"], '--export.dtype = "int8": must be one of'),
@@ -58,25 +59,25 @@ def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["moved", "--out", "x", "--fromat", "hf"], "--fromat: unknown; did you mean --format?"),
     ],
 )
-def test_mistakes_are_told_and_leave_nothing(
+def test_mistakes_give_one_line_and_leave_nothing(
     run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ):
     (run_dir.parent / "full" / "x").mkdir(parents=True)
     before = everything_below(run_dir.parent)
     assert export.main(arguments) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert len(told.splitlines()) == 1
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert len(shown.splitlines()) == 1
     assert everything_below(run_dir.parent) == before
 
 
 def test_without_texts_nothing_can_be_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     (run_dir / "rollouts" / "test_after.jsonl").unlink()
     assert export.main(["moved", "--out", "x"]) == 2
-    assert "--no-verify exports without" in capsys.readouterr().err
+    assert "--no-verify exports without the comparison" in capsys.readouterr().err
 
 
-def prepared(run_dir: Path, **changes: Any) -> exporting.Prepared:
+def prepared(run_dir: Path, **changes: Any) -> export.Prepared:
     settings: dict[str, Any] = {
         "run_dir": str(run_dir),
         "out": "out",
@@ -87,7 +88,7 @@ def prepared(run_dir: Path, **changes: Any) -> exporting.Prepared:
     return prepare(load_config(run_dir), **(settings | changes))
 
 
-def test_a_moved_run_is_looked_at_where_it_is(run_dir: Path):
+def test_a_moved_run_is_read_where_it_is(run_dir: Path):
     found = prepared(run_dir)
     assert RunFolder.of(found.config).path == run_dir
     assert found.adapter == run_dir / "checkpoints" / "3"
@@ -113,7 +114,7 @@ def put_in_place(folder: str) -> None:
 
 
 class FakeExporter:
-    """Writes empty files; `wrong` is raised where it names a call."""
+    """Writes empty files; raises the errors of `wrong`, by method name."""
 
     def __init__(self, wrong: dict[str, Exception]) -> None:
         self.wrong, self.devices, self.killed = wrong, object(), False
@@ -143,20 +144,20 @@ class FakeExporter:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "status", "told"),
+    ("wrong", "status", "message"),
     [
-        ({}, 0, "peft: written and loaded back: the same numbers"),
+        ({}, 0, "peft: written and loaded back: identical values"),
         ({"start": ValueError("lora.start: is damaged")}, 2, "is damaged"),
         ({"add": RuntimeError("scores tokens differently")}, 1, "scores tokens differently"),
     ],
 )
-def test_what_is_wrong_is_told_and_nothing_is_left_behind(
+def test_errors_are_printed_and_nothing_is_left_behind(
     run_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     wrong: dict[str, Exception],
     status: int,
-    told: str,
+    message: str,
 ):
     fake = FakeExporter(wrong)
 
@@ -167,16 +168,58 @@ def test_what_is_wrong_is_told_and_nothing_is_left_behind(
     async def no_wait(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(exporting, "cluster", no_cluster)
-    monkeypatch.setattr(exporting, "wait_for_devices", no_wait)
+    monkeypatch.setattr("launch.cluster.cluster", no_cluster)
+    monkeypatch.setattr("launch.cluster.wait_for_devices", no_wait)
     monkeypatch.setattr(RayExporter, "spawn", lambda *_, **__: fake)
     assert export.main([str(run_dir), "--out", "out"]) == status
     out, err = capsys.readouterr()
-    assert told in (err if status else out)
+    assert message in (err if status else out)
     assert "lora.start" not in err
     assert fake.killed
     assert (run_dir.parent / "out").exists() == (status == 0)
     assert not (run_dir.parent / "out.tmp").exists()
+
+
+def make_checkpoints(folder: Path, *names: str) -> RunFolder:
+    for name in names:
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize(
+    ("which", "found"), [(None, "best"), ("best", "best"), ("last", "12"), ("3", "3")]
+)
+def test_the_best_checkpoint_is_the_default(tmp_path: Path, which: str | None, found: str):
+    folder = make_checkpoints(tmp_path, "3", "12", "best", "12.orbax-checkpoint-tmp")
+    assert find_checkpoint(folder, which) == tmp_path / "checkpoints" / found
+
+
+def test_without_a_best_checkpoint_the_last_is_the_default(tmp_path: Path):
+    folder = make_checkpoints(tmp_path, "9", "10")
+    assert find_checkpoint(folder, None).name == "10"
+    with pytest.raises(FileNotFoundError, match="no checkpoint best; there are 10, 9, last"):
+        find_checkpoint(folder, "best")
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint last; there is none yet"):
+        find_checkpoint(RunFolder(tmp_path), None)
+
+
+def test_texts_of_the_run_are_compared(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.rollouts.mkdir()
+    with pytest.raises(ValueError, match=r"no texts .*--no-verify exports without the comparison"):
+        find_examples(folder, DEMO_TOKENIZER, max_tokens=20)
+    folder.write_rollouts("step_000002", [{"text": "<answer>2</answer>"}])
+    folder.write_rollouts("step_000010", [{"text": ""}, {"text": "<answer>10</answer>"}])
+    (example,) = find_examples(folder, DEMO_TOKENIZER, max_tokens=200)
+    assert DEMO_TOKENIZER.decode(example.tokens) == "<answer>10</answer>"
+    assert example.prompt_tokens.tolist() == [DEMO_TOKENIZER.bos_id]
+    folder.write_rollouts("test_before", [{"text": "books " * 50}] * 20)
+    examples = find_examples(folder, DEMO_TOKENIZER, max_tokens=20)
+    assert [len(example.tokens) for example in examples] == [19] * 8
+    assert len({example.name for example in examples}) == 8
 
 
 def test_help_loads_nothing_heavy():

@@ -42,7 +42,7 @@ def old(version: str) -> str:
     return f"#!/bin/sh\necho 'is Python {version}'\nexit 1\n"
 
 
-def test_a_shim_that_fails_is_passed_over(tmp_path: Path) -> None:
+def test_a_failing_shim_is_skipped(tmp_path: Path) -> None:
     program(tmp_path, "python3.12", SHIM)
     program(tmp_path, "python3", RUNS)
     result = find(tmp_path)
@@ -57,7 +57,7 @@ def test_the_same_name_further_down_the_path_is_tried_too(tmp_path: Path) -> Non
     assert result.stdout == f"{base_interpreter()}\n"
 
 
-def test_none_that_works_is_an_error_that_names_what_was_tried(tmp_path: Path) -> None:
+def test_without_a_working_python_the_error_names_the_tried_ones(tmp_path: Path) -> None:
     shim = program(tmp_path, "python3.12", SHIM)
     older = program(tmp_path, "python3", old("3.10"))
     (tmp_path / "python").mkdir()
@@ -74,14 +74,14 @@ def test_none_that_works_is_an_error_that_names_what_was_tried(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_demanded_python_is_taken(tmp_path: Path, by_name: bool) -> None:
+def test_a_requested_python_is_used(tmp_path: Path, by_name: bool) -> None:
     program(tmp_path, "python3.12", SHIM)
     wanted = program(tmp_path, "mine", RUNS)
     result = find(tmp_path, python="mine" if by_name else str(wanted))
     assert result.stdout == f"{base_interpreter()}\n"
 
 
-def test_a_demanded_python_is_never_replaced(tmp_path: Path) -> None:
+def test_a_requested_python_is_never_replaced(tmp_path: Path) -> None:
     program(tmp_path, "python3", RUNS)
     wanted = program(tmp_path, "mine", old("3.13"))
     result = find(tmp_path, python=str(wanted))

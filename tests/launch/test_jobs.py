@@ -51,7 +51,7 @@ def jobs(head: Head) -> str:
 
 
 def job_id(output: str) -> str:
-    """The submission id that a submission has printed."""
+    """Returns the submission id that a submission printed."""
     (found,) = re.findall(
         r"^submitting job (\S+); to stop it .*: .*ray job stop \1$", output, re.MULTILINE
     )
@@ -133,7 +133,7 @@ def test_ray_job_stop_leaves_a_checkpoint(head, tmp_path):
     assert (run / "checkpoints" / str(summary["steps"])).is_dir()
 
 
-def test_a_mistake_is_told_before_anything_is_submitted(head, tmp_path):
+def test_a_mistake_is_reported_before_anything_is_submitted(head, tmp_path):
     before = jobs(head).count("submission_id")
     config = write_config(tmp_path, name="wrong")
     job = submit(head, config, "--learner.lr", "-1")
@@ -144,7 +144,7 @@ def test_a_mistake_is_told_before_anything_is_submitted(head, tmp_path):
 
 
 def test_leased_tpus_without_a_tpu_are_refused_and_free_again(head, tmp_path):
-    """The cluster claims four chips; JAX finds none; nothing is taken instead."""
+    """The cluster claims four chips; JAX finds none; no other device is used."""
     config = write_config(tmp_path, name="pretended")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
     settings += ["--plan.learner_devices", "4", "--plan.micro_batch_tokens", "3328"]
@@ -187,7 +187,7 @@ raise SystemExit("still there")
 """
 
 
-def test_an_actor_that_dies_gives_its_chips_back(head):
+def test_the_chips_of_a_dead_actor_are_free_again(head):
     done = subprocess.run(
         [sys.executable, "-c", KILLER],
         cwd=PROJECT,
@@ -224,7 +224,7 @@ devices.release()
 print("released", flush=True)
 sys.stdin.readline()
 """
-"""Another run, which has some chips until it is told to give them back."""
+"""Another run, which holds some chips until it gets a line on standard input."""
 
 WAITS = """
 import asyncio, sys
@@ -233,24 +233,24 @@ from actors.handles import RunActors
 from configs.load import load_config
 from launch import cluster
 
-cluster.SAY_AFTER_S = 0.2
+cluster.REPORT_WAIT_EVERY_S = 0.2
 settings = {"platform": "tpu", "learner_devices": 1, "samplers": 3}
 config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in settings.items()])
 
 async def run():
-    crew = RunActors.spawn(config)
-    await cluster.wait_for_devices(crew.devices, config.plan)
+    actors = RunActors.spawn(config)
+    await cluster.wait_for_devices(actors.devices, config.plan)
     print("placed; free:", ray.available_resources().get("TPU", 0), flush=True)
-    crew.kill()
+    actors.kill()
 
 with cluster.cluster(config.plan):
     asyncio.run(run())
 """
-"""A run whose four processes need a chip each."""
+"""A run with four processes of one chip each."""
 
 
 def script(head: Head, code: str, *arguments: object) -> subprocess.Popen[str]:
-    """A driver on the cluster; Ray's own lines are left out."""
+    """Starts a driver on the cluster, without Ray's own output."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=PROJECT,
@@ -263,7 +263,7 @@ def script(head: Head, code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def next_line(process: subprocess.Popen[str], start: str) -> str:
-    """The next line with this start."""
+    """Returns the next line with this prefix."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(start):
@@ -276,7 +276,7 @@ def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
     first = script(head, HOLDS, 1)
     next_line(first, "holding")
     second = script(head, WAITS, config)
-    # Three chips are free, and the run that needs four has none of them.
+    # Three chips are free, and the run that needs four holds none of them.
     said = next_line(second, "waiting for devices: 4 TPU together (3 of 4 free); held by: ")
     assert said.endswith("run first (1 TPU)")
     assert first.stdin is not None
@@ -311,7 +311,7 @@ print("free:", ray.available_resources().get("TPU", 0))
 
 
 def free_chips(head: Head) -> float:
-    """Free chips, once the cluster has noticed; it is told of a death with a delay."""
+    """Returns the free chips; waits, because the cluster notices a death with a delay."""
     done = subprocess.run(
         [sys.executable, "-c", FREE],
         env=head.environment | {"RAY_ADDRESS": head.gcs},

@@ -1,4 +1,4 @@
-"""The environment that `make` keeps: made once, completed once, renewed when it must be."""
+"""The environment that `make` maintains: made once, filled once, renewed if needed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def project(tmp_path: Path) -> Path:
 
 
 def outer_environment() -> dict[str, str]:
-    """The environment without what a `make` that runs these tests has put there."""
+    """Returns the environment without the variables of a `make` that runs these tests."""
     ours = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "SEED"}
     return {key: value for key, value in os.environ.items() if key not in ours}
 
 
 def make(project: Path, target: str, python: str | None) -> tuple[int, list[str]]:
-    """Runs make; returns its status and what was done: environments made, files installed."""
+    """Runs make; returns its status, the environments made and the files installed."""
     log = project / "log"
     log.unlink(missing_ok=True)
     environment = outer_environment()
@@ -71,7 +71,7 @@ def test_another_python_means_another_environment(project: Path) -> None:
     assert make(project, ".venv/.runtime", "two") == (0, ["two", "requirements.txt"])
 
 
-def test_an_interrupted_installation_is_taken_up_again(project: Path) -> None:
+def test_an_interrupted_installation_is_repeated(project: Path) -> None:
     (project / "broken").touch()
     assert make(project, ".venv/.runtime", "one") == (2, ["one", "requirements.txt"])
     (project / "broken").unlink()

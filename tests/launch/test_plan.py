@@ -39,7 +39,7 @@ def test_every_preset_is_planned(
     assert figures["plan"]["fits"]
     assert figures["plan"]["configured"] or not figures["plan"]["fixed"]
     assert any("as configured" in one["name"] for one in figures["compared"])
-    assert f"~{figures['step']['tokens_per_s']:,.0f} trained tokens a second" in out
+    assert f"~{figures['step']['tokens_per_s']:,.0f} trained tokens per second" in out
     assert len(out.splitlines()) <= 70
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
@@ -47,7 +47,7 @@ def test_every_preset_is_planned(
 def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     out, _ = shown(capsys, ONE_B, "--topology", "v5e-32", "--json", str(path))
-    assert "plan only: v5e-32 is 4 hosts, and a run works on one" in out
+    assert "plan only: v5e-32 has 4 hosts and a run uses one" in out
     figures = json.loads(path.read_text())
     assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
     assert figures["plan"]["slots"] <= 512
@@ -78,21 +78,21 @@ def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--topology", "v5e-9"], "--topology v5e-9: there is none of this name"),
-        (["--topology", "v6e-8", "--verify"], "--verify: programs are compiled for v5e-1, v5e-4"),
+        (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
+        (["--topology", "v6e-8", "--verify"], "--verify: programs can be compiled for v5e-1,"),
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
         (
             ["--plan.fixed", "true", "--plan.slots", "none"],
-            "is needed with plan.fixed = true",
+            "is required with plan.fixed = true",
         ),
-        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its sizes are not known"),
+        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its shape is unknown"),
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
-        (["--json", "/tmp"], "command line: --json: /tmp is a folder; a file is wanted"),
-        (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} is over"),
+        (["--json", "/tmp"], "command line: --json: /tmp is a folder; name a file"),
+        (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} has passed"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, err = shown(capsys, ONE_B, *argv, status=2)
@@ -100,31 +100,33 @@ def test_mistakes_are_told(
     assert message in err
 
 
-def test_what_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.fixed", "true", "--plan.slots", "4096"]
     many += ["--rollout.prompts_per_step", "256"]
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
     assert "DOES NOT FIT: as configured" in out
-    assert "the fastest, in [plan]: " in out  # and what would
+    assert "settings for the fastest in [plan]: " in out  # and what would
 
 
-def test_what_does_not_fit_buys_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_has_no_budget(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     four, path = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"), tmp_path / "plan.json"
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "8", "--json", str(path)]
     out, _ = shown(capsys, four, *small, status=1)
     assert "DOES NOT FIT" in out
-    assert not re.search(r"dollars|\d steps|of GRPO|GiB of disk", out)
-    assert "the budget buys nothing with a plan that does not fit" in out
-    assert "trained tokens a second" not in out
-    assert "to take it" not in out
+    assert not re.search(r"dollars|\d steps|GRPO: |disk, GiB", out)
+    assert "budget not estimated: the plan does not fit" in out
+    assert "trained tokens per second" not in out
+    assert "settings for it" not in out
     figures = json.loads(path.read_text())
     assert figures["budget"] is None
     assert figures["gains"] == []
     assert figures["plan"]["set"] == {}
 
 
-def test_what_binds_is_named_and_what_would_free_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shortage_and_its_remedies_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
     out, _ = shown(capsys, four, *small, status=1)
@@ -136,10 +138,10 @@ def test_what_binds_is_named_and_what_would_free_it(capsys: pytest.CaptureFixtur
     shown(capsys, four, *small, "--plan.hbm_gib", needed)
     shown(capsys, four, *small, "--plan.hbm_gib", f"{float(needed) - 0.02:.2f}", status=1)
     out, _ = shown(capsys, four, "--topology", "v5e-1", "--plan.hbm_gib", "2", status=1)
-    assert "none of the settings that take less memory does, nor all of them together" in out
+    assert "no setting that takes less memory makes it fit, nor do all of them together" in out
 
 
-def test_a_budget_that_is_too_small_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_that_is_too_small_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = shown(capsys, ONE_B, "--budget.time", "3m", status=1)
     assert "TOO SMALL" in out
     assert "1 it does not, or no step fits the budget" in plan.DESCRIPTION
@@ -149,17 +151,17 @@ def test_without_a_compiler_everything_is_estimated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(*_: object, **__: object) -> None:
-        raise NoCompiler("the TPU compiler is not here")
+        raise NoCompiler("the TPU compiler is missing")
 
-    monkeypatch.setattr(verify, "compiled", absent)
+    monkeypatch.setattr(verify, "compile_programs", absent)
     out, _ = shown(capsys, ONE_B, "--verify")
-    assert "not verified: the TPU compiler is not here; all figures are estimated" in out
+    assert "not verified: the TPU compiler is missing; all figures are estimated" in out
 
 
-def test_train_refuses_what_is_planned_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_refuses_plan_only_topologies(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
-    assert "v5e-16 is 2 hosts, and a run works on one" in capsys.readouterr().err
+    assert "v5e-16 has 2 hosts and a run uses one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [plan.main, train.main])
@@ -172,7 +174,7 @@ def test_chips_that_no_process_can_lease_are_refused_at_once(
     assert command([ONE_B, *six, *dry]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "--plan.learner_devices = 6: a process leases 1, 4 or 8 TPU chips of a host" in err
+    assert "--plan.learner_devices = 6: must be 1, 4 or 8 TPU chips of a host" in err
     assert "nearest valid: 4 or 8" in err
 
 

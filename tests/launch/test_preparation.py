@@ -1,4 +1,4 @@
-"""What is known before devices are taken, and that a resumed run has the data it began with."""
+"""Checks before devices are reserved, and that a resumed run has the same data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def begin(config: Config) -> Prepared:
-    """A run that began with the data as they are."""
+    """Makes a run folder that was started with the current data."""
     prepared = prepare(config, extend=None)
     prepared.folder.create(config)
     data = prepared.data.fingerprints
@@ -39,7 +39,7 @@ def begin(config: Config) -> Prepared:
     return prepared
 
 
-def test_everything_that_a_run_needs(tmp_path: Path, config: Config):
+def test_a_valid_request_is_prepared(tmp_path: Path, config: Config):
     prepared = prepare(config, extend=None)
     assert prepared.config is config
     assert [prompt.id for prompt in prepared.data.train.prompts] == [1, 2, 3, 4, 5, 6]
@@ -50,7 +50,7 @@ def test_everything_that_a_run_needs(tmp_path: Path, config: Config):
     assert (prepared.extend, prepared.wandb_mode) == (None, "disabled")
 
 
-def test_the_first_lines_say_how_wandb_runs_and_what_the_data_are(
+def test_the_first_lines_show_the_mode_of_wandb_and_the_data(
     tmp_path: Path,
     config: Config,
     monkeypatch: pytest.MonkeyPatch,
@@ -60,16 +60,18 @@ def test_the_first_lines_say_how_wandb_runs_and_what_the_data_are(
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     prepare(load_config(tmp_path / "small.toml", [("wandb.mode", "auto")]), extend=None)
     first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("W&B: offline, because nobody is logged in; `wandb login` mends it")
+    assert first.startswith(
+        "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs"
+    )
     assert first.endswith(f"files in {tmp_path}/runs/small/wandb")
     assert others == ["train: 6 prompts", "test: 4 prompts"]
 
 
-def test_more_prompts_in_a_step_than_can_differ_are_refused(tmp_path: Path, config: Config):
+def test_a_step_with_more_prompts_than_distinct_ones_is_refused(tmp_path: Path, config: Config):
     del config
     given = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "5")]
     with pytest.raises(
-        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 and there are 6"
+        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 prompts, and there are 6"
     ):
         prepare(load_config(tmp_path / "small.toml", given), extend=None)
     given[1] = ("rollout.max_prompts_per_step", "4")
@@ -87,12 +89,12 @@ def test_the_same_data_are_recognized(config: Config):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (["train"], "data.train: not the prompts that"),
-        (["test"], "data.test: not the prompts that"),
-        (["train", "test"], "data.train and data.test: not the prompts that"),
+        (["train"], "data.train: the prompts have changed since"),
+        (["test"], "data.test: the prompts have changed since"),
+        (["train", "test"], "data.train and data.test: the prompts have changed since"),
     ],
 )
-def test_invariant_7_a_run_does_not_go_on_with_other_data(
+def test_invariant_7_a_run_does_not_resume_with_changed_data(
     tmp_path: Path, config: Config, changed: list[str], told: str
 ):
     begin(config)
@@ -102,10 +104,12 @@ def test_invariant_7_a_run_does_not_go_on_with_other_data(
         path.write_text(text.replace('"answer": "', '"answer": "1', 1), encoding="utf-8")
     with pytest.raises(ValueError, match=told) as caught:
         prepare(config, extend=None)
-    assert f"that {tmp_path}/runs/small began with; restore them, or start" in str(caught.value)
+    assert f"have changed since {tmp_path}/runs/small started; restore them, or start" in str(
+        caught.value
+    )
 
 
-def test_data_that_only_moved_are_the_same(tmp_path: Path, config: Config):
+def test_moved_data_are_the_same(tmp_path: Path, config: Config):
     began = begin(config)
     write_rows(tmp_path / "train.jsonl", [{**row, "note": "x"} for row in rows(0, 6)])
     assert prepare(config, extend=None).data.fingerprints == began.data.fingerprints
@@ -123,43 +127,43 @@ def timed(config: Config, **budget: object) -> Config:
     return config.model_copy(update={"budget": config.budget.model_copy(update=given)})
 
 
-def test_invariant_10_a_budget_that_no_run_could_do_with_is_refused_at_once(config: Config):
+def test_invariant_10_a_budget_below_the_estimated_minimum_is_refused_at_once(config: Config):
     told = r"^budget\.time = 10s is too short: .* take at least \d+s \(estimated\)$"
     with pytest.raises(ValueError, match=told):
         prepare(timed(config, time="10s"), extend=None)
-    told = r"take at least 1m\d+s, 40s of waiting among them \(estimated\)$"
+    told = r"take at least 1m\d+s, including 40s of waiting \(estimated\)$"
     with pytest.raises(ValueError, match=told):
         prepare(timed(config, time="55s"), extend=None, waited_s=40.0)
     assert prepare(timed(config, time="65s"), extend=None, waited_s=40.0).waited_s == 40.0
 
 
-def test_a_run_that_goes_on_is_not_asked_for_the_minimum(config: Config):
+def test_a_resumed_run_needs_no_minimum(config: Config):
     begin(config)
     assert prepare(timed(config, time="10s"), extend=None).folder.path.exists()
 
 
-def test_a_run_whose_instant_is_over_is_ended_with_what_it_has_learned(
+def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
     over = timed(config, until="2020-01-01T10:00Z")
     folder = begin(config).folder
-    with pytest.raises(ValueError, match=r"is over; give a later one$"):
+    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
         prepare(over, extend=None)
-    # Steps without a checkpoint would be done again.
+    # Steps without a checkpoint would be repeated.
     folder.write_metrics({"step": 1})
     folder.journal("checkpoint", step=0, wall_s=1.0, seconds=0.1)
-    with pytest.raises(ValueError, match=r"is over; give a later one$"):
+    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
         prepare(over, extend=None)
     folder.journal("checkpoint", step=1, wall_s=2.0, seconds=0.1)
     prepare(over, extend=None)
-    told = "that is over: the run is ended with what it has learned"
+    told = "that time has passed: the run ends with its latest version"
     assert told in capsys.readouterr().out.splitlines()
 
 
-def test_an_instant_in_the_past_is_refused_and_a_coming_one_is_told(
+def test_a_past_time_is_refused_and_a_coming_one_is_printed(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* is over; give a later one$"):
+    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* has passed; set a later one$"):
         prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
     prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
     assert "budget.until = 2999-01-0" in capsys.readouterr().out
@@ -187,7 +191,7 @@ def test_invariant_10_a_finished_run_is_not_reopened_with_too_little_time(config
     prepare(timed(config, time="5m"), extend="1m22s")
 
 
-def test_a_run_until_an_instant_is_finished_until_another_is_given(config: Config):
+def test_a_run_with_an_end_time_is_finished_until_a_later_one_is_set(config: Config):
     folder = begin(config).folder
     old = timed(config, until="2999-01-01T10:00Z")
     until_s = old.budget.until_s
@@ -196,7 +200,7 @@ def test_a_run_until_an_instant_is_finished_until_another_is_given(config: Confi
     assert finished(timed(config, until="2999-01-01T11:00Z"), extend=None) is None
 
 
-def test_more_time_is_refused_where_the_rate_has_decayed_with_the_first(config: Config):
+def test_more_time_is_refused_after_the_learning_rate_has_decayed(config: Config):
     learner = config.learner.model_copy(update={"schedule": "linear"})
     decaying = timed(config, time="1h").model_copy(update={"learner": learner})
     folder = begin(decaying).folder
@@ -210,7 +214,7 @@ def test_a_new_run_is_not_finished(config: Config):
     assert finished(config, extend=None) is None
 
 
-def test_an_extension_is_handed_on(config: Config):
+def test_an_extension_is_passed_on(config: Config):
     folder = begin(config).folder
     folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
     assert finished(config, extend="4") is None

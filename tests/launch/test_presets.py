@@ -17,7 +17,7 @@ ON_A_HUB = [preset for preset in presets() if "gsm8k" in preset]
 
 
 def gsm8k(first: int, count: int) -> list[dict[str, str]]:
-    """Rows with GSM8K's columns."""
+    """Returns rows with GSM8K's columns."""
     return [
         {"question": f"{n} + {n}?", "answer": f"{n} + {n} is {2 * n}.\n#### {2 * n}"}
         for n in range(first, first + count)
@@ -25,7 +25,7 @@ def gsm8k(first: int, count: int) -> list[dict[str, str]]:
 
 
 def local(split: str, path: Path) -> list[str]:
-    """Settings that read a split from a file instead of from the hub."""
+    """Returns settings that read a split from a file instead of the hub."""
     key = f"--data.{split}"
     return [f"{key}.path", str(path), f"{key}.subset", "none", f"{key}.split", "none"]
 

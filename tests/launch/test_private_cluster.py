@@ -1,4 +1,4 @@
-"""A cluster of one process: how it is started, what it is open to, and that nothing of it stays."""
+"""The private cluster of a command: start, network addresses, and that nothing of it remains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.launch.cluster_fixtures import (
 
 
 class FakeRay:
-    """Fails to start as often as it is told."""
+    """Fails to start a given number of times."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -65,12 +65,12 @@ Start = Callable[..., FakeRay]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """Starts a cluster of fakes, does something in it, and checks that nothing is left."""
+    """Starts a fake cluster, runs a body in it, and checks that nothing is left."""
     for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(private_cluster, "_LONGEST_PARENT", len(str(tmp_path)))
-    monkeypatch.setattr(private_cluster, "_essential", lambda _: {})
+    monkeypatch.setattr(private_cluster, "_MAX_PARENT_BYTES", len(str(tmp_path)))
+    monkeypatch.setattr(private_cluster, "_essential_processes", lambda _: {})
 
     def started(body: Callable[[FakeRay], None] = lambda _: None, *, failures: int = 0) -> FakeRay:
         fake = FakeRay(failures)
@@ -87,7 +87,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     ] == []
 
 
-def test_it_has_a_private_folder_and_a_token_and_goes_away(start: Start, tmp_path: Path):
+def test_it_has_a_private_folder_and_a_token_and_is_removed(start: Start, tmp_path: Path):
     def body(fake: FakeRay) -> None:
         assert fake.folders[0].parent.parent == tmp_path
         assert fake.marks == [str(fake.folders[0])]
@@ -102,9 +102,7 @@ def test_it_has_a_private_folder_and_a_token_and_goes_away(start: Start, tmp_pat
     assert start().token == fake.token
 
 
-def test_a_token_that_is_named_is_used(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_token_of_the_user_is_used(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     path = tmp_path / "mine"
     path.touch(mode=0o600)
     path.write_text("my own")
@@ -125,13 +123,13 @@ def test_a_folder_too_long_for_sockets_is_not_used(
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that were waited between attempts."""
+    """Collects the pauses between attempts, in seconds."""
     found: list[float] = []
     monkeypatch.setattr("launch.private_cluster.time.sleep", found.append)
     return found
 
 
-def test_a_start_that_fails_is_tried_again_in_a_new_folder(
+def test_a_failed_start_is_retried_in_a_new_folder(
     start: Start, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ):
     def body(fake: FakeRay) -> None:
@@ -142,11 +140,11 @@ def test_a_start_that_fails_is_tried_again_in_a_new_folder(
     assert pauses == [2.0, 8.0]
     assert fake.stopped == 3
     assert capsys.readouterr().out.splitlines() == [
-        f"Ray did not start: The node timed out. Trying again in {pause_s} s" for pause_s in (2, 8)
+        f"Ray did not start: The node timed out. Retrying in {pause_s} s" for pause_s in (2, 8)
     ]
 
 
-def test_a_cluster_that_never_starts_is_told_in_a_sentence(start: Start, pauses: list[float]):
+def test_a_cluster_that_never_starts_gives_one_sentence(start: Start, pauses: list[float]):
     with pytest.raises(Failure, match=r"^Ray did not start in 3 attempts: The node timed out\. Is"):
         start(failures=3)
     assert len(pauses) == 2
@@ -157,7 +155,7 @@ def test_a_process_that_ends_at_once_is_a_failed_start(
 ):
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match="gcs_server or raylet ended at once"):
-        private_cluster._essential("/nowhere")
+        private_cluster._essential_processes("/nowhere")
 
 
 def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: pytest.MonkeyPatch):
@@ -178,9 +176,9 @@ def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: py
     assert ended.value.code == 143
 
 
-def test_the_end_of_ray_ends_what_waits_for_it(start: Start, monkeypatch: pytest.MonkeyPatch):
+def test_the_end_of_ray_cancels_the_body(start: Start, monkeypatch: pytest.MonkeyPatch):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(private_cluster, "_essential", lambda _: {"raylet": process.pid})
+    monkeypatch.setattr(private_cluster, "_essential_processes", lambda _: {"raylet": process.pid})
 
     async def forever() -> None:
         # Entered within the loop's task, which is cancelled.
@@ -202,7 +200,7 @@ WRITES = f"import sys; file = open(sys.argv[1], sys.argv[2]); {IDLE}"
 
 
 def idle(*arguments: str, mark: str | None = None) -> subprocess.Popen[str]:
-    """A process that runs until its standard input ends."""
+    """Starts a process that runs until its standard input ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", *arguments],
         env=os.environ | ({} if mark is None else {reaper.VARIABLE: mark}),
@@ -250,7 +248,7 @@ def test_the_reaper_ends_the_cluster_of_its_folder_and_no_other(tmp_path: Path):
 
 
 def running(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A run that has done two steps, and its folder."""
+    """Starts a run, waits for two steps; returns its process and folder."""
     config = write_config(tmp_path, name="killed")
     process = subprocess.Popen(
         train_command(config, "--budget.steps=500", "--checkpoint.every_steps=1"),
@@ -266,7 +264,7 @@ def running(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def cluster_of(process: subprocess.Popen[str]) -> tuple[Path, list[psutil.Process]]:
-    """The cluster's folder and all processes of a run."""
+    """Returns the cluster's folder and all processes of a run."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     commands = []
     for one in family:
@@ -277,7 +275,7 @@ def cluster_of(process: subprocess.Popen[str]) -> tuple[Path, list[psutil.Proces
 
 
 def is_open(process: psutil.Process) -> list[str]:
-    """Addresses other than loopback that a process listens on."""
+    """Returns addresses other than loopback that a process listens on."""
     connections: list[Any] = []
     with suppress(psutil.NoSuchProcess):
         connections = process.net_connections("inet")
@@ -292,7 +290,7 @@ def is_open(process: psutil.Process) -> list[str]:
 @pytest.mark.ray
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.parametrize("victim", ["driver", "raylet", "gcs_server"])
-def test_nothing_stays_of_a_run_whose_ray_or_driver_is_killed(tmp_path: Path, victim: str):
+def test_nothing_remains_of_a_run_whose_ray_or_driver_is_killed(tmp_path: Path, victim: str):
     process, run = running(tmp_path)
     folder, family = cluster_of(process)
     assert {"raylet", "gcs_server"} <= {one.name() for one in family}

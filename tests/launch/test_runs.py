@@ -1,4 +1,4 @@
-"""Runs on clusters of their own, as `make demo` starts them: killed, interrupted, resumed."""
+"""Runs on private clusters, as `make demo` starts them: killed, interrupted, resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMINGS = ("time/",)
 # A supervised step first, then GRPO with a KL term towards where that led.
 WARM = [
     '--run.phases=["sft", "grpo"]',
-    *(f"--sft.train.path={DATA}/worked.jsonl", "--sft.train.limit=32"),
+    *(f"--sft.train.path={DATA}/demonstrations.jsonl", "--sft.train.limit=32"),
     *("--sft.steps=1", "--sft.sequences_per_step=4", "--learner.kl_coef=0.05"),
 ]
 
@@ -92,7 +92,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
         one.kill()
     process.communicate(timeout=PATIENCE_S)
     assert not (run / "summary.json").exists()
-    assert RunFolder(run).noted_s > 0
+    assert RunFolder(run).recorded_used_s > 0
 
     status, output = finish(start(*train_command(killed, *settings)))
     assert status == 0, output
@@ -135,7 +135,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path, number, 
     assert not alive
 
 
-def test_a_machine_without_the_asked_for_chips_is_told_so(tmp_path):
+def test_a_machine_without_the_requested_chips_is_refused(tmp_path):
     config = write_config(tmp_path, name="chips")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
     settings += ["--plan.learner_devices", "8", "--plan.micro_batch_tokens", "6656"]
@@ -146,7 +146,7 @@ def test_a_machine_without_the_asked_for_chips_is_told_so(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dead_sampler_ends_the_run_clearly_and_the_same_command_goes_on(tmp_path):
+def test_a_dead_sampler_ends_the_run_with_a_message_and_the_same_command_resumes(tmp_path):
     config = write_config(tmp_path, name="dead")
     settings = ["--budget.steps=4", "--checkpoint.every_steps=1"]
     process = start(*train_command(config, *settings))
@@ -163,7 +163,7 @@ def test_a_dead_sampler_ends_the_run_clearly_and_the_same_command_goes_on(tmp_pa
     assert summary(run)["steps"] == 4
 
 
-def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batches(tmp_path):
+def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(tmp_path):
     config = write_config(tmp_path, name="limited")
     settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664"]
     settings += ["--plan.calibration_share=0"]  # what is given is taken
@@ -183,12 +183,12 @@ def test_a_limit_lowered_in_the_middle_of_a_run_is_met_with_smaller_micro_batche
     assert "gradient 2 needs" in entry["reason"]
     assert entry["reason"] in output
     assert json.loads((run / "plan.json").read_text())["at_checkpoint"] == entry["to"]
-    # The step is there once, with all of its rollouts.
+    # The step is recorded once, with all of its rollouts.
     assert [row["step"] for row in metrics(run)] == [1, 2]
     assert summary(run)["samples"] == 2 * 16
 
 
-def test_a_rehearsal_does_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
+def test_a_rehearsal_runs_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
     path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
     settings = ["--plan.slots=8", "--rollout.prompts_per_step=2", *VALIDATED]
     process = start(*train_command(path, *settings, "--rehearse", "--json", str(found)))
@@ -198,7 +198,7 @@ def test_a_rehearsal_does_every_phase_beside_the_run_and_leaves_nothing(tmp_path
     assert figures["works"] is True
     phases = {phase["phase"]: phase for phase in figures["phases"]}
     assert {"start and load", "compile", "decode", "update", "restore", "export"} <= phases.keys()
-    # Sampler and learner are processes of their own here: both tell what they hold.
+    # Sampler and learner are separate processes here: both report their memory.
     assert phases["decode"]["compiled_gib"] > 0
     assert phases["update"]["compiled_gib"] > 0
     assert {one.name for one in tmp_path.iterdir()} == {"mine.toml", "found.json"}

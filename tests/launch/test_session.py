@@ -21,7 +21,7 @@ from launch.preparation import Prepared
 from launch.session import (
     _clock,
     _coordinate,
-    _noted,
+    _recording_time,
     _start,
     _tracker,
     _workers,
@@ -298,8 +298,8 @@ def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
     with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* it has 0: it has lost"):
         other.run()
-    assert not other.folder.is_begun
-    assert first.folder.is_begun
+    assert not other.folder.holds_run
+    assert first.folder.holds_run
 
 
 def test_invariant_12_where_the_newest_checkpoint_is_lost_an_older_one_is_used(
@@ -619,13 +619,13 @@ def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
 ):
     monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
     folder, now = RunFolder.of(make_config(tmp_path)), FakeClock()
-    with folder.held(), _noted(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
+    with folder.held(), _recording_time(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
         for seconds in (5.0, 60.0):
             now.seconds = seconds
             until = time.monotonic() + 30
-            while folder.noted_s != 100.0 + seconds and time.monotonic() < until:
+            while folder.recorded_used_s != 100.0 + seconds and time.monotonic() < until:
                 time.sleep(0.01)  # this thread is busy: nothing of it is needed
-            assert folder.noted_s == 100.0 + seconds
+            assert folder.recorded_used_s == 100.0 + seconds
         (folder.path / ".lock").rename(folder.path / "away")
         time.sleep(0.1)  # what cannot be written is no obstacle
         (folder.path / "away").rename(folder.path / ".lock")

@@ -34,7 +34,7 @@ def test_real_signals_arrive():
     assert asyncio.run(run()).exit_status == 143
 
 
-def test_what_comes_before_the_run_is_abandoned_at_a_signal():
+def test_a_signal_cancels_the_work():
     ended: list[str] = []
 
     async def forever() -> None:
@@ -53,7 +53,7 @@ def test_what_comes_before_the_run_is_abandoned_at_a_signal():
     asyncio.run(run())
 
 
-def test_what_comes_before_the_run_is_not_disturbed_without_one():
+def test_work_without_a_signal_completes():
     async def answer() -> int:
         return 7
 

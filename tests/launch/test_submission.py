@@ -1,4 +1,4 @@
-"""When a job was submitted."""
+"""Waiting time of submitted jobs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_waiting_is_from_submission_to_start(
     assert waited_s(Budget(time="1h"), started=60.0) == 0.0
 
 
-def test_what_was_not_submitted_has_not_waited(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_was_not_submitted_has_not_waited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ValueError, match=r"^budget\.from_submission: this is not a job that"):
         waited_s(TIMED, started=60.0)
 
 
-def test_submit_says_when():
+def test_submit_sets_the_time():
     script = Path(__file__).parents[2] / "launch/submit.sh"
     assert f'"{VARIABLE}": f"{{time.time():.3f}}"' in script.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command that starts everything: what it refuses, in which words, and what it leaves."""
+"""`launch.train`: refused requests, their messages, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(autouse=True)
 def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only tests of reward functions start the process that looks for them."""
+    """Only tests of reward functions start the process that imports them."""
     if "reward_functions" not in request.node.name:
         monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Prepared]:
-    """What would have been started; nothing is."""
+    """Collects the runs that would have been started."""
     from launch import session
 
     runs: list[Prepared] = []
@@ -64,7 +64,7 @@ Refused = Callable[..., list[str]]
 def refused(
     request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
 ) -> Refused:
-    """Runs the command, which must refuse and leave nothing behind; the lines on stderr."""
+    """Runs the command, which must refuse and leave nothing behind; returns the lines on stderr."""
 
     def run(*arguments: str) -> list[str]:
         before = everything_below(request_path.parent)
@@ -168,7 +168,7 @@ def test_five_mistakes_are_five_lines_and_status_2(
         assert more in line
 
 
-def test_mistakes_of_all_kinds_are_told_at_once(
+def test_mistakes_of_all_kinds_are_reported_at_once(
     request_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("NETRC", "/nonexistent")
@@ -197,7 +197,7 @@ def test_mistakes_of_all_kinds_are_told_at_once(
         "command line: --plan.micro_batch_tokens = 137: must be a multiple of plan.row_tokens = 68",
         'command line: --eval.sets.0.path = "s3://bucket/more.jsonl": s3:// is not supported',
         f'run.dir = "{request_path}": {request_path} is a file; choose another',
-        "wandb.mode = 'online' but nobody is logged in",
+        "wandb.mode = 'online', but this machine has no W&B login",
         "plan.platform = 'tpu' needs 2 TPU, and this machine has 0",
         f"lora.start: no folder {folder}/gone",
         "rollout.stop_tokens: ",
@@ -211,19 +211,19 @@ def test_mistakes_of_all_kinds_are_told_at_once(
     assert len(lines) == len(parts)
 
 
-def test_without_a_model_the_data_are_looked_at_all_the_same(refused: Refused):
+def test_data_are_checked_without_a_model(refused: Refused):
     lines = refused("--model.path", "gone", "--data.train.path", "trian.jsonl")
     assert [line.partition(": ")[0] for line in lines] == ["model.path", "data.train.path"]
 
 
-def test_what_a_mistaken_setting_decides_is_not_told_of(refused: Refused):
+def test_checks_that_depend_on_a_wrong_setting_are_skipped(refused: Refused):
     (line,) = refused("--data.answer_colum", "gone", "--data.train.path", "train.jsonl")
     assert line.startswith("command line: --data.answer_colum: unknown; did you mean --data.answer")
     (line,) = refused("--model.path", "gs://bucket/model", "--rollout.stop_tokens", '["<eot>"]')
     assert line.startswith('command line: --model.path = "gs://bucket/model": gs://')
 
 
-def test_a_model_of_a_hub_is_not_downloaded_for_a_request_in_vain(
+def test_no_model_is_downloaded_for_a_request_with_mistakes(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(preparation, "find_model", None)
@@ -231,7 +231,7 @@ def test_a_model_of_a_hub_is_not_downloaded_for_a_request_in_vain(
     assert "--learner.lrr: unknown" in line
 
 
-def test_devices_are_those_of_this_machine_unless_the_run_is_submitted(
+def test_devices_of_this_machine_are_checked_unless_the_run_is_submitted(
     request_path: Path, refused: Refused, started: list[Prepared], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -239,8 +239,8 @@ def test_devices_are_those_of_this_machine_unless_the_run_is_submitted(
     for kind, name in (("tpu", "TPU"), ("gpu", "GPU")):
         (line,) = refused("--plan.platform", kind)
         assert line == (
-            f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; nothing else is "
-            "taken instead. launch/submit.sh runs it where they are"
+            f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; no other kind "
+            "of device is used instead. launch/submit.sh submits the run to a cluster that has them"
         )
     for variable in ("RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED_S"):
         with monkeypatch.context() as submitted:
@@ -249,7 +249,7 @@ def test_devices_are_those_of_this_machine_unless_the_run_is_submitted(
     assert started == []
 
 
-def test_a_good_request_is_started(request_path: Path, started: list[Prepared]):
+def test_a_valid_request_is_started(request_path: Path, started: list[Prepared]):
     assert train.main([str(request_path), "--learner.lr", "1e-4"]) == 0
     (prepared,) = started
     assert prepared.config.learner.lr == 1e-4
@@ -286,7 +286,7 @@ def test_a_missing_model_folder(request_path: Path, refused: Refused):
     [
         ("config.json", "model.path: {} has no config.json"),
         ("model.safetensors", "model.path: {} lacks model.safetensors"),
-        ("tokenizer.model", "no tokenizer at {}: neither tokenizer.model nor"),
+        ("tokenizer.model", "no tokenizer at {}: it has neither tokenizer.model nor"),
     ],
 )
 def test_an_incomplete_model_folder(request_path: Path, refused: Refused, name: str, told: str):
@@ -303,11 +303,11 @@ def test_a_dataset_with_broken_rows(request_path: Path, refused: Refused):
         f"data.train: 2 rows are malformed in {path}:",
         "  row 4: not JSON: Expecting value: line 1 column 14 (char 13)",
         "  row 5: column 'answer' is missing",
-        'mend them, or leave them out with data.malformed = "skip"',
+        'fix them, or exclude them with data.malformed = "skip"',
     ]
 
 
-def test_broken_rows_that_may_be_left_out_are_said(
+def test_skipped_rows_are_reported(
     request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
 ):
     write_rows(request_path.parent / "train.jsonl", [*rows(0, 6), {"question": "why?"}])
@@ -315,7 +315,7 @@ def test_broken_rows_that_may_be_left_out_are_said(
     assert len(started) == 1
     shown = capsys.readouterr().out.splitlines()
     assert shown[1:3] == [
-        "train: 6 prompts, left out: 1 malformed",
+        "train: 6 prompts, excluded: 1 malformed",
         "  row 7: column 'answer' is missing",
     ]
 
@@ -326,7 +326,7 @@ def test_a_missing_dataset(request_path: Path, refused: Refused):
     assert line == (f"data.train.path: no file {folder}/trian.jsonl; nearest: {folder}/train.jsonl")
 
 
-def test_a_step_of_more_prompts_than_there_are(refused: Refused):
+def test_a_step_with_more_prompts_than_the_dataset(refused: Refused):
     assert refused("--rollout.prompts_per_step", "7") == [
         "rollout.prompts_per_step = 7 is more than the 6 prompts of data.train"
     ]
@@ -341,13 +341,15 @@ def test_tokens_that_the_model_does_not_have(refused: Refused):
     assert lines[1].endswith("has no piece '<pda>'; nearest: '<pad>'")
 
 
-def test_a_stop_string_that_no_tokens_read_as(refused: Refused):
+def test_a_stop_string_that_no_tokens_decode_to(refused: Refused):
     (line,) = refused("--rollout.stop_strings", '["</answer>", "7<end_of_turn>"]')
-    assert line.startswith("rollout.stop_strings: '7<end_of_turn>' is never drawn as text, ")
-    assert line.endswith(" has it as '7'; tokens without text belong to rollout.stop_tokens")
+    assert line.startswith(
+        "rollout.stop_strings: '7<end_of_turn>' never appears in generated text: "
+    )
+    assert line.endswith(" decodes it to '7'; tokens without text belong to rollout.stop_tokens")
 
 
-def test_reward_functions_that_are_not_there(refused: Refused):
+def test_missing_reward_functions(refused: Refused):
     lines = refused(
         "--rewards.functions.0.function",
         "rewards.correctness:exact_anwser",
@@ -395,18 +397,18 @@ def test_wandb_online_on_demand(refused: Refused, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
     (line,) = refused("--wandb.mode", "online")
-    assert line.startswith("wandb.mode = 'online' but nobody is logged in")
+    assert line.startswith("wandb.mode = 'online', but this machine has no W&B login")
 
 
 def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
         (
-            f"{folder.path} holds a run with other settings; --run.name starts another run, "
-            "the old values resume this one:"
+            f"{folder.path} contains a run with other settings; start another run with "
+            "--run.name, or resume this one with the old values:"
         ),
-        "  run.seed: was 0, is 1",
-        "  learner.lr: was 1e-05, is 0.0001",
+        "  run.seed: was 0, now 1",
+        "  learner.lr: was 1e-05, now 0.0001",
     ]
 
 
@@ -415,14 +417,14 @@ def test_a_file_as_the_folder_of_runs(request_path: Path, refused: Refused):
     assert refused("--run.dir", str(request_path)) == [told]
 
 
-def test_a_run_that_is_going_on(ended: Callable[..., RunFolder], refused: Refused):
+def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    assert refused() == [f"another process is at work in {folder.path}"]
+    assert refused() == [f"another process is using {folder.path}"]
     folder.close()
 
 
-def test_a_finished_run_says_so(
+def test_a_finished_run_is_reported(
     request_path: Path,
     ended: Callable[..., RunFolder],
     started: list[Prepared],
@@ -433,7 +435,7 @@ def test_a_finished_run_says_so(
     assert train.main([str(request_path)]) == 0
     assert capsys.readouterr().out == (
         f"{folder.path} is finished after 3 steps; its results are in summary.json. "
-        "--run.name starts another run, --extend goes on with this one\n"
+        "--run.name starts another run, --extend continues this one\n"
     )
     assert started == []
     assert everything_below(request_path.parent) == before
@@ -451,7 +453,7 @@ def test_a_finished_run_says_so(
         ({"deadline_s": 3600}, ["--budget.steps", "none", "--budget.time", "2h"], True),
     ],
 )
-def test_a_run_goes_on_while_its_budget_is_not_used(
+def test_a_run_resumes_while_its_budget_is_not_used(
     request_path: Path,
     ended: Callable[..., RunFolder],
     started: list[Prepared],
@@ -464,7 +466,7 @@ def test_a_run_goes_on_while_its_budget_is_not_used(
     assert len(started) == goes_on
 
 
-def test_an_extended_budget_is_the_journals(
+def test_an_extended_budget_is_read_from_the_journal(
     request_path: Path, ended: Callable[..., RunFolder], started: list[Prepared]
 ):
     folder = ended()
@@ -483,7 +485,7 @@ def test_extend_adds_to_a_finished_run(
     assert train.main([str(request_path), "--extend", "50"]) == 0
     assert started[0].extend is not None
     assert (started[0].extend.steps, started[0].extend.time_s) == (50, None)
-    # It is journaled by whoever has the folder's lock.
+    # The process that holds the folder's lock journals it.
     assert list(folder.events("extended")) == []
 
 
@@ -513,7 +515,7 @@ def test_extend_needs_a_finished_run(
     assert refused("--extend", "5") == [told]
 
 
-def test_ctrl_c_before_the_run_begins_is_no_traceback(
+def test_ctrl_c_before_the_start_gives_no_traceback(
     request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def interrupted(*arguments: Any, **more: Any) -> None:
@@ -524,7 +526,7 @@ def test_ctrl_c_before_the_run_begins_is_no_traceback(
     assert capsys.readouterr().err == ""
 
 
-def test_a_mistake_that_only_an_actor_can_see_is_told_the_same_way(
+def test_a_mistake_found_by_an_actor_is_reported_in_the_same_way(
     request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     from launch import session

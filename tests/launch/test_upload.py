@@ -1,4 +1,4 @@
-"""What a submitted job has of the user's own modules, and what is refused before that."""
+"""The user's modules in a submitted job, and refused submissions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def found(folder: Path, *functions: str) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in user_modules(functions, folder))
 
 
-def test_modules_and_what_they_import_are_found_and_nothing_else(folder: Path):
+def test_only_modules_and_their_imports_are_found(folder: Path):
     assert found(folder, "my_rewards:near", "rewards.format:well_formed") == [
         "helpers.py",
         "lazy/inner/deep.py",
@@ -59,7 +59,7 @@ def test_modules_and_what_they_import_are_found_and_nothing_else(folder: Path):
     assert found(folder, "rewards.format:well_formed", "numpy:array") == []
 
 
-def test_a_file_in_the_place_of_one_of_ours_is_never_uploaded(folder: Path):
+def test_a_file_with_the_path_of_a_project_file_is_never_uploaded(folder: Path):
     (folder / "rewards").mkdir()
     (folder / "rewards/mine.py").write_text("from rewards.base import Tags\n")
     (folder / "rewards/base.py").write_text("")
@@ -68,14 +68,14 @@ def test_a_file_in_the_place_of_one_of_ours_is_never_uploaded(folder: Path):
 
 
 @pytest.mark.parametrize("clash", ["rewards.py", "rewards/__init__.py"])
-def test_a_module_with_the_name_of_ours_is_refused(folder: Path, clash: str):
+def test_a_module_named_like_a_project_package_is_refused(folder: Path, clash: str):
     (folder / clash).parent.mkdir(exist_ok=True)
     (folder / clash).write_text("def mine(inputs): ...\n")
     refused = rf"^rewards\.functions: {folder / clash} cannot be imported: a package of this"
     for function in ("rewards:mine", "my_rewards:near"):
         with pytest.raises(ValueError, match=refused):
             user_modules([function], folder)
-    # What is not imported does no harm.
+    # A file that is not imported is no problem.
     assert found(folder, "unused:f") == ["unused.py"]
 
 
@@ -100,12 +100,12 @@ def test_in_the_projects_folder_its_packages_are_its_own(
         user_modules(["rewards:mine"], folder)
 
 
-def test_all_that_is_missing_is_told_at_once(folder: Path):
+def test_all_missing_modules_are_reported_at_once(folder: Path):
     with pytest.raises(ValueError, match="no module") as refused:
         user_modules(["gone:f", "my_rewards:near", "lost.inner:f"], folder)
     assert str(refused.value).splitlines() == [
         f"rewards.functions: no module '{name}' in {folder} and none installed; submit from the "
-        "folder that it is in, or install it where Ray runs"
+        "folder that has it, or install it where Ray runs"
         for name in ("gone", "lost.inner")
     ]
 
@@ -115,7 +115,7 @@ Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def submit(folder: Path) -> Submit:
-    """Submits a configuration in the user's folder where no cluster is."""
+    """Submits a configuration in the user's folder without a cluster."""
     text = CONFIG.format(name="mine", runs="runs").replace("launch/demo", f"{PROJECT}/launch/demo")
 
     def run(function: str) -> subprocess.CompletedProcess[str]:
@@ -135,7 +135,7 @@ def submit(folder: Path) -> Submit:
     return run
 
 
-def test_the_check_has_what_the_job_will_have(folder: Path, submit: Submit):
+def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     (folder / "mine.py").write_text("from helpers import late\ndef good(inputs): ...\n")
     done = submit("mine:good")
     assert (done.returncode, done.stdout) == (2, "")
@@ -150,7 +150,7 @@ def test_the_check_has_what_the_job_will_have(folder: Path, submit: Submit):
     assert (done.returncode, done.stdout) == (2, "")
     assert "'mine:good': importing mine raises FileNotFoundError" in done.stderr
     assert "words.txt" in done.stderr
-    # Python's path of this shell is not that of the job.
+    # The job does not have the Python path of this shell.
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere/outside.py").write_text("def good(inputs): ...\n")
     done = submit("outside:good")
@@ -158,7 +158,9 @@ def test_the_check_has_what_the_job_will_have(folder: Path, submit: Submit):
     assert done.stderr.startswith("rewards.functions: no module 'outside' in ")
 
 
-def test_a_name_of_ours_is_refused_when_it_is_submitted(folder: Path, submit: Submit):
+def test_a_module_named_like_a_project_package_is_refused_at_submission(
+    folder: Path, submit: Submit
+):
     (folder / "rewards.py").write_text("def mine(inputs): ...\n")
     done = submit("rewards:mine")
     assert (done.returncode, done.stdout) == (2, "")
@@ -174,12 +176,10 @@ def test_a_name_of_ours_is_refused_when_it_is_submitted(folder: Path, submit: Su
         ([], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
         (["--no-wait"], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
         (["a.toml", "--help"], 0, "launch/submit.sh [--no-wait] CONFIG.toml"),
-        (["a.toml", "--rehearse"], 2, "--rehearse: a job cannot do that"),
+        (["a.toml", "--rehearse"], 2, "--rehearse: not possible for a job"),
     ],
 )
-def test_a_submission_that_cannot_be_one_is_told_at_once(
-    arguments: list[str], status: int, shown: str
-):
+def test_an_invalid_submission_is_refused_at_once(arguments: list[str], status: int, shown: str):
     script = Path(upload.__file__).with_name("submit.sh")
     done = subprocess.run(
         ["bash", str(script), *arguments], capture_output=True, text=True, check=False

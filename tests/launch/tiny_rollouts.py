@@ -1,4 +1,4 @@
-"""Sizes at which the rollout benchmarks take seconds: of the model, and of what it draws."""
+"""Small sizes of model and rollouts with which the rollout benchmarks take seconds."""
 
 TINY = {
     "vocab_size": 96,

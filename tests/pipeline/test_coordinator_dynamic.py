@@ -12,7 +12,7 @@ from configs.schema import Config
 from pipeline.contracts.progress import SamplingEstimates
 from pipeline.contracts.record_files import replace_rows
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
-from pipeline.inputs.dataset.order import continued_prompts
+from pipeline.inputs.dataset.order import consecutive_prompts
 from pipeline.rollout.dynamic_sampling import gain, has_signal
 from tests.fakes import (
     Disk,
@@ -151,7 +151,7 @@ def test_rounds_by_hand(tmp_path: Path):
     order = [
         prompt.id
         for start in range(TRAIN)
-        for prompt in continued_prompts(prompts, seed=3, start=start, count=1, window=CAP)
+        for prompt in consecutive_prompts(prompts, seed=3, start=start, count=1, window=CAP)
     ]
     # Of the first three the second has signal, of the next the third and fourth.
     signal = {order[1], order[5], order[6]}

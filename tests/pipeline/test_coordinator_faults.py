@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.batches import Packed
+from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.rollouts import Rollout
 from pipeline.rollout.workers import TrainingStopped
@@ -156,7 +156,7 @@ def unstable(process: Process, versions: Sequence[int]) -> Process:
             return metrics | skipped
         return metrics
 
-    async def imitating(sequences: Sequence[Packed]) -> dict[str, float]:
+    async def imitating(sequences: Sequence[PackedRow]) -> dict[str, float]:
         version, adapter = learner.version, learner.adapter
         metrics = await sft_update(sequences)
         if version in versions:

@@ -1,4 +1,4 @@
-"""Answers: which block counts, which numbers are the same."""
+"""Extraction and comparison of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward contract: an error is not a zero, and only who is at fault is excluded."""
+"""The reward contract: an error is not a zero, and only failing inputs are excluded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sequences_of_every_kind_are_accepted(values: Any):
         ([1.0], "returned a list, not a number"),
         (Decimal(1), "returned a Decimal, not a number"),
         (1j, "returned a complex, not a number"),
-        (10**400, "returned a number that is no float"),
+        (10**400, "returned a number that cannot be converted to float"),
     ],
 )
 def test_an_error_is_not_a_zero(value: Any, error: str):
@@ -169,8 +169,14 @@ def test_invariant_6_endless_recursion_is_an_error():
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda _: [_NoFloat(1.0)], "returned a number that is no float: SystemExit: 3"),
-        (lambda _: [_NoClass()], "returned a number that is no float: LookupError: no class"),
+        (
+            lambda _: [_NoFloat(1.0)],
+            "returned a number that cannot be converted to float: SystemExit: 3",
+        ),
+        (
+            lambda _: [_NoClass()],
+            "returned a number that cannot be converted to float: LookupError: no class",
+        ),
         (lambda _: _NoClass(), "raised LookupError: no class"),
         (lambda _: _NoIteration([1.0]), "raised GeneratorExit"),
         (lambda _: _NoLength([1.0]), "raised ValueError: no length"),

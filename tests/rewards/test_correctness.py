@@ -1,4 +1,4 @@
-"""The reward for being right."""
+"""The reward for a correct answer."""
 
 from __future__ import annotations
 

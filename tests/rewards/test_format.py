@@ -1,4 +1,4 @@
-"""The reward for the asked-for form."""
+"""The reward for the required format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward functions by name, and what is said when there is none."""
+"""Reward functions by name, and messages for unknown names."""
 
 from __future__ import annotations
 

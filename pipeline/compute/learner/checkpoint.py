@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
-from pipeline.contracts.record_files import set_aside
+from pipeline.contracts.record_files import move_to_superseded
 
 Meta = dict[str, Any]
 """The coordinator's state: data cursor and counters, as JSON."""
@@ -56,7 +56,7 @@ class Checkpoints:
         if self._damaged:
             # Orbax does not save a version that is older than the newest one in the folder.
             folders = [self._folder / str(step) for step in self._damaged]
-            set_aside(self._folder.parent, folders)
+            move_to_superseded(self._folder.parent, folders)
             self._damaged.clear()
             self._manager().reload()
         if state.version in self._manager().all_steps():

@@ -31,7 +31,7 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.batches import Packed, TokenBatch, padding_metrics
+from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import Completion, Rollout
 from pipeline.contracts.speeds import LearnerSpeed
@@ -129,7 +129,7 @@ class Learner:
         """Initial state of a phase: a new optimizer, and this adapter as reference."""
         optimizer = jax.device_put(self._programs.optimizer.init(adapter), self._whole)
         # A fresh adapter is the identity, and the reference is the base.
-        nonzero = self._config.run.warm_start or self._config.lora.start is not None
+        nonzero = self._config.run.has_sft_phase or self._config.lora.start is not None
         reference = None
         if self._programs.uses_reference and nonzero:
             # A copy, because updates donate the adapter.
@@ -214,7 +214,7 @@ class Learner:
         self.state = replace(self.state, previous=initial, version=self.state.version + 1)
         return metrics
 
-    def sft_update(self, sequences: Sequence[Packed]) -> dict[str, float]:
+    def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """Learns from one step's packed demonstrations and increments the version.
 
         After the last step of the SFT phase the GRPO phase begins, with a new optimizer and the

@@ -261,14 +261,14 @@ class LearnerPrograms:
             # The slowest compilations start first.
             gradient = self._by_size("gradient", self.trace_gradient, builder)
             sft_gradient, reference_top_k, apply_sft = {}, {}, None
-            if self.config.run.warm_start:
+            if self.config.run.has_sft_phase:
                 sft_gradient = self._by_size("sft_gradient", self.trace_sft_gradient, builder)
             if self.config.learner.uses_reference_top_k:
                 trace = self.trace_reference_top_k
                 reference_top_k = self._by_size("reference_top_k", trace, builder)
             score = self._by_size("score", self.trace_score, builder)
             apply = builder.build("apply", self.trace_apply())
-            if self.config.run.warm_start:
+            if self.config.run.has_sft_phase:
                 apply_sft = builder.build("apply_sft", self._trace_apply(self.apply_sft))
             return CompiledPrograms(
                 score=results(score),

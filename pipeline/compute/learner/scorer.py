@@ -61,5 +61,5 @@ def score_completions(
     scored: dict[RolloutName, np.ndarray] = {}
     for batch in batches_to_score(completions, shape=shape):
         logprobs = np.asarray(run(place_inputs(batch, mesh)))
-        scored |= {name: logprobs[place.row, place.drawn] for name, place in batch.places.items()}
+        scored |= {name: logprobs[at.row, at.positions] for name, at in batch.completions.items()}
     return [scored[completion.name] for completion in completions]

@@ -17,8 +17,7 @@ import jax
 from jax.sharding import Mesh
 
 from pipeline.compute.model.sharding import lowered
-from pipeline.contracts.builds import BuildLog, Built
-from pipeline.contracts.cores import cores
+from pipeline.contracts.builds import BuildLog, Built, cores
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -62,7 +61,7 @@ class Builder:
 
     def build(self, name: str, traced: jax.stages.Traced) -> Future[jax.stages.Compiled]:
         """Lowers the program now and compiles it in a thread."""
-        self._log.asked()
+        self._log.requested()
         return self._pool.submit(self._compile, name, lowered(traced, self._mesh))
 
     def _compile(self, name: str, program: jax.stages.Lowered) -> jax.stages.Compiled:

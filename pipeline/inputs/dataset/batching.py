@@ -1,7 +1,7 @@
-"""Packs rollouts into micro-batches of fixed shapes, and gives each token its weight in the loss.
+"""Packs rollouts into micro-batches of fixed shapes and assigns token weights in the loss.
 
-The weights are normalised over the whole step before it is cut up, so gradients of micro-batches
-simply add up to those of the unsplit, unpacked batch.
+Weights are normalized over the whole step before it is split, so the sum of the micro-batches'
+gradients equals the gradient of the unsplit, unpacked batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.inputs.dataset.packing import first_fit, lay_out
 
 
 def batch_shape(config: Config, *, pad: int) -> BatchShape:
-    """The sizes of the learner's micro-batches; a small one has a row for each device."""
+    """The sizes of the learner's micro-batches; a small one has one row per shard."""
     return BatchShape(
         rows=config.micro_batch_rows,
         tail_rows=config.plan.learner_shards,
@@ -32,19 +32,19 @@ def batch_shape(config: Config, *, pad: int) -> BatchShape:
 def token_weights(
     rollouts: Sequence[Rollout], mode: TokenWeights, *, budget: int, mask_overlong: bool = False
 ) -> list[float]:
-    """Weight of each token of each rollout; 0 for rollouts that take no part.
+    """Weight of each token of each rollout; 0 for excluded rollouts.
 
-    Over the N rollouts that take part, of lengths L:
+    Over the N included rollouts, of lengths L:
 
         sequence   1 / (N L)         mean over rollouts of means (GRPO, arXiv:2402.03300)
         token      1 / (sum of L)    mean over all tokens (DAPO, arXiv:2503.14476)
-        constant   1 / (N budget)    no length divides (Dr. GRPO, arXiv:2503.20783)
+        constant   1 / (N budget)    no division by length (Dr. GRPO, arXiv:2503.20783)
 
     Args:
-        rollouts: of a step; those without a reward take no part.
-        mode: which of the three.
-        budget: tokens that a completion may have.
-        mask_overlong: rollouts that were cut by length take no part either.
+        rollouts: rollouts of a step; those without a reward are excluded.
+        mode: one of the three formulas.
+        budget: maximum tokens of a completion.
+        mask_overlong: also exclude rollouts that were truncated by length.
     """
     lengths = [
         0
@@ -61,8 +61,8 @@ def token_weights(
 
 
 @dataclass(frozen=True)
-class _Weighted:
-    """A rollout as what is packed, and the weight of its tokens."""
+class _WeightedRollout:
+    """A rollout as a `PackableSequence`, with the weight of its tokens."""
 
     rollout: Rollout
     weight: float
@@ -86,56 +86,60 @@ def micro_batches(
     weights: Sequence[float],
     keep_zero_advantage: bool,
 ) -> list[TokenBatch]:
-    """Packs a step's rollouts, the longest first, into full micro-batches and then small ones.
+    """Packs a step's rollouts, longest first, into full micro-batches, then small ones.
 
     Args:
-        rollouts: a step's rollouts in any order; the result depends on their names only.
-        shape: sizes of the batches.
-        weights: of the tokens of each rollout; those of weight 0 are left out.
-        keep_zero_advantage: keep rollouts whose advantage is 0. They have no policy gradient, but
-            a KL term still pulls on them.
+        rollouts: a step's rollouts; the result does not depend on their order.
+        shape: sizes of the micro-batches.
+        weights: token weight of each rollout; rollouts of weight 0 are excluded.
+        keep_zero_advantage: include rollouts with advantage 0, which have no policy gradient but a
+            gradient of the KL term.
 
     Raises:
         ValueError: if a rollout is longer than a row.
     """
-    kept = [
-        _Weighted(rollout, weight)
+    included = [
+        _WeightedRollout(rollout, weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
         if weight and (keep_zero_advantage or rollout.advantage)
     ]
-    kept.sort(key=lambda piece: (-len(piece), piece.rollout.completion.name))
-    packed = first_fit([len(piece) for piece in kept], capacity=shape.length)
-    rows = iter([[kept[index] for index in row] for row in packed])
+    included.sort(key=lambda sequence: (-len(sequence), sequence.rollout.completion.name))
+    packed = first_fit([len(sequence) for sequence in included], capacity=shape.length)
+    rows = iter([[included[index] for index in row] for row in packed])
     return [_fill(list(islice(rows, size)), size, shape) for size in shape.split(len(packed))]
 
 
-def _fill(packed: Sequence[Sequence[_Weighted]], rows: int, shape: BatchShape) -> TokenBatch:
-    batch, places = lay_out(packed, rows=rows, shape=shape)
-    advantages, sampled, kept = (np.zeros_like(batch.weights) for _ in range(3))
+def _fill(packed: Sequence[Sequence[_WeightedRollout]], rows: int, shape: BatchShape) -> TokenBatch:
+    batch, slices = lay_out(packed, rows=rows, shape=shape)
+    advantages, sampled, processed = (np.zeros_like(batch.weights) for _ in range(3))
     versions = np.zeros_like(batch.tokens)
-    pieces = [piece for row in packed for piece in row]
-    for piece, place in zip(pieces, places, strict=True):
-        at, drawn = (place.row, place.drawn), piece.rollout.completion
-        batch.weights[at] = piece.weight
-        advantages[at] = piece.rollout.advantage
-        sampled[at] = drawn.logprobs
-        kept[at] = drawn.logprobs if drawn.processed_logprobs is None else drawn.processed_logprobs
-        versions[at] = drawn.versions
-    names = [piece.rollout.completion.name for piece in pieces]
+    sequences = [sequence for row in packed for sequence in row]
+    for sequence, where in zip(sequences, slices, strict=True):
+        at, completion = (where.row, where.positions), sequence.rollout.completion
+        batch.weights[at] = sequence.weight
+        advantages[at] = sequence.rollout.advantage
+        sampled[at] = completion.logprobs
+        processed[at] = (
+            completion.logprobs
+            if completion.processed_logprobs is None
+            else completion.processed_logprobs
+        )
+        versions[at] = completion.versions
+    names = [sequence.rollout.completion.name for sequence in sequences]
     return TokenBatch(
         **vars(batch),
         advantages=advantages,
         sampled_logprobs=sampled,
-        processed_logprobs=kept,
+        processed_logprobs=processed,
         versions=versions,
-        places=dict(zip(names, places, strict=True)),
+        completions=dict(zip(names, slices, strict=True)),
     )
 
 
 def batches_to_learn(
     rollouts: Sequence[Rollout], *, config: Config, shape: BatchShape, keep_zero_advantage: bool
 ) -> list[TokenBatch]:
-    """A step's rollouts with the weights that the configuration gives them."""
+    """Micro-batches of a step's rollouts for the update, with the configured token weights."""
     weights = token_weights(
         rollouts,
         config.learner.variant.token_weights,
@@ -148,7 +152,7 @@ def batches_to_learn(
 
 
 def batches_to_score(completions: Sequence[Completion], *, shape: BatchShape) -> list[TokenBatch]:
-    """Completions with equal weights, for scoring; their names must differ."""
+    """Micro-batches of completions for scoring; their names must differ."""
     rollouts = [Rollout(completion, "", {}, 0.0, 0.0) for completion in completions]
     assert len({completion.name for completion in completions}) == len(completions)
     weights = [1.0] * len(rollouts)

@@ -1,6 +1,6 @@
-"""The worked examples of the supervised phase: a prompt as in training, and what to write then.
+"""Loads the demonstrations of the SFT phase: prompts as in training, with completions.
 
-Rows that cannot be used are refused or reported as those of a split are. Order is not decided here.
+Malformed rows are refused or reported as in splits. The order of training is not decided here.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pipeline.inputs.text.prompts import PromptMaker
 
 @dataclass(frozen=True)
 class LoadedDemonstrations:
-    """The examples and what became of the other rows.
+    """The demonstrations and the excluded rows.
 
     Attributes:
-        examples: in the dataset's order.
-        malformed: rows that cannot be used.
-        too_long: rows that are longer than `rollout.max_tokens` in all.
-        duplicates: examples that repeat an earlier one; they are kept.
-        overlaps: examples taken out because their prompt stands in a split that is measured.
+        demonstrations: in the dataset's order.
+        malformed: malformed rows.
+        too_long: rows whose prompt and completion are longer than `rollout.max_tokens`.
+        duplicates: number of demonstrations that repeat an earlier one; they are kept.
+        overlaps: number of demonstrations excluded because an evaluation split has their prompt.
     """
 
-    examples: tuple[Demonstration, ...]
+    demonstrations: tuple[Demonstration, ...]
     malformed: tuple[Malformed, ...]
     too_long: tuple[TooLong, ...]
     duplicates: int
@@ -45,19 +45,19 @@ class LoadedDemonstrations:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the examples: ids and tokens."""
+        """A hash of the demonstrations: ids and tokens."""
         digest = hashlib.blake2b(digest_size=16)
-        for example in self.examples:
-            tokens = example.prompt_tokens.tolist(), example.completion_tokens.tolist()
-            digest.update(repr((example.id, tokens)).encode())
+        for one in self.demonstrations:
+            tokens = one.prompt_tokens.tolist(), one.completion_tokens.tolist()
+            digest.update(repr((one.id, tokens)).encode())
         return digest.hexdigest()
 
     @property
     def report(self) -> tuple[str, ...]:
-        """A line for all and one for each malformed row, at most 10."""
+        """A line with all counts, and one for each of the first 10 malformed rows."""
         return tuple(
             report_lines(
-                f"sft: {len(self.examples)} examples",
+                f"sft: {len(self.demonstrations)} demonstrations",
                 malformed=self.malformed,
                 too_long=len(self.too_long),
                 overlaps=self.overlaps,
@@ -66,31 +66,31 @@ class LoadedDemonstrations:
         )
 
 
-def load_examples(
+def load_demonstrations(
     config: Config, maker: PromptMaker, *, measured: AbstractSet[str]
 ) -> LoadedDemonstrations:
-    """The rows of `sft.train` as examples.
+    """Loads the rows of `sft.train`.
 
-    A completion is the completion column's text and the token that ends it: `<end_of_turn>` after
-    turns, `<eos>` after plain prompts. With `prompt.answer_prefix` the text must begin with it; the
-    prefix is part of the prompt, as in training, and the rest is the completion.
+    A completion is the text of the completion column and its end token: `<end_of_turn>` with turns,
+    `<eos>` with plain prompts. With `prompt.answer_prefix` the text must begin with the prefix,
+    which becomes part of the prompt, as in GRPO; the rest is the completion.
 
     Args:
-        config: where they are and how long they may be.
+        config: names the source and the length limits.
         maker: makes the prompts.
-        measured: texts of the prompts that are measured, which no example may have.
+        measured: texts of the evaluation prompts; demonstrations with these prompts are excluded.
 
     Raises:
-        DataError: if they cannot be read, have malformed rows that `data.malformed` refuses, or
-            none is left.
+        DataError: if the source cannot be read, has malformed rows that `data.malformed` refuses,
+            or no demonstration is left.
     """
     source, column = config.sft.train, config.sft.completion_column
-    assert source is not None, "only a warm start has examples"
+    assert source is not None, "there is no SFT phase"
     encoder = _Encoder(config, maker)
     rows, malformed = read_rows(
         source, columns=tuple(dict.fromkeys((*maker.columns, column))), where="sft.train"
     )
-    examples, too_long, overlaps = list[Demonstration](), list[TooLong](), 0
+    demonstrations, too_long, overlaps = list[Demonstration](), list[TooLong](), 0
     for row in rows:
         prompt = maker.make(row)
         completion = encoder.encode(row)
@@ -101,61 +101,61 @@ def load_examples(
         elif prompt.text in measured:
             overlaps += 1
         else:
-            examples.append(Demonstration(row.number, prompt.tokens, completion))
+            demonstrations.append(Demonstration(row.number, prompt.tokens, completion))
     malformed.sort(key=lambda bad: bad.row)
     refuse_malformed(malformed, path=source.path, where="sft.train", policy=config.data.malformed)
-    if not examples:
+    if not demonstrations:
         raise DataError(
-            f"sft.train: no example is left: {len(malformed)} rows are malformed, "
+            f"sft.train: no demonstration is left: {len(malformed)} rows are malformed, "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
-            f"{config.rollout.max_tokens}, and {overlaps} stand in a split that is measured"
+            f"{config.rollout.max_tokens}, and {overlaps} are in an evaluation split"
         )
     return LoadedDemonstrations(
-        tuple(examples),
+        tuple(demonstrations),
         malformed=tuple(malformed),
         too_long=tuple(too_long),
-        duplicates=len(examples) - len({_key(example) for example in examples}),
+        duplicates=len(demonstrations) - len({_key(one) for one in demonstrations}),
         overlaps=overlaps,
     )
 
 
 class _Encoder:
-    """Turns the completion column's text into tokens."""
+    """Tokenizes the completion column."""
 
     def __init__(self, config: Config, maker: PromptMaker) -> None:
-        """Finds the tokens with a meaning.
+        """Looks up the end, stop and forbidden tokens.
 
         Raises:
-            DataError: if the policy would not stop where a completion ends.
+            DataError: if the end token of completions is not a stop token.
         """
         self._column = config.sft.completion_column
         self._tokenizer, self._prefix = maker.tokenizer, maker.prompt.answer_prefix
         end, stops = maker.end_of_completion, config.rollout.stop_tokens
         if end not in stops:
             raise DataError(
-                f"sft.train: its completions end with {end}, which is not among "
-                f"rollout.stop_tokens = {list(stops)}; add it"
+                f"sft.train: completions end with {end}, which is not in rollout.stop_tokens = "
+                f"{list(stops)}; add it"
             )
         self._end = self._tokenizer.piece_id(end)
-        self._odd = {
+        self._reserved = {
             self._tokenizer.piece_id(piece): f"{kind} token {piece}"
             for kind, pieces in (("stop", stops), ("forbidden", config.rollout.forbidden_tokens))
             for piece in pieces
         }
 
     def encode(self, row: Row) -> np.ndarray | Malformed:
-        """The completion's tokens, int32 `seq`, or why the policy could not write them."""
+        """The completion's tokens, int32 `seq`; Malformed if the policy cannot generate them."""
         text = str(row.values[self._column])
         if not text.startswith(self._prefix):
             what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
             return Malformed(row.number, f"column {self._column!r} {what}")
         tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
         for token in tokens.tolist():
-            if token in self._odd:
-                what = f"column {self._column!r} holds the {self._odd[token]}"
+            if token in self._reserved:
+                what = f"column {self._column!r} contains the {self._reserved[token]}"
                 return Malformed(row.number, what)
         return np.append(tokens, self._end).astype(np.int32)
 
 
-def _key(example: Demonstration) -> tuple[bytes, bytes]:
-    return example.prompt_tokens.tobytes(), example.completion_tokens.tobytes()
+def _key(one: Demonstration) -> tuple[bytes, bytes]:
+    return one.prompt_tokens.tobytes(), one.completion_tokens.tobytes()

@@ -1,6 +1,6 @@
-"""What a run will read, for people: lengths, exact tokens, repetitions, what stands in two splits.
+"""Describes a run's data for the user: lengths, exact tokens, duplicates, overlaps of splits.
 
-Text in, lines out; knows nothing of files or terminals.
+Functions return lines of text; they access neither files nor terminals.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _BAR = "#"
 
 
 class Inspector:
-    """Looks at all that a run will read.
+    """Describes the data of a run.
 
     Args:
-        rollout: the lengths that are allowed.
-        tokenizer: the model's.
-        show: prompts of each split that are shown token by token.
-        width: of the terminal.
+        rollout: has the length limits.
+        tokenizer: the model's tokenizer.
+        show: number of prompts of each split to show token by token.
+        width: width of the terminal in characters.
     """
 
     def __init__(self, rollout: Rollout, tokenizer: Tokenizer, *, show: int, width: int) -> None:
@@ -38,7 +38,7 @@ class Inspector:
         self._width = width
 
     def splits(self, splits: Mapping[str, LoadedSplit]) -> Iterator[str]:
-        """First prompts, lengths, repetitions, overlaps: before any prompt is taken out."""
+        """First prompts, lengths, duplicates and overlaps, before overlaps are excluded."""
         tokenizer, width = self._tokenizer, self._width
         for name, split in splits.items():
             for prompt in split.prompts[: self._show]:
@@ -52,38 +52,38 @@ class Inspector:
             yield answer_lengths(name, split, tokenizer=tokenizer)
             yield ""
         repeated = [line for name, split in splits.items() for line in repetitions(name, split)]
-        yield from repeated or ["no prompt stands twice in a split"]
+        yield from repeated or ["no split contains a prompt twice"]
         yield ""
         yield from overlap_table(splits)
         yield ""
 
-    def examples(self, loaded: LoadedDemonstrations) -> Iterator[str]:
-        """First worked examples, lengths."""
+    def demonstrations(self, loaded: LoadedDemonstrations) -> Iterator[str]:
+        """First demonstrations, and lengths."""
         tokenizer, width = self._tokenizer, self._width
-        for example in loaded.examples[: self._show]:
-            yield from example_lines(example, tokenizer=tokenizer, width=width)
+        for one in loaded.demonstrations[: self._show]:
+            yield from demonstration_lines(one, tokenizer=tokenizer, width=width)
             yield ""
-        lengths = [len(example) for example in loaded.examples]
+        lengths = [len(one) for one in loaded.demonstrations]
         lengths += [row.tokens for row in loaded.too_long]
-        title, limit = "sft, tokens of the examples", self._rollout.max_tokens
+        title, limit = "sft, tokens of the demonstrations", self._rollout.max_tokens
         yield from histogram(title, lengths, limit=limit, width=width)
         yield ""
 
-    def shares(self, weights: Mapping[str, float]) -> Iterator[str]:
-        """What a mixture's weights come to."""
+    def mixture_shares(self, weights: Mapping[str, float]) -> Iterator[str]:
+        """Share of each source of the mixture, and its average number of prompts in a step."""
         size = self._rollout.prompts_per_step
         for name, share in weights.items():
             yield f"{name}: {share:.1%} of the prompts, on average {size * share:.4g} of {size}"
 
 
 def histogram(title: str, lengths: Sequence[int], *, limit: int, width: int) -> Iterator[str]:
-    """Lengths in at most ten classes of equal width up to `limit`, and one above it.
+    """Histogram with at most ten bins of equal width up to `limit`, and one bin above it.
 
     Args:
-        title: what was counted.
-        lengths: how long each is.
-        limit: longer ones are left out.
-        width: of the terminal.
+        title: what the lengths measure.
+        lengths: the values.
+        limit: maximum allowed length.
+        width: width of the terminal in characters.
     """
     values = np.array(lengths)
     low, high = int(values.min()), int(min(values.max(), limit))
@@ -93,25 +93,25 @@ def histogram(title: str, lengths: Sequence[int], *, limit: int, width: int) -> 
     )
     step = max(1, -(-(high - low + 1) // _BINS))
     edges = [*range(low, high + 1, step), high + 1] if low <= high else []
-    classes = [
+    bins = [
         (f"{a}-{b - 1}" if b - a > 1 else f"{a}", int(((values >= a) & (values < b)).sum()))
         for a, b in pairwise(edges)
     ]
     if values.max() > limit:
-        classes.append((f"above {limit}", int((values > limit).sum())))
-    most = max(count for _, count in classes)
-    names, counts = (max(len(str(one[n])) for one in classes) for n in (0, 1))
-    room = max(width - names - counts - 4, 1)
-    for name, count in classes:
-        bar = _BAR * max(round(room * count / most), 1 if count else 0)
-        yield f"  {name:>{names}} {count:>{counts}} {bar}".rstrip()
+        bins.append((f"above {limit}", int((values > limit).sum())))
+    most = max(count for _, count in bins)
+    name_width, count_width = (max(len(str(one[n])) for one in bins) for n in (0, 1))
+    bar_width = max(width - name_width - count_width - 4, 1)
+    for name, count in bins:
+        bar = _BAR * max(round(bar_width * count / most), 1 if count else 0)
+        yield f"  {name:>{name_width}} {count:>{count_width}} {bar}".rstrip()
 
 
-def tokens_of(tokens: np.ndarray, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    """The tokens as `id=piece`, in lines of at most `width` characters where pieces allow it."""
+def token_lines(tokens: np.ndarray, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
+    """The tokens as `id=piece`, in lines of at most `width` characters if pieces are shorter."""
     line = "   "
     for token in tokens.tolist():
-        # As Python writes it: line ends and odd characters are seen, spaces are what they are.
+        # `repr` escapes line breaks and unprintable characters, and keeps spaces.
         piece = repr(tokenizer.piece(token))[1:-1]
         word = f" {token}={piece}"
         if line.strip() and len(line) + len(word) > width:
@@ -122,32 +122,32 @@ def tokens_of(tokens: np.ndarray, *, tokenizer: Tokenizer, width: int) -> Iterat
 
 
 def prompt_lines(name: str, prompt: Prompt, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    """One prompt as the model sees it, with its row and its reference answer."""
+    """One prompt token by token, with its row and its reference answer."""
     yield f"{name}, prompt {prompt.id}: {len(prompt.tokens)} tokens, answer {prompt.answer!r}"
     for column, value in prompt.row.items():
         text = f"  {column}: {value!r}"
         yield text if len(text) <= width else f"{text[: width - 4]} ..."
-    yield "  reads:"
-    yield from tokens_of(prompt.tokens, tokenizer=tokenizer, width=width)
+    yield "  prompt tokens:"
+    yield from token_lines(prompt.tokens, tokenizer=tokenizer, width=width)
 
 
-def example_lines(example: Demonstration, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    """One worked example as the model sees it."""
-    yield f"sft, example {example.id}: {len(example)} tokens"
-    yield "  reads:"
-    yield from tokens_of(example.prompt_tokens, tokenizer=tokenizer, width=width)
-    yield "  learns to write:"
-    yield from tokens_of(example.completion_tokens, tokenizer=tokenizer, width=width)
+def demonstration_lines(one: Demonstration, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
+    """One demonstration token by token."""
+    yield f"sft, demonstration {one.id}: {len(one)} tokens"
+    yield "  prompt tokens:"
+    yield from token_lines(one.prompt_tokens, tokenizer=tokenizer, width=width)
+    yield "  completion tokens:"
+    yield from token_lines(one.completion_tokens, tokenizer=tokenizer, width=width)
 
 
 def answer_lengths(name: str, split: LoadedSplit, *, tokenizer: Tokenizer) -> str:
-    """How long the reference answers are."""
+    """Lengths of the reference answers."""
     lengths = [len(tokenizer.encode(prompt.answer)) for prompt in split.prompts]
     return f"{name}, tokens of the reference answers: {_numbers(lengths)}"
 
 
 def repetitions(name: str, split: LoadedSplit) -> Iterator[str]:
-    """Prompts that stand twice in a split, and whether their answers agree."""
+    """Repeated prompts of a split, grouped by whether their answers agree."""
     by_text: dict[str, list[Prompt]] = {}
     for prompt in split.prompts:
         by_text.setdefault(prompt.text, []).append(prompt)
@@ -160,12 +160,12 @@ def repetitions(name: str, split: LoadedSplit) -> Iterator[str]:
         if groups:
             rows = ["=".join(str(prompt.id) for prompt in group) for group in groups[:_SHOWN]]
             more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-            found = f"{len(groups)} prompts stand there again with {what}"
+            found = f"{len(groups)} prompts are repeated with {what}"
             yield f"{name}: {found}: {', '.join(rows)}{more}"
 
 
 def overlap_table(splits: Mapping[str, LoadedSplit]) -> Iterator[str]:
-    """For each split how many of its prompts stand in each other one, before any is taken out."""
+    """For each split, how many of its prompts each other split contains, before exclusion."""
     texts = {name: {prompt.text for prompt in split.prompts} for name, split in splits.items()}
     names = list(splits)
     first = max(map(len, [*names, "prompts of"]))

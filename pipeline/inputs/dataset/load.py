@@ -1,8 +1,7 @@
-"""From dataset rows to prompts: all splits and sources as the model will see them.
+"""Loads all splits and sources of a run and turns their rows into prompts.
 
-Rows that cannot be used are refused or reported, over-long prompts are counted and left out (never
-cut), and what is learned from stands in nothing that is measured. Order is not decided here (see
-order.py).
+Malformed rows are refused or reported, overlong prompts are counted and excluded (never truncated),
+and training data share no prompt with evaluation data. order.py decides the order of training.
 """
 
 from __future__ import annotations
@@ -11,43 +10,43 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from configs.errors import Refusals
+from configs.errors import MistakeCollector
 from configs.schema import Config, Data, NamedSource, Source
 from configs.task import MIXTURE_TRAIN
 from pipeline.contracts.rollouts import Prompt
-from pipeline.inputs.dataset.demonstrations import load_examples
-from pipeline.inputs.dataset.order import most_of_a_source, shares
+from pipeline.inputs.dataset.demonstrations import load_demonstrations
+from pipeline.inputs.dataset.order import max_per_step, normalized_weights
 from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong, refuse_malformed
 from pipeline.inputs.dataset.sources import read_rows
 from pipeline.inputs.dataset.splits import (
-    MIXED,
-    SETS,
+    EVAL_SET_PREFIX,
+    MIXTURE_PREFIX,
     LoadedData,
     LoadedSplit,
-    joined,
-    texts,
+    concatenate,
+    prompt_texts,
     without_overlaps,
 )
 from pipeline.inputs.text.chat import template_columns
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 
-SOURCE_STRIDE = 10**9
-"""Prompts of a mixture's n-th source have ids from n times this: unique, and at home in a run."""
+PROMPT_ID_STRIDE = 10**9
+"""Prompt ids of a mixture's n-th source start at n times this, so ids are unique in a run."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a dataset's rows become prompts.
+class SplitSpec:
+    """How the rows of a dataset become prompts.
 
     Attributes:
-        source: where they are.
+        source: the dataset.
         where: the setting that names the source, for messages.
         maker: makes the prompts.
         answer_column: column with the reference answer.
-        answer_pattern: finds it in there; None: it is all of it.
-        mixed_as: what the prompts' source is called in a mixture; None: there is no mixture.
-        first_id: added to a row's number, for the prompt's id.
+        answer_pattern: regular expression of the answer in that column; None: the whole column.
+        mixture_name: name of the source in the mixture; None without a mixture.
+        first_id: offset from a row's number to the prompt's id.
     """
 
     source: Source
@@ -55,54 +54,54 @@ class Reading:
     maker: PromptMaker
     answer_column: str
     answer_pattern: str | None
-    mixed_as: str | None = None
+    mixture_name: str | None = None
     first_id: int = 0
 
     @staticmethod
-    def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> Reading:
-        """As `data` and `prompt` say, unless the source says otherwise."""
+    def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> SplitSpec:
+        """The settings of the source, with `data` and `prompt` as defaults."""
         column, pattern = config.data.answer_column, config.data.answer_pattern
         if isinstance(source, NamedSource):
             maker = maker.with_template(source.template)
             column = source.answer_column or column
             pattern = pattern if source.answer_pattern is None else source.answer_pattern
-        return Reading(source, where, maker, column, pattern)
+        return SplitSpec(source, where, maker, column, pattern)
 
 
 def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
-    """Load everything that a run reads.
+    """Loads all data of a run.
 
-    What is measured stays whole: a prompt of the test split or of an evaluation set is taken out
-    of validation, one of any of these out of all training sources and examples.
+    Test split and evaluation sets stay complete: their prompts are excluded from validation, and
+    the prompts of all three from training sources and demonstrations.
 
     Raises:
         DataError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
-            has no prompt left, or has fewer than a step may ask of it.
+            has no prompt left, or has fewer prompts than a step may need.
     """
-    found = Refusals()
+    found = MistakeCollector()
     maker = PromptMaker(config.prompt, tokenizer)
     splits = found.attempt(load_splits, config, maker)
     if splits is None:
-        if config.run.warm_start:
-            found.attempt(load_examples, config, maker, measured=frozenset())
-        found.refuse(DataError)
+        if config.run.has_sft_phase:
+            found.attempt(load_demonstrations, config, maker, measured=frozenset())
+        found.raise_if_any(DataError)
     assert splits is not None
-    return separate(splits, config=config, maker=maker)
+    return make_disjoint(splits, config=config, maker=maker)
 
 
 def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
-    """Reads everything that a run reads, as far as that needs no tokenizer.
+    """Checks the rows of all sources as far as possible without a tokenizer.
 
     Args:
-        config: what is read.
-        intact: whether a setting's value is the user's; what is not is left out.
+        config: names the sources.
+        intact: whether settings have the user's values; checks of others are skipped.
 
     Raises:
         DataError: if a source cannot be read, lacks a column or has malformed rows.
     """
-    data, found = config.data, Refusals()
+    data, found = config.data, MistakeCollector()
     named = _training_sources(data) | _tests(config)
-    sources = {setting_of(name): (source, data.answer_column) for name, source in named.items()}
+    sources = {setting_name(name): (source, data.answer_column) for name, source in named.items()}
     if data.validation is not None:
         sources["data.validation"] = data.validation, data.answer_column
     if config.sft.train is not None:
@@ -118,7 +117,7 @@ def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
             columns.append(column or default)
         if intact(where.partition(" ")[0]):
             found.attempt(_check_source, source, columns, where=where, config=config)
-    found.refuse(DataError)
+    found.raise_if_any(DataError)
 
 
 def _check_source(source: Source, columns: Sequence[str], *, where: str, config: Config) -> None:
@@ -127,26 +126,26 @@ def _check_source(source: Source, columns: Sequence[str], *, where: str, config:
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
-    """All training sources and splits by their names in `LoadedData.splits`, overlaps and all.
+    """All training sources and splits by their names in `LoadedData.splits`, with overlaps.
 
     Raises:
         DataError: as `load_data`.
     """
-    data, found = config.data, Refusals()
+    data, found = config.data, MistakeCollector()
     splits = dict[str, LoadedSplit | None]()
     for number, (name, source) in enumerate(_training_sources(data).items()):
-        reading = Reading.of(source, where=setting_of(name), config=config, maker=maker)
-        mixed = replace(
-            reading,
-            mixed_as=name.removeprefix(MIXED) if data.mixture else None,
-            first_id=number * SOURCE_STRIDE,
+        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
+        spec = replace(
+            spec,
+            mixture_name=name.removeprefix(MIXTURE_PREFIX) if data.mixture else None,
+            first_id=number * PROMPT_ID_STRIDE,
         )
-        splits[name] = found.attempt(load_split, mixed, config=config)
+        splits[name] = found.attempt(load_split, spec, config=config)
     if data.validation is not None:
-        reading = Reading.of(data.validation, where="data.validation", config=config, maker=maker)
-        splits["validation"] = found.attempt(load_split, reading, config=config)
+        spec = SplitSpec.of(data.validation, where="data.validation", config=config, maker=maker)
+        splits["validation"] = found.attempt(load_split, spec, config=config)
     tests = found.attempt(load_tests, config, maker) or {}
-    found.refuse(DataError)
+    found.raise_if_any(DataError)
     return {name: split for name, split in splits.items() if split is not None} | tests
 
 
@@ -156,60 +155,70 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    found, splits = Refusals(), dict[str, LoadedSplit | None]()
+    found, splits = MistakeCollector(), dict[str, LoadedSplit | None]()
     for name, source in _tests(config).items():
-        reading = Reading.of(source, where=setting_of(name), config=config, maker=maker)
-        splits[name] = found.attempt(load_split, reading, config=config)
-    found.refuse(DataError)
+        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
+        splits[name] = found.attempt(load_split, spec, config=config)
+    found.raise_if_any(DataError)
     return {name: split for name, split in splits.items() if split is not None}
 
 
-def separate(
+def make_disjoint(
     splits: Mapping[str, LoadedSplit], *, config: Config, maker: PromptMaker
 ) -> LoadedData:
-    """What `load_splits` returned, without overlaps, and the worked examples if there are any.
+    """Excludes the overlaps of the result of `load_splits`, and loads the demonstrations.
 
     Raises:
         DataError: as `load_data`.
     """
-    sets = {n.removeprefix(SETS): split for n, split in splits.items() if n.startswith(SETS)}
+    sets = {
+        name.removeprefix(EVAL_SET_PREFIX): split
+        for name, split in splits.items()
+        if name.startswith(EVAL_SET_PREFIX)
+    }
     measured, validation = [splits["test"], *sets.values()], None
     if "validation" in splits:
         validation = without_overlaps(splits["validation"], measured, where="data.validation")
         measured.append(validation)
     mixture = config.data.mixture
     sources = {
-        name.removeprefix(MIXED): without_overlaps(splits[name], measured, where=setting_of(name))
+        name.removeprefix(MIXTURE_PREFIX): without_overlaps(
+            splits[name], measured, where=setting_name(name)
+        )
         for name in _training_sources(config.data)
     }
-    weights = shares({MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in mixture})
+    weights = normalized_weights(
+        {MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in mixture}
+    )
     if mixture:
         _check_sizes(sources, weights, prompts_per_step=config.rollout.prompts_per_step)
-    warm = config.run.warm_start
+    sft = None
+    if config.run.has_sft_phase:
+        sft = load_demonstrations(config, maker, measured=prompt_texts(measured))
     return LoadedData(
-        train=joined(list(sources.values())),
+        train=concatenate(list(sources.values())),
         validation=validation,
         test=splits["test"],
         sets=sets,
         sources=sources,
         weights=weights,
-        sft=load_examples(config, maker, measured=texts(measured)) if warm else None,
+        sft=sft,
     )
 
 
-def load_split(reading: Reading, *, config: Config) -> LoadedSplit:
-    """Load one split.
+def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
+    """Loads one split.
 
     Raises:
         DataError: as `load_data`.
     """
-    columns = (*reading.maker.columns, reading.answer_column)
+    columns = (*spec.maker.columns, spec.answer_column)
     rows, malformed = read_rows(
-        reading.source, columns=tuple(dict.fromkeys(columns)), where=reading.where
+        spec.source, columns=tuple(dict.fromkeys(columns)), where=spec.where
     )
     prompts, too_long = list[Prompt](), list[TooLong]()
     for row in rows:
-        prompt = _make_prompt(row, reading)
+        prompt = _make_prompt(row, spec)
         if isinstance(prompt, Malformed):
             malformed.append(prompt)
         elif len(prompt.tokens) > config.rollout.max_prompt_tokens:
@@ -219,13 +228,13 @@ def load_split(reading: Reading, *, config: Config) -> LoadedSplit:
     malformed.sort(key=lambda bad: bad.row)
     refuse_malformed(
         malformed,
-        path=reading.source.path,
-        where=reading.where,
+        path=spec.source.path,
+        where=spec.where,
         policy=config.data.malformed,
     )
     if not prompts:
         raise DataError(
-            f"{reading.where}: no prompt is left: {len(malformed)} rows are malformed and "
+            f"{spec.where}: no prompt is left: {len(malformed)} rows are malformed and "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens = "
             f"{config.rollout.max_prompt_tokens}"
         )
@@ -239,7 +248,7 @@ def load_split(reading: Reading, *, config: Config) -> LoadedSplit:
 
 
 def extract_reference(text: str, *, pattern: str | None) -> str | None:
-    """The reference answer in the answer column's text, None if `pattern` finds none."""
+    """Extracts the reference answer from the answer column's text; None if `pattern` fails."""
     if pattern is None:
         return text.strip()
     match = re.search(pattern, text)
@@ -247,37 +256,41 @@ def extract_reference(text: str, *, pattern: str | None) -> str | None:
     return answer.strip() or None if answer else None
 
 
-def _make_prompt(row: Row, reading: Reading) -> Prompt | Malformed:
-    column, pattern = reading.answer_column, reading.answer_pattern
+def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
+    column, pattern = spec.answer_column, spec.answer_pattern
     answer = extract_reference(str(row.values[column]), pattern=pattern)
     if answer is None:
-        return Malformed(row.number, f"column {column!r} has no answer by the pattern {pattern!r}")
-    made = reading.maker.make(row)
+        return Malformed(row.number, f"column {column!r} has no match of the pattern {pattern!r}")
+    made = spec.maker.make(row)
     if isinstance(made, Malformed):
         return made
     return Prompt(
-        id=reading.first_id + row.number,
+        id=spec.first_id + row.number,
         text=made.text,
         tokens=made.tokens,
         answer=answer,
         row=row.values,
-        source=reading.mixed_as,
+        source=spec.mixture_name,
     )
 
 
 def _tests(config: Config) -> dict[str, Source]:
-    return {"test": config.data.test} | {SETS + source.name: source for source in config.eval.sets}
+    return {"test": config.data.test} | {
+        EVAL_SET_PREFIX + source.name: source for source in config.eval.sets
+    }
 
 
 def _training_sources(data: Data) -> dict[str, Source]:
-    return {MIXTURE_TRAIN: data.train} | {MIXED + source.name: source for source in data.mixture}
+    return {MIXTURE_TRAIN: data.train} | {
+        MIXTURE_PREFIX + source.name: source for source in data.mixture
+    }
 
 
-def setting_of(name: str) -> str:
-    """The setting that a source or split comes from, by its name in `LoadedData.fingerprints`."""
+def setting_name(name: str) -> str:
+    """The setting of a source or split, given its name in `LoadedData.fingerprints`."""
     if name == "sft":
         return "sft.train"
-    for prefix, setting in ((MIXED, "data.mixture"), (SETS, "eval.sets")):
+    for prefix, setting in ((MIXTURE_PREFIX, "data.mixture"), (EVAL_SET_PREFIX, "eval.sets")):
         if name.startswith(prefix):
             return f"{setting} ({name.removeprefix(prefix)})"
     return f"data.{name}"
@@ -286,15 +299,15 @@ def setting_of(name: str) -> str:
 def _check_sizes(
     sources: Mapping[str, LoadedSplit], weights: Mapping[str, float], *, prompts_per_step: int
 ) -> None:
-    """Refuses a mixture whose steps would need prompts twice."""
+    """Refuses a mixture in which a step needs more prompts of a source than it has."""
     lines = []
     for name, split in sources.items():
-        most = most_of_a_source(weights[name], prompts_per_step)
+        most = max_per_step(weights[name], prompts_per_step)
         if most > len(split.prompts):
-            where = setting_of(name if name == MIXTURE_TRAIN else MIXED + name)
+            where = setting_name(name if name == MIXTURE_TRAIN else MIXTURE_PREFIX + name)
             lines.append(
                 f"{where}: its share of {weights[name]:.1%} is up to {most} of the "
-                f"rollout.prompts_per_step = {prompts_per_step} prompts, and it has "
+                f"rollout.prompts_per_step = {prompts_per_step} prompts, but it has only "
                 f"{len(split.prompts)}; lower prompts_per_step or its weight"
             )
     if lines:

@@ -1,10 +1,10 @@
-"""Packs sequences into rows of one length, and says which worked examples a step learns from.
+"""Packs sequences into rows of fixed length, and selects the demonstrations of an SFT step.
 
-A row holds several sequences behind one another, told apart by `segments`, with positions that
-begin anew with each: none is ever cut, none sees anything of its neighbours. Micro-batches are rows
-of one length in at most two numbers, so that there are two shapes to compile, whatever the lengths.
+A row contains several sequences, separated by `segments`; positions restart with each sequence.
+Sequences are never truncated and do not attend to each other. Micro-batches have at most two
+different numbers of rows, so at most two shapes are compiled.
 
-What a step gets of the examples is a pure function of seed and step, so a resume needs no cursor.
+The demonstrations of a step are a pure function of seed and step, so a resume needs no cursor.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 
 from pipeline.contracts.batches import (
     BatchShape,
-    Packed,
+    CompletionSlice,
+    PackableSequence,
     PackedBatch,
-    Piece,
-    Place,
+    PackedRow,
 )
 from pipeline.contracts.rollouts import Demonstration
 from pipeline.inputs.dataset.order import shuffled_order
 
 OPEN_ROWS = 32
-"""Rows of examples that are filled at the same time; more would fill them a little better."""
+"""Number of rows that are filled at the same time; more rows would be filled slightly better."""
 
 
 def first_fit(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
-    """Indices of sequences, row by row: each goes into the first row that has room for it.
+    """First-fit bin packing: indices of sequences by row; each goes into the first row with space.
 
-    With `lengths` descending it is first-fit decreasing, which takes at most 11/9 of the fewest
-    rows, and 6/9 of a row more (Dosa 2007).
+    With descending `lengths` this is first-fit decreasing, which needs at most 11/9 of the minimum
+    number of rows plus 6/9 (Dosa 2007).
 
     Raises:
         ValueError: if a sequence is longer than a row.
@@ -51,11 +51,11 @@ def first_fit(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
 
 
 def lay_out(
-    packed: Sequence[Sequence[Piece]], *, rows: int, shape: BatchShape
-) -> tuple[PackedBatch, list[Place]]:
-    """One micro-batch of `rows`, those that are left over empty, and where each piece is.
+    packed: Sequence[Sequence[PackableSequence]], *, rows: int, shape: BatchShape
+) -> tuple[PackedBatch, list[CompletionSlice]]:
+    """One micro-batch of `rows` rows, unused ones empty, and the location of each completion.
 
-    No token has a weight yet.
+    All token weights are 0.
     """
 
     def empty(value: int = 0) -> np.ndarray:
@@ -68,67 +68,67 @@ def lay_out(
         segments=empty(),
         positions=empty(),
     )
-    places = []
-    for row, pieces in enumerate(packed):
+    slices = []
+    for row, sequences in enumerate(packed):
         start = 0
-        for number, piece in enumerate(pieces, start=1):
-            whole = np.concatenate([piece.prompt_tokens, piece.completion_tokens])
+        for number, sequence in enumerate(sequences, start=1):
+            whole = np.concatenate([sequence.prompt_tokens, sequence.completion_tokens])
             end = start + len(whole)
-            drawn = slice(start + len(piece.prompt_tokens) - 1, end - 1)
+            predicting = slice(start + len(sequence.prompt_tokens) - 1, end - 1)
             batch.tokens[row, start:end] = whole
             batch.targets[row, start : end - 1] = whole[1:]
             batch.segments[row, start:end] = number
             batch.positions[row, start:end] = np.arange(len(whole))
-            places.append(Place(row, drawn))
+            slices.append(CompletionSlice(row, predicting))
             start = end
-    return batch, places
+    return batch, slices
 
 
 def sequences_for_step(
-    examples: Sequence[Demonstration], *, seed: int, step: int, sequences: int, length: int
-) -> list[Packed]:
+    demonstrations: Sequence[Demonstration], *, seed: int, step: int, sequences: int, length: int
+) -> list[PackedRow]:
     """The packed rows of `step`, counted from 0; epochs follow each other without a gap.
 
-    Every epoch holds each example once, in an order of its own.
+    Every epoch contains each demonstration once, in a different order.
 
     Raises:
-        ValueError: if an example is longer than `length`.
+        ValueError: if a demonstration is longer than `length`.
     """
-    whole = (packed for epoch in count() for packed in _epoch(examples, seed, epoch, length))
-    return list(islice(whole, step * sequences, (step + 1) * sequences))
+    rows = (row for epoch in count() for row in _epoch(demonstrations, seed, epoch, length))
+    return list(islice(rows, step * sequences, (step + 1) * sequences))
 
 
 def _epoch(
-    examples: Sequence[Demonstration], seed: int, epoch: int, length: int
-) -> Iterator[Packed]:
-    """First fit in the epoch's order; the oldest row is closed when too many are open."""
-    filling: list[list[Demonstration]] = []
+    demonstrations: Sequence[Demonstration], seed: int, epoch: int, length: int
+) -> Iterator[PackedRow]:
+    """First fit in the epoch's order; yields the oldest row if `OPEN_ROWS` are open."""
+    open_rows: list[list[Demonstration]] = []
     free: list[int] = []
-    for index in shuffled_order(len(examples), seed=seed, epoch=epoch):
-        example = examples[index]
-        if len(example) > length:
-            raise ValueError(f"example {example.id} has {len(example)} tokens; {length} fit")
-        at = next((n for n, left in enumerate(free) if left >= len(example)), None)
+    for index in shuffled_order(len(demonstrations), seed=seed, epoch=epoch):
+        one = demonstrations[index]
+        if len(one) > length:
+            raise ValueError(f"demonstration {one.id} has {len(one)} tokens; a row has {length}")
+        at = next((n for n, space in enumerate(free) if space >= len(one)), None)
         if at is None:
-            if len(filling) == OPEN_ROWS:
+            if len(open_rows) == OPEN_ROWS:
                 free.pop(0)
-                yield tuple(filling.pop(0))
-            at = len(filling)
-            filling.append([])
+                yield tuple(open_rows.pop(0))
+            at = len(open_rows)
+            open_rows.append([])
             free.append(length)
-        filling[at].append(example)
-        free[at] -= len(example)
-    yield from map(tuple, filling)
+        open_rows[at].append(one)
+        free[at] -= len(one)
+    yield from map(tuple, open_rows)
 
 
-def packed_batches(sequences: Sequence[Packed], *, shape: BatchShape) -> list[PackedBatch]:
-    """A step's packed examples as micro-batches; the weights sum to 1 over the step."""
-    learned = sum(len(example.completion_tokens) for packed in sequences for example in packed)
+def packed_batches(sequences: Sequence[PackedRow], *, shape: BatchShape) -> list[PackedBatch]:
+    """Micro-batches of a step's packed demonstrations; the weights sum to 1 over the step."""
+    learned = sum(len(one.completion_tokens) for row in sequences for one in row)
     rows = iter(sequences)
     batches = []
     for size in shape.split(len(sequences)):
-        batch, places = lay_out(list(islice(rows, size)), rows=size, shape=shape)
-        for place in places:
-            batch.weights[place.row, place.drawn] = 1.0 / learned
+        batch, slices = lay_out(list(islice(rows, size)), rows=size, shape=shape)
+        for at in slices:
+            batch.weights[at.row, at.positions] = 1.0 / learned
         batches.append(batch)
     return batches

@@ -1,6 +1,6 @@
-"""What a row is before it becomes a prompt, what makes one unusable, and how that is told.
+"""Dataset rows, the checks that find malformed ones, and the report on excluded rows.
 
-Knows nothing of files, of the hub or of templates.
+Independent of files, hubs and templates.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ SHOWN_ROWS = 10
 
 
 class DataError(ValueError):
-    """The dataset cannot be used as it is; one clear sentence for the user."""
+    """The dataset cannot be used; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row that can be used.
+    """A valid row.
 
     Attributes:
-        number: which row, counted from 1; in a JSONL file the line.
-        values: its columns; those asked for are text.
+        number: number of the row, from 1; in a JSONL file the line number.
+        values: values by column; those of required columns are text.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A row that cannot be used: its number, counted from 1, and why."""
+    """A malformed row: its number, from 1, and the reason."""
 
     row: int
     reason: str
@@ -40,14 +40,14 @@ class Malformed:
 
 @dataclass(frozen=True)
 class TooLong:
-    """A row that is left out for its length: its number, counted from 1, and its tokens."""
+    """An overlong row, which is excluded: its number, from 1, and its length in tokens."""
 
     row: int
     tokens: int
 
 
 def clean_row(row: Row, *, columns: Sequence[str]) -> Row | Malformed:
-    """The row with the values of `columns` as text, or what is wrong with one of them."""
+    """The row with the values of `columns` as text; Malformed if one of them is invalid."""
     texts = {}
     for column in columns:
         value = row.values.get(column)
@@ -63,7 +63,7 @@ def clean_row(row: Row, *, columns: Sequence[str]) -> Row | Malformed:
         if not text.strip():
             return Malformed(row.number, f"column {column!r} is empty")
         if not _is_unicode(text):
-            return Malformed(row.number, f"column {column!r} holds half a surrogate pair")
+            return Malformed(row.number, f"column {column!r} contains a lone surrogate")
         texts[column] = text
     return Row(row.number, {**row.values, **texts})
 
@@ -71,17 +71,17 @@ def clean_row(row: Row, *, columns: Sequence[str]) -> Row | Malformed:
 def refuse_malformed(
     malformed: Sequence[Malformed], *, path: str, where: str, policy: Literal["refuse", "skip"]
 ) -> None:
-    """Does nothing if no row is malformed, or if they are to be left out.
+    """Refuses malformed rows unless `policy` is to skip them.
 
     Raises:
-        DataError: naming the first 10 rows.
+        DataError: with the first 10 malformed rows.
     """
     if malformed and policy == "refuse":
         rows = "row is" if len(malformed) == 1 else "rows are"
         lines = [
             f"{where}: {len(malformed)} {rows} malformed in {path}:",
             *_list_rows(malformed),
-            'mend them, or leave them out with data.malformed = "skip"',
+            'fix them, or exclude them with data.malformed = "skip"',
         ]
         raise DataError("\n".join(lines))
 
@@ -89,16 +89,16 @@ def refuse_malformed(
 def report_lines(
     title: str, *, malformed: Sequence[Malformed], too_long: int, overlaps: int, duplicates: int
 ) -> Iterator[str]:
-    """A line with all that was left out, and one for each of the first 10 malformed rows."""
+    """A line with the counts of excluded rows, and one for each of the first 10 malformed rows."""
     counts = {
         "malformed": len(malformed),
         "too long": too_long,
         "in a later split": overlaps,
     }
-    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+    excluded = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
     yield (
         title
-        + (f", left out: {left_out}" if left_out else "")
+        + (f", excluded: {excluded}" if excluded else "")
         + (f", duplicates kept: {duplicates}" if duplicates else "")
     )
     yield from _list_rows(malformed)

@@ -1,7 +1,7 @@
-"""Reads a split's rows, from a JSONL or Parquet file or from the hub, through `datasets`.
+"""Reads the rows of a split from a JSONL or Parquet file, or from the hub, with `datasets`.
 
-Says of every row that cannot be used which one it is and why; knows nothing of prompts and drops
-nothing in silence. Importing this is cheap: `datasets` is imported by the first read.
+Every malformed row is reported with its number and reason. Independent of prompts. The first read
+imports `datasets`, which is slow; importing this module is fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from configs.schema import Source
-from pipeline.inputs.dataset.jsonl import parse_jsonl
 from pipeline.inputs.dataset.rows import DataError, Malformed, Row, clean_row
 from pipeline.inputs.text.chat import check_columns
 
@@ -24,15 +23,15 @@ from pipeline.inputs.text.chat import check_columns
 def read_rows(
     source: Source, *, columns: Sequence[str], where: str
 ) -> tuple[list[Row], list[Malformed]]:
-    """The rows of `source`, those whose `columns` hold text or a number and the others.
+    """Reads the valid and the malformed rows of `source`.
 
     Args:
-        source: what to read.
-        columns: columns that every row needs; their values become text.
-        where: the setting that named the source, for error messages.
+        source: the dataset.
+        columns: required columns, with text or numbers; their values become text.
+        where: the setting that names the source, for error messages.
 
     Raises:
-        DataError: if the source cannot be read, has no rows, or no row has one of `columns`.
+        DataError: if the source cannot be read, has no rows, or lacks one of `columns`.
     """
     is_jsonl = source.path.endswith(".jsonl")
     if is_jsonl:
@@ -56,8 +55,36 @@ def read_rows(
     )
 
 
+def parse_jsonl(path: Path, *, limit: int | None) -> tuple[list[Row], list[Malformed]]:
+    """Parses a file line by line, so that malformed lines are reported; blank lines are skipped.
+
+    Args:
+        path: the file.
+        limit: maximum number of rows to read, including malformed ones.
+    """
+    rows, malformed = list[Row](), list[Malformed]()
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        if limit is not None and len(rows) + len(malformed) == limit:
+            break
+        try:
+            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError:
+            malformed.append(Malformed(number, "not UTF-8"))
+        except (ValueError, RecursionError) as error:
+            malformed.append(Malformed(number, f"not JSON: {error}"))
+        else:
+            if isinstance(value, dict):
+                rows.append(Row(number, value))
+            else:
+                kind = type(value).__name__
+                malformed.append(Malformed(number, f"a {kind}, not an object with columns"))
+    return rows, malformed
+
+
 def _load(source: Source, *, where: str) -> list[Row]:
-    """Rows of a Parquet file or of a hub dataset."""
+    """Reads a Parquet file or a hub dataset."""
     path = str(_existing(source, where=where)) if source.is_file else source.path
     with _quiet_datasets() as datasets, TemporaryDirectory() as cache:
         try:
@@ -67,17 +94,16 @@ def _load(source: Source, *, where: str) -> list[Row]:
                 )
             else:
                 dataset = datasets.load_dataset(path, source.subset, split=source.split)
-        except Exception as error:  # the hub's clients share no base class
+        except Exception as error:  # the hub clients' errors have no common base class
             raise DataError(_explain(error, source=source, where=where)) from error
         count = len(dataset) if source.limit is None else min(source.limit, len(dataset))
         return [Row(n, values) for n, values in enumerate(dataset.select(range(count)), start=1)]
 
 
 def _through_datasets(rows: Sequence[Row]) -> list[Row]:
-    """The same rows as `datasets` holds them, so that a JSONL file is read as any other dataset.
+    """Converts rows as `datasets` does, so that JSONL files give the same rows as other sources.
 
-    Every row gets every column, None where it has none; a column whose values Arrow cannot hold
-    together becomes JSON text.
+    Missing columns become None. A column whose values have no common Arrow type becomes JSON text.
     """
     with _quiet_datasets() as datasets:
         names = dict.fromkeys(name for row in rows for name in row.values)
@@ -105,22 +131,22 @@ def _explain(error: Exception, *, source: Source, where: str) -> str:
     """One sentence on why a dataset cannot be loaded."""
     what = " ".join(str(error).split()) or type(error).__name__
     if source.is_file:
-        return f"{where}.path: {source.path} is not a Parquet file that can be read: {what}"
+        return f"{where}.path: {source.path} is not a readable Parquet file: {what}"
     if isinstance(error, ConnectionError):
         return (
-            f"{where}: the hub cannot be reached for {source.path!r} ({what}); connect, or "
-            "download it and give its .jsonl or .parquet file"
+            f"{where}: the hub cannot be reached for {source.path!r} ({what}); connect to the "
+            "network, or download the dataset and set path to its .jsonl or .parquet file"
         )
     named = f"{source.path!r} (subset {source.subset!r}, split {source.split!r})"
     if "gated" in what:
-        return f"{where}: {named} asks for consent on the hub; give it there, `hf auth login`"
-    return f"{where}: the hub does not give {named}: {what}"
+        return f"{where}: {named} is gated: accept its terms on the hub, then `hf auth login`"
+    return f"{where}: the hub cannot load {named}: {what}"
 
 
 @contextmanager
 def _quiet_datasets() -> Iterator[Any]:
-    """The `datasets` package with progress bars and the hub's retry notices switched off."""
-    import datasets  # late, for it takes seconds
+    """The `datasets` package, with progress bars and the hub's retry messages disabled."""
+    import datasets  # late: the import takes seconds
 
     had_bars = not datasets.are_progress_bars_disabled()
     hub_log = logging.getLogger("huggingface_hub")

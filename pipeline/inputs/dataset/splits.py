@@ -1,4 +1,4 @@
-"""The splits of a dataset: prompts, what was left out and why, and what stands in two splits."""
+"""Loaded splits: prompts, excluded rows, and the exclusion of overlaps."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.rows import DataError, Malformed, TooLong, report_lines
 
-MIXED, SETS = "mixture.", "sets."
-"""What the names of mixed-in sources and of evaluation sets begin with where all stand together."""
+MIXTURE_PREFIX, EVAL_SET_PREFIX = "mixture.", "sets."
+"""Prefixes of the names of mixture sources and evaluation sets in `LoadedData.splits`."""
 
 
 @dataclass(frozen=True)
 class LoadedSplit:
-    """A split's prompts and what became of its other rows.
+    """A split's prompts and excluded rows.
 
     Attributes:
         prompts: in the dataset's order.
-        malformed: rows that cannot be used.
+        malformed: malformed rows.
         too_long: rows whose prompts are longer than `rollout.max_prompt_tokens`.
-        duplicates: prompts that repeat an earlier one, answer included; they are kept.
-        overlaps: prompts taken out because a later split has them too.
+        duplicates: number of prompts that repeat an earlier prompt and answer; they are kept.
+        overlaps: number of prompts excluded because a later split has them too.
     """
 
     prompts: tuple[Prompt, ...]
@@ -36,17 +36,16 @@ class LoadedSplit:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Everything that a run reads; what is measured shares no prompt text with what is learned.
+    """All data of a run; training and evaluation data share no prompt text.
 
     Attributes:
         train: the training prompts of all sources.
-        validation: watched during training.
-        test: read once before and once after.
-        sets: the evaluation sets by name, read like the test split.
-        sources: the parts of `train` by source; empty stands for one source.
-        weights: share of each source in the training prompts; they sum to 1, and empty stands for
-            one source.
-        sft: the examples of the supervised phase, if there is one.
+        validation: the validation split, evaluated during training.
+        test: the test split, evaluated once before and once after training.
+        sets: the evaluation sets by name, evaluated like the test split.
+        sources: the parts of `train` by source; empty without a mixture.
+        weights: share of each source in the training prompts, with sum 1; empty without a mixture.
+        sft: the demonstrations of the SFT phase, if there is one.
     """
 
     train: LoadedSplit
@@ -59,35 +58,35 @@ class LoadedData:
 
     @property
     def overlaps(self) -> int:
-        """Prompts and examples taken out because something that is measured has them too."""
+        """Number of prompts and demonstrations excluded as overlaps."""
         prompts = sum(split.overlaps for _, split in self.splits())
         return prompts + (self.sft.overlaps if self.sft else 0)
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """For each source and split a hash of its prompts: ids, tokens and reference answers."""
+        """A hash of each source and split: prompt ids, tokens and reference answers."""
         found = {name: fingerprint(split) for name, split in self.splits()}
         return found | ({"sft": self.sft.fingerprint} if self.sft else {})
 
     @property
     def report(self) -> tuple[str, ...]:
-        """A line for each source and split and for each malformed row, at most 10 rows of each."""
+        """A line for each source and split, each with lines for its first 10 malformed rows."""
         lines = [line for name, split in self.splits() for line in _report(name, split)]
         return (*lines, *(self.sft.report if self.sft else ()))
 
     def splits(self) -> Iterator[tuple[str, LoadedSplit]]:
-        """All sources and splits by name, training first; no two names are alike."""
+        """All sources and splits with unique names, training first."""
         for name, split in (self.sources or {MIXTURE_TRAIN: self.train}).items():
-            yield name if name == MIXTURE_TRAIN else MIXED + name, split
+            yield name if name == MIXTURE_TRAIN else MIXTURE_PREFIX + name, split
         if self.validation is not None:
             yield "validation", self.validation
         yield "test", self.test
         for name, split in self.sets.items():
-            yield SETS + name, split
+            yield EVAL_SET_PREFIX + name, split
 
 
-def joined(splits: Sequence[LoadedSplit]) -> LoadedSplit:
-    """The splits as one; rows of different sources may have one number."""
+def concatenate(splits: Sequence[LoadedSplit]) -> LoadedSplit:
+    """The splits as one; rows of different splits may have the same number."""
     return LoadedSplit(
         prompts=tuple(prompt for split in splits for prompt in split.prompts),
         malformed=tuple(bad for split in splits for bad in split.malformed),
@@ -100,25 +99,25 @@ def joined(splits: Sequence[LoadedSplit]) -> LoadedSplit:
 def without_overlaps(
     split: LoadedSplit, later: Sequence[LoadedSplit], *, where: str
 ) -> LoadedSplit:
-    """The split without the prompts that stand in later ones.
+    """The split without the prompts of later splits.
 
     Raises:
-        DataError: if none is left.
+        DataError: if no prompt is left.
     """
-    taken = texts(later)
-    kept = tuple(prompt for prompt in split.prompts if prompt.text not in taken)
+    excluded = prompt_texts(later)
+    kept = tuple(prompt for prompt in split.prompts if prompt.text not in excluded)
     if not kept:
-        raise DataError(f"{where}: all {len(split.prompts)} prompts stand in a later split too")
+        raise DataError(f"{where}: a later split contains all {len(split.prompts)} prompts")
     return replace(split, prompts=kept, overlaps=len(split.prompts) - len(kept))
 
 
-def texts(splits: Sequence[LoadedSplit]) -> frozenset[str]:
-    """The texts of all their prompts."""
+def prompt_texts(splits: Sequence[LoadedSplit]) -> frozenset[str]:
+    """The texts of all prompts."""
     return frozenset(prompt.text for split in splits for prompt in split.prompts)
 
 
 def fingerprint(split: LoadedSplit) -> str:
-    """A hash of the split's prompts: ids, tokens and reference answers."""
+    """A hash of the split: prompt ids, tokens and reference answers."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in split.prompts:
         digest.update(repr((prompt.id, prompt.tokens.tolist(), prompt.answer)).encode())

@@ -1,4 +1,4 @@
-"""What a `config.json` says about the text model, with all that transformers fills in. No JAX."""
+"""Reads the text model's settings from a `config.json`, with transformers' defaults. No JAX."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from reprlib import repr as show
 from typing import Any
 
 MULTIMODAL = "gemma3"
-"""`model_type` of a folder whose text model stands beside a vision tower, in `text_config`."""
+"""`model_type` of a folder with a vision tower, whose text model is in `text_config`."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-"""What a layer attends to, in transformers' words."""
+"""Attention types of a layer, as transformers names them."""
 
 _SIZES: dict[str, Any] = {
     "num_hidden_layers": 26,
@@ -24,9 +24,9 @@ _SIZES: dict[str, Any] = {
 _MOST_LAYERS = 1024
 _MOST_SIZE = 2**24
 _LEAST, _MOST = 1e-30, 1e30
-"""Numbers beyond these overflow or vanish in float32."""
+"""Positive numbers outside of this range overflow or underflow in float32."""
 _MOST_MISTAKES = 8
-# Published files leave out what is the default of transformers' Gemma3TextConfig or Gemma2Config.
+# Published files omit the defaults of transformers' Gemma3TextConfig and Gemma2Config.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         **_SIZES,
@@ -57,23 +57,23 @@ _ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "gemma2": "Gemma2ForCausal
 
 
 def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration of the text model, as a folder of it alone would have it.
+    """The complete configuration of the text model, in the format of a text-only folder.
 
-    Defaults are written out, `layer_types` among them. RoPE is spelled as transformers 4 does and
-    5 still reads it: `rope_theta`, `rope_scaling` (None, or linear with its `factor`) and, where
-    local layers have their own, `rope_local_base_freq`.
+    Defaults are filled in, including `layer_types`. RoPE settings have the format of transformers
+    4, which transformers 5 still reads: `rope_theta`, `rope_scaling` (None, or linear with a
+    `factor`) and, if local layers have their own, `rope_local_base_freq`.
 
     Args:
         hf: a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
 
     Raises:
-        ValueError: one line with everything in it that is not computed here.
+        ValueError: one line with all unsupported settings.
     """
     text = _text_part(hf)
     kind = text.get("model_type")
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ValueError(
-            f"config.json: model_type is {show(kind)}; read are 'gemma3_text', "
+            f"config.json: model_type is {show(kind)}; supported are 'gemma3_text', "
             f"'{MULTIMODAL}' (its text part) and 'gemma2'"
         )
     given = {key: value for key, value in text.items() if value is not None or key in _NULLABLE}
@@ -85,7 +85,7 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
         wrong = _wrong_layers(whole)
     for key, values in _ONLY.items():
         if whole.get(key, values[0]) not in values:
-            wrong.append(f"{key} is {show(whole[key])}, only {values[0]!r} is computed")
+            wrong.append(f"{key} is {show(whole[key])}, only {values[0]!r} is supported")
     if wrong:
         wrong = list(dict.fromkeys(wrong))
         more = len(wrong) - _MOST_MISTAKES
@@ -102,7 +102,7 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_multimodal(hf: Mapping[str, Any]) -> bool:
-    """Whether the folder holds more than a text model."""
+    """Whether the model has a vision tower beside the text model."""
     return hf.get("model_type") == MULTIMODAL
 
 
@@ -122,7 +122,7 @@ def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
         most = _MOST_LAYERS if key in _COUNTS_LAYERS else _MOST_SIZE
         value = text.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            wrong.append(f"{key} is {show(value)}, not a whole number from 1 to {most}")
+            wrong.append(f"{key} is {show(value)}, not an integer from 1 to {most}")
     if not _is_number(text["query_pre_attn_scalar"]):
         value = show(text["query_pre_attn_scalar"])
         wrong.append(f"query_pre_attn_scalar is {value}, not a positive number")
@@ -145,18 +145,18 @@ def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
             f"num_attention_heads is not a multiple of num_key_value_heads: {heads}, {kv_heads}"
         )
     if text["head_dim"] % 2:
-        wrong.append(f"head_dim is {text['head_dim']}, but RoPE turns pairs: it must be even")
+        wrong.append(f"head_dim is {text['head_dim']}, but must be even: RoPE rotates pairs")
     return wrong
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a positive number that float32 holds."""
+    """Whether it is a positive number in the range of float32."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and _LEAST <= value <= _MOST
 
 
 def _layer_types(text: Mapping[str, Any]) -> Any:
-    """As given; by default five local layers to a global one, in Gemma 2 one to one."""
+    """The configured layer types; by default 5 local layers per global one, in Gemma 2 one."""
     if "layer_types" in text:
         return text["layer_types"]
     pattern = text.get("sliding_window_pattern", 6) if text["model_type"] != "gemma2" else 2
@@ -170,13 +170,13 @@ def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
     if len(kinds) != count:
         return [f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}"]
     odd = [kind for kind in kinds if kind not in (SLIDING, FULL)]
-    return [f"layer_types has {show(odd[0])}; computed are {SLIDING} and {FULL}"] if odd else []
+    return [f"layer_types has {show(odd[0])}; supported are {SLIDING} and {FULL}"] if odd else []
 
 
 def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """RoPE of global and of local layers, and what is wrong with it.
+    """RoPE settings of global and of local layers, and their problems.
 
-    transformers 4 and 5 write it differently. A file may have both spellings where they agree.
+    transformers 4 and 5 have different formats. A file may contain both if they agree.
     """
     scaling, scaling_wrong = _settings(text, "rope_scaling")
     given, given_wrong = _settings(text, "rope_parameters")
@@ -190,7 +190,7 @@ def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], lis
         newer[kind], more = _settings(given, kind, within="rope_parameters.")
         wrong += more
     wrong += [
-        f"rope_parameters has {show(key)}, a Gemma 3 has {FULL} and {SLIDING} there"
+        f"rope_parameters has {show(key)}; a Gemma 3 has only {FULL} and {SLIDING}"
         for key in given.keys() - {FULL, SLIDING}
     ]
     full_sources = {**older, f"rope_parameters.{FULL}": newer[FULL]}
@@ -207,7 +207,7 @@ def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], lis
 def _settings(
     text: Mapping[str, Any], key: str, *, within: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """The object under a key, without its nulls; and what is wrong with it."""
+    """The object at a key, without null values, and its problems."""
     found = text.get(key)
     if found is None:
         return {}, []
@@ -223,12 +223,12 @@ def _theta(text: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _rope(
     sources: Mapping[str, Mapping[str, Any]], *, theta: float, linear: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """RoPE's settings from all places that have some, and what is wrong with them.
+    """Merges the RoPE settings of several places, and reports their problems.
 
     Args:
         sources: settings by the name of their place.
         theta: default of `rope_theta`.
-        linear: whether linear scaling is computed here.
+        linear: whether linear scaling is supported.
     """
     rope: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -239,7 +239,7 @@ def _rope(
             if key in rope and rope[key] != value:
                 values = show(rope[key]), show(value)
                 what = f"{key} is {values[0]} in {places[key]} and {values[1]} in {place}"
-                wrong.append(f"{what}, which contradict each other; leave one out")
+                wrong.append(f"{what}, which contradict each other; remove one")
             rope[key], places[key] = value, place
     rope = {"rope_type": "default", "rope_theta": theta} | rope
     return rope, wrong + _wrong_rope(rope, ("default", "linear") if linear else ("default",))
@@ -248,8 +248,8 @@ def _rope(
 def _wrong_rope(rope: Mapping[str, Any], kinds: Collection[str]) -> list[str]:
     kind = rope["rope_type"]
     if kind not in kinds:
-        computed = " and ".join(map(repr, kinds))
-        return [f"rope_type is {show(kind)}, only {computed} computed here"]
+        supported = " and ".join(map(repr, kinds))
+        return [f"rope_type is {show(kind)}, supported: {supported}"]
     if kind == "linear" and "factor" not in rope:
         return ["rope_type 'linear' without a factor"]
     return [
@@ -257,6 +257,6 @@ def _wrong_rope(rope: Mapping[str, Any], kinds: Collection[str]) -> list[str]:
         for key in ("rope_theta", "factor")
         if key in rope and not _is_number(rope[key])
     ] + [
-        f"rope setting {show(key)} is not computed"
+        f"rope setting {show(key)} is not supported"
         for key in sorted(rope.keys() - {"rope_theta", "rope_type", "factor"})
     ]

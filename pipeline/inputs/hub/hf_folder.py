@@ -1,4 +1,4 @@
-"""Files of a model's folder: which there must be, and what stands in them. No JAX."""
+"""Reads and checks the files of a model folder. No JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.inputs.hub.hf_config import is_multimodal, text_config
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
 _TEXT_PREFIXES = {
-    # As published, and as transformers 5 names the same.
+    # The names of published files, and those of transformers 5.
     "language_model.model.": "model.",
     "model.language_model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -40,11 +40,11 @@ class StoredTensor:
     """A tensor in a safetensors file.
 
     Attributes:
-        name: its name in the file.
+        name: name in the file.
         path: the file.
-        dtype: its type in safetensors' words, such as BF16.
-        shape: its shape.
-        offset: of its first byte in the file.
+        dtype: safetensors' name of the data type, such as BF16.
+        shape: shape of the tensor.
+        offset: offset of the first byte in the file.
     """
 
     name: str
@@ -54,7 +54,7 @@ class StoredTensor:
     offset: int
 
     def data(self) -> np.ndarray:
-        """Its bytes, mapped from the file and not in memory of one's own."""
+        """The bytes, memory-mapped from the file."""
         size = prod(self.shape) * _BYTES[self.dtype]
         return np.memmap(self.path, np.uint8, "r", self.offset, (size,))
 
@@ -63,8 +63,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`.
 
     Raises:
-        FileNotFoundError: if the folder or the file is absent.
-        ValueError: if it is no file with a JSON object.
+        FileNotFoundError: if the folder or the file is missing.
+        ValueError: if it is not a file with a JSON object.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}")
@@ -79,11 +79,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
-    """The whole configuration of the folder's text model; see `hf_config.text_config`.
+    """The complete configuration of the folder's text model; see `hf_config.text_config`.
 
     Raises:
         FileNotFoundError: as `read_config`.
-        ValueError: as `read_config`, or naming what is not computed here.
+        ValueError: as `read_config`, or with the unsupported settings.
     """
     config = read_config(folder)
     try:
@@ -96,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files.
 
     Raises:
-        FileNotFoundError: naming the weight files that are absent.
+        FileNotFoundError: with the missing weight files.
         ValueError: if the index cannot be read.
     """
     weight_map = _read_index(folder)
@@ -111,9 +111,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a folder by their names in the files.
 
     Raises:
-        FileNotFoundError: naming the weight files that are absent.
-        ValueError: naming the files that are damaged and the tensors that are not where the index
-            says, or stand in two files.
+        FileNotFoundError: with the missing weight files.
+        ValueError: with the damaged files, and with the tensors that are in two files or not in the
+            file that the index names.
     """
     found: dict[str, StoredTensor] = {}
     problems = []
@@ -124,29 +124,27 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             problems.append(f"{path} is damaged: {error}")
             continue
         problems += [
-            f"{name} stands in {found[name].path} and in {path}"
-            for name in tensors
-            if name in found
+            f"{name} is in both {found[name].path} and {path}" for name in tensors if name in found
         ]
         found |= tensors
     if not problems:
         for name, file in sorted((_read_index(folder) or {}).items()):
             if name not in found or found[name].path.name != file:
-                problems.append(f"{folder / INDEX} says {name} is in {file}, where it is not")
+                problems.append(f"{name} is not in {file}, which {folder / INDEX} names")
     if problems:
         raise ValueError("\n".join(problems))
     return found
 
 
 def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, int]]:
-    """The tensors of the text model by the names they have in a folder of it alone.
+    """The tensors of the text model by their names in a text-only folder.
 
     Returns:
-        The tensors, and of what else is there the number of tensors by part.
+        The tensors, and the number of skipped tensors by part of the model.
 
     Raises:
         FileNotFoundError: as `stored_tensors` and `read_config`.
-        ValueError: likewise.
+        ValueError: as `stored_tensors` and `read_config`.
     """
     text: dict[str, StoredTensor] = {}
     skipped: dict[str, int] = {}
@@ -161,10 +159,10 @@ def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, int]]
 
 
 def flax_folder(folder: Path) -> Path | None:
-    """The orbax checkpoint in a folder: the folder itself, or the one that stands in it.
+    """The orbax checkpoint of a folder: the folder itself or a subfolder; None if there is none.
 
-    Kaggle gives the checkpoint a folder of its own, beside the tokenizer. Where there are
-    safetensors, they are the model.
+    Kaggle puts the checkpoint into a subfolder next to the tokenizer. Safetensors files take
+    precedence.
     """
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         return None
@@ -175,14 +173,14 @@ def flax_folder(folder: Path) -> Path | None:
 
 
 def check_folder(folder: Path) -> list[str]:
-    """Looks whether a model's folder is one, as far as can be told without reading weights.
+    """Checks a model folder without reading weights.
 
     Returns:
-        What the user should know, a sentence each.
+        Messages for the user, one sentence each.
 
     Raises:
-        FileNotFoundError: naming the files that are absent.
-        ValueError: naming what is damaged or not supported.
+        FileNotFoundError: with the missing files.
+        ValueError: with the damaged or unsupported files.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}")
@@ -197,23 +195,23 @@ def check_folder(folder: Path) -> list[str]:
 
 
 def flax_part(name: str) -> str | None:
-    """The part of the model that a tensor of a flax checkpoint belongs to; None: the text model.
+    """The part of the model of a tensor in a flax checkpoint; None for the text model.
 
     Args:
-        name: its path in the tree, joined by slashes.
+        name: path of the tensor in the tree, joined by slashes.
     """
     return "the vision tower" if _FLAX_VISION.search(name) else None
 
 
 def _flax_parts(place: Path) -> dict[str, int]:
-    """What else is in a flax checkpoint, if orbax wrote down in words what there is."""
+    """Skipped tensors of a flax checkpoint by part, if orbax's metadata lists the tensors."""
     path = place / "_METADATA"
     tree = read_object(path).get("tree_metadata", {}) if path.is_file() else {}
     try:
         entries = [entry["key_metadata"] for entry in tree.values()]
         names = ["/".join(str(key["key"]) for key in entry) for entry in entries]
     except (AttributeError, KeyError, TypeError):
-        raise ValueError(f"model.path: {path} is damaged: no tree_metadata of tensors") from None
+        raise ValueError(f"model.path: {path} is damaged: invalid tree_metadata") from None
     parts = [part for name in names if (part := flax_part(name)) is not None]
     return {part: parts.count(part) for part in parts}
 
@@ -233,15 +231,15 @@ def _read_index(folder: Path) -> Mapping[str, str] | None:
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) and _WEIGHT_FILE.fullmatch(file) for file in weight_map.values()
     ):
-        raise ValueError(f"model.path: {path} is damaged: no weight_map of names to files")
+        raise ValueError(f"model.path: {path} is damaged: invalid weight_map")
     return weight_map
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Reads the JSON object of a file.
 
     Raises:
-        ValueError: if it is none, or cannot be read.
+        ValueError: if the file cannot be read or is not a JSON object.
     """
     text = read_text(path)
     try:
@@ -249,23 +247,23 @@ def read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"model.path: {path} is not JSON: {error}") from None
     except RecursionError:
-        raise ValueError(f"model.path: {path} is not read: it is nested too deeply") from None
+        raise ValueError(f"model.path: {path} cannot be read: it is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"model.path: {path} is not a JSON object")
     return found
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file.
+    """Reads the text of a small file.
 
     Raises:
-        ValueError: if it cannot be read, is no UTF-8, or is larger than 16 MiB.
+        ValueError: if it cannot be read, is not UTF-8, or is larger than 16 MiB.
     """
     try:
         size = path.stat().st_size
         if size > _MOST_TEXT_BYTES:
             most = f"{_MOST_TEXT_BYTES:,}"
-            raise ValueError(f"model.path: {path} has {size:,} bytes; at most {most} are read")
+            raise ValueError(f"model.path: {path} has {size:,} bytes; the maximum is {most}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"model.path: {path} cannot be read: {error.strerror}") from None
@@ -274,7 +272,7 @@ def read_text(path: Path) -> str:
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    """What the file's header says; the library has looked whether the file is as long as it says.
+    """Reads the tensors from the file's header; the library checks the header and the file's size.
 
     Layout: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
 

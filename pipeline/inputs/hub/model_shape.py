@@ -1,4 +1,7 @@
-"""Reads the sizes of a model from its `config.json`; downloads nothing."""
+"""Reads the shape of a model from its `config.json`, or from a table of published models.
+
+Downloads nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,48 @@ from configs.schema import Config
 from pipeline.contracts.model_shape import ModelConfig, ModelShape
 from pipeline.inputs.hub.hf_config import FULL, SLIDING, text_config
 from pipeline.inputs.hub.hf_folder import read_text_config
-from pipeline.inputs.hub.published import PUBLISHED
+
+_GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma-3-270m": _GEMMA3
+    | {
+        "num_hidden_layers": 18,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-1b": _GEMMA3
+    | {
+        "num_hidden_layers": 26,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-4b": _GEMMA3
+    | {
+        "vocab_size": 262_208,
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 1024,
+    },
+    # All sizes are transformers' defaults.
+    "gemma-2-2b": {"model_type": "gemma2"},
+}
+"""Memory-relevant settings of the `config.json` files that Google has published, by model name."""
 
 
 def read_model_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Reads a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
 
     Raises:
-        ValueError: one line that lists every unsupported setting.
+        ValueError: one line with all unsupported settings.
     """
     text = text_config(hf)
     # Gemma 3 has norms of queries and keys, and a separate RoPE for local layers.
@@ -57,7 +94,7 @@ def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
 
 
 def hf_config_of(shape: ModelShape) -> dict[str, Any]:
-    """A `config.json` of a model of these sizes; what memory does not depend on is default."""
+    """A `config.json` for this shape; settings that do not affect memory have defaults."""
     return {
         "model_type": "gemma3_text" if shape.query_key_norm else "gemma2",
         "layer_types": [SLIDING if local else FULL for local in shape.local],
@@ -76,15 +113,14 @@ def hf_config_of(shape: ModelShape) -> dict[str, Any]:
 
 
 def shape_of(config: Config) -> ModelShape:
-    """The shape of the run's model: nothing is downloaded.
+    """The shape of the run's model, without a download.
 
-    From `config.json` where the model's folder is there, or in the hub's cache; else what Google
-    has published under the name.
+    Read from the `config.json` of the model's folder or of the hub's cache, else from `PUBLISHED`.
 
     Raises:
-        FileNotFoundError: if the folder is absent or has no `config.json`.
-        ValueError: if it is no Gemma that is computed here, or a handle that is neither in the
-            cache nor known by its name.
+        FileNotFoundError: if the folder is missing or has no `config.json`.
+        ValueError: if the model is not supported, or is a handle that is neither in the cache nor
+            in `PUBLISHED`.
     """
     path = config.model.path
     if "://" not in path:
@@ -96,8 +132,8 @@ def shape_of(config: Config) -> ModelShape:
     if known is None:
         names = ", ".join(f"hf://google/{name}-it" for name in PUBLISHED)
         raise ValueError(
-            f"model.path: {path}: its sizes are not known before it is downloaded; download it, or "
-            f"name a folder with its config.json; known by name are {names}"
+            f"model.path: {path}: its shape is unknown before the download; download it, or set a "
+            f"folder with its config.json; known without a download: {names}"
         )
     return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
 
@@ -110,7 +146,7 @@ _HANDLE = re.compile(
 
 
 def _cached(handle: str) -> Path | None:
-    """The folder in the Hugging Face hub's cache that has the model's `config.json`."""
+    """The folder of the model's `config.json` in the hub's cache; None if it is not cached."""
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?", handle)
     if match is None:
         return None

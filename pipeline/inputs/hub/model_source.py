@@ -1,4 +1,4 @@
-"""Where a model is: a folder, or a handle of a hub whose files come into a cache. No JAX."""
+"""Finds the files of a model: a folder, or a hub handle whose files are cached. No JAX."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _KAGGLE_FRAMEWORKS = ("flax", "transformers")
 
 
 def find_model(model: Model) -> Path:
-    """The folder of the base, downloaded first if it is named by a handle and not there yet.
+    """The folder of the base model; a hub handle is downloaded first.
 
-    What is in the cache already is not downloaded again; with HF_HUB_OFFLINE=1 nothing is.
+    Cached files are not downloaded again; with HF_HUB_OFFLINE=1 nothing is downloaded.
 
     Raises:
-        FileNotFoundError: if the folder is absent, or the hub has no such model, or it is not in
-            the cache and may not be downloaded.
-        ValueError: if the handle is not one, or the hub wants credentials or a licence accepted.
+        FileNotFoundError: if the folder is missing, the hub has no such model, or the model is not
+            cached and cannot be downloaded.
+        ValueError: if the handle is invalid, or the hub requires a login or an accepted licence.
     """
     return _find(model.path, setting="model.path", files=MODEL_FILES)
 
 
 def find_tokenizer(path: str) -> Path:
-    """The file or folder of a tokenizer; of a model on the Hugging Face hub only its tokenizer.
+    """The file or folder of a tokenizer; from the Hugging Face hub only tokenizer files are loaded.
 
     Raises:
         FileNotFoundError: as `find_model`.
@@ -63,7 +63,7 @@ def _find(path: str, *, setting: str, files: Sequence[str]) -> Path:
     if setting == "model.path" and not found.is_dir():
         raise FileNotFoundError(f"{setting}: no folder {path}")
     if not found.exists():
-        raise FileNotFoundError(f"{setting}: nothing is at {path}")
+        raise FileNotFoundError(f"{setting}: no file or folder {path}")
     return found
 
 
@@ -84,8 +84,8 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
         )
     except errors.GatedRepoError:
         raise ValueError(
-            f"{setting}: {handle} is given out to those who accept its licence, on its page on "
-            f"the hub; do so, then log in with {log_in}"
+            f"{setting}: {handle} requires an accepted licence: accept it on the model's page on "
+            f"the hub, then log in with {log_in}"
         ) from None
     except errors.RepositoryNotFoundError:
         raise FileNotFoundError(
@@ -95,22 +95,22 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
         raise FileNotFoundError(f"{setting}: {name} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError as error:
         raise FileNotFoundError(
-            f"{setting}: {handle} is not, or not wholly, in the cache and {_unreachable(error)}"
+            f"{setting}: {handle} is not completely in the cache and {_unreachable(error)}"
         ) from None
     except errors.HFValidationError as error:
-        raise ValueError(f"{setting}: {handle!r} is no model's name: {error}") from None
+        raise ValueError(f"{setting}: {handle!r} is not a valid model name: {error}") from None
     except errors.HfHubHTTPError as error:
         if error.response.status_code in {401, 403}:
-            what = f"the hub refuses this login ({error.response.status_code}); renew it with"
+            what = f"the hub refuses this login ({error.response.status_code}); log in again with"
             raise ValueError(f"{setting}: {handle}: {what} {log_in}") from None
         raise
     return Path(found)
 
 
 def _unreachable(error: Exception) -> str:
-    """Why the hub was not asked, or did not answer."""
+    """The reason why the hub was not contacted or did not answer."""
     if _offline():
-        return "HF_HUB_OFFLINE forbids to download it"
+        return "HF_HUB_OFFLINE forbids the download"
     cause = error.__cause__
     return "the hub cannot be reached" + (f": {cause}" if cause else "")
 
@@ -128,15 +128,15 @@ def _from_kaggle(handle: str, *, setting: str) -> Path:
     name, framework, variation, version = match.groups()
     if framework.lower() not in _KAGGLE_FRAMEWORKS:
         raise ValueError(
-            f"{setting}: {handle}: the framework {framework!r} is not read here; "
-            f"one of {', '.join(_KAGGLE_FRAMEWORKS)} is"
+            f"{setting}: {handle}: the framework {framework!r} is not supported; "
+            f"supported are {', '.join(_KAGGLE_FRAMEWORKS)}"
         )
     cached = _kaggle_cache(f"{name}/{framework}/{variation}", version)
-    # An exact version never changes, so the cache needs nobody's leave.
+    # An exact version never changes, so its cache needs no check with the hub.
     if cached is not None and (version is not None or _offline()):
         return cached
     if _offline():
-        what = "is not in the cache and HF_HUB_OFFLINE forbids to download it"
+        what = "is not in the cache and HF_HUB_OFFLINE forbids the download"
         raise FileNotFoundError(f"{setting}: {handle} {what}")
     return _download_from_kaggle(handle, setting=setting, cached=cached)
 
@@ -160,8 +160,8 @@ def _download_from_kaggle(handle: str, *, setting: str, cached: Path | None) -> 
         status = error.response.status_code if error.response is not None else None
         if status in {401, 403}:
             raise ValueError(
-                f"{setting}: {handle} is given out to those who accept its licence at {page} and "
-                f"log in with {log_in}"
+                f"{setting}: {handle} requires an accepted licence: accept it at {page}, then log "
+                f"in with {log_in}"
             ) from None
         if status == 404:
             raise FileNotFoundError(f"{setting}: {handle} does not exist; see {page}") from None
@@ -175,7 +175,7 @@ def _download_from_kaggle(handle: str, *, setting: str, cached: Path | None) -> 
 
 
 def _kaggle_cache(path: str, version: str | None) -> Path | None:
-    """The wholly downloaded version asked for, or the newest one there is."""
+    """The folder of the requested version, or of the newest one, if completely downloaded."""
     from kagglehub.cache import Cache
     from kagglehub.handle import parse_model_handle
 

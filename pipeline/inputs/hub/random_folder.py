@@ -1,7 +1,7 @@
-"""A model's folder with random weights: everything of the real one but what it has learned. No JAX.
+"""Writes a model folder with random weights, for rehearsals. No JAX.
 
-Of the real sizes, in the type that the run computes in, so that reading it takes what the real one
-does. The numbers are scaled like those of a fresh model: nothing overflows, all tokens are likely.
+Sizes and data type equal those of the real model, so loading takes the same time and memory. The
+weights are scaled like those at initialization: nothing overflows, and all tokens are likely.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shar
 _TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _SHARD_BYTES = 5 * 10**9
 _AT_ONCE = 2**24
-"""Numbers that are drawn at a time."""
+"""Random numbers that are generated at a time."""
 
 
 def write_random_folder(folder: Path, shape: ModelShape, *, tokenizer: Path | None) -> None:
-    """Writes configuration and tokenizer, all but the weights.
+    """Writes configuration and tokenizer, without the weights.
 
     Args:
-        folder: made if it is not there.
-        shape: the model's sizes.
-        tokenizer: a folder with the tokenizer's files, which are copied; None: it stands elsewhere.
+        folder: created if it does not exist.
+        shape: the model's shape.
+        tokenizer: folder of the tokenizer files to copy; None: no tokenizer is copied.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(hf_config_of(shape), indent=2)
@@ -46,19 +46,19 @@ def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: i
     """Writes the weights.
 
     Args:
-        folder: one of `write_random_folder`.
-        shape: the model's sizes.
-        dtype: a `model.dtype`.
-        seed: of the weights.
+        folder: a folder of `write_random_folder`.
+        shape: the model's shape.
+        dtype: a value of `model.dtype`.
+        seed: random seed of the weights.
     """
     specs = list(_tensors(shape, dtype))
     rng = np.random.default_rng(seed)
-    drawn = (_draw(spec, rng) for spec in specs)
-    write_shards(folder, plan_shards(specs, shard_bytes=_SHARD_BYTES), drawn)
+    tensors = (_random_tensor(spec, rng) for spec in specs)
+    write_shards(folder, plan_shards(specs, shard_bytes=_SHARD_BYTES), tensors)
 
 
 def _tensors(shape: ModelShape, dtype: str) -> Iterator[TensorSpec]:
-    """All tensors of the text model, by Hugging Face's names."""
+    """All tensors of the text model, with Hugging Face's names."""
     d, f, h = shape.embed, shape.hidden, shape.head_dim
 
     def spec(name: str, *size: int) -> TensorSpec:
@@ -87,8 +87,8 @@ def _tensors(shape: ModelShape, dtype: str) -> Iterator[TensorSpec]:
     yield spec("model.norm", d)
 
 
-def _draw(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
-    """Norms are zeros, which Gemma adds one to; matrices keep the size of what they are given."""
+def _random_tensor(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    """Zeros for norms, to which Gemma adds one; for matrices a normal of variance 1 / inputs."""
     if len(spec.shape) == 1:
         return np.zeros(spec.shape, _TYPES[spec.dtype])
     found = np.empty(spec.shape, _TYPES[spec.dtype])

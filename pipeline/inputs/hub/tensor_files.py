@@ -1,4 +1,4 @@
-"""Writes safetensors files tensor by tensor: no more than one is in memory at a time.
+"""Writes safetensors files tensor by tensor, with at most one tensor in memory.
 
 Layout of a file: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
 """
@@ -16,12 +16,12 @@ import numpy as np
 
 from pipeline.inputs.hub.hf_folder import INDEX, SINGLE
 
-_WORDS = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+_SAFETENSORS_TYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor to be written: its name, its shape and its type in NumPy's words."""
+    """A tensor to write: its name, shape and NumPy data type."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,12 +29,12 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in the file."""
-        return prod(self.shape) * _WORDS[self.dtype][1]
+        """Size in the file."""
+        return prod(self.shape) * _SAFETENSORS_TYPES[self.dtype][1]
 
 
 def plan_shards(specs: Sequence[TensorSpec], *, shard_bytes: int) -> list[list[TensorSpec]]:
-    """Cuts the sequence into files of at most `shard_bytes`; a larger tensor has one to itself."""
+    """Splits the tensors into files of at most `shard_bytes`; a larger tensor gets its own file."""
     shards: list[list[TensorSpec]] = [[]]
     used = 0
     for spec in specs:
@@ -49,12 +49,12 @@ def plan_shards(specs: Sequence[TensorSpec], *, shard_bytes: int) -> list[list[T
 def write_shards(
     folder: Path, shards: Sequence[Sequence[TensorSpec]], tensors: Iterator[np.ndarray]
 ) -> None:
-    """Writes `model.safetensors`, or several files and their index as Hugging Face names them.
+    """Writes `model.safetensors`, or several files and an index with Hugging Face's names.
 
     Args:
         folder: an existing folder.
-        shards: from `plan_shards`.
-        tensors: in the order of the plan; taken one by one.
+        shards: the result of `plan_shards`.
+        tensors: in the order of `shards`; consumed one by one.
     """
     count = len(shards)
     names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
@@ -89,11 +89,11 @@ def _header(shard: Sequence[TensorSpec]) -> bytes:
     for spec in shard:
         start, end = end, end + spec.num_bytes
         header[spec.name] = {
-            "dtype": _WORDS[spec.dtype][0],
+            "dtype": _SAFETENSORS_TYPES[spec.dtype][0],
             "shape": spec.shape,
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    # So that the tensors begin at a multiple of 8.
+    # Align the tensors to 8 bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -1,7 +1,7 @@
-"""From a dataset row to what the model reads: the template, worked examples, and the model's turns.
+"""Renders the prompt text of a dataset row: template, few-shot examples and chat turns.
 
-The one source of prompts for training and evaluation. Only the template is a template: braces in
-the system text or in the data stand for themselves.
+Training and evaluation share this code. Only `prompt.template` is a template: braces in the system
+text or in the data are literal.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ END_OF_TURN = "<end_of_turn>"
 _SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
-"""Who speaks, `user` or `assistant`, and what."""
+"""Role, `user` or `assistant`, and text."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How a model writes turns.
+    """The chat template of a model.
 
     Attributes:
-        path: the file it was read from.
-        text: Jinja.
+        path: the file that contains it.
+        text: the Jinja template.
     """
 
     path: Path
     text: str
 
     def render(self, turns: Sequence[Turn]) -> str:
-        """The turns and the opening of the model's next one, without <bos>.
+        """Renders the turns and the beginning of the model's next turn, without <bos>.
 
-        The first rendering in a process tries the template in a child process, so that one that
-        needs too much time or memory is refused.
+        The first call in a process renders the template in a child process, which refuses templates
+        that need too much time or memory.
 
         Raises:
             ValueError: naming the file, if the template cannot be rendered.
@@ -53,88 +53,87 @@ class ChatTemplate:
                 try_template(self.text, variables)
                 _TRIED.add(self.text)
             text = compile_template(self.text)(**variables)
-        except Exception as error:  # noqa: BLE001  # templates raise whatever they like
+        except Exception as error:  # noqa: BLE001  # templates may raise anything
             raise ValueError(
                 f"{self.path}: the chat template fails: {describe(error)}; "
-                'prompt.turn = "gemma" writes Gemma\'s turns without it'
+                'prompt.turn = "gemma" uses Gemma\'s turns instead'
             ) from None
         return text.removeprefix(_SPECIAL["bos_token"])
 
 
 _TRIED: set[str] = set()
-"""Templates that a child process has rendered."""
+"""Templates that were rendered in a child process."""
 
 
 def template_columns(template: str) -> tuple[str, ...]:
-    """Columns that `template` names, in order, each once.
+    """Columns in `template`, in order, without duplicates.
 
-    Placeholders are bare column names: what stands between the braces is looked up as it is, never
-    evaluated.
+    Placeholders are plain column names, which are looked up, never evaluated.
 
     Raises:
-        ValueError: if the template cannot be read, formats or converts, or names no column.
+        ValueError: if the template is invalid, has format specifiers or conversions, or no column.
     """
     columns = dict.fromkeys(column for _, column in _parse(template) if column is not None)
     if not columns:
         raise ValueError(
-            f"prompt.template = {template!r} names no column, so that all prompts would be equal; "
+            f"prompt.template = {template!r} contains no column, so all prompts would be equal; "
             "write for example '{question}'"
         )
     return tuple(columns)
 
 
 def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str) -> None:
-    """Refuse columns that the dataset lacks.
+    """Refuses columns that the dataset lacks.
 
     Raises:
-        ValueError: with a line for each of `columns` that is not `present`; names the nearest one
-            that is and that no other of them stands for.
+        ValueError: with a line for each of `columns` that is not in `present`, and the nearest
+            present column, each suggested once.
     """
     known, wanted = sorted(present), list(dict.fromkeys(columns))
     absent = [column for column in wanted if column not in known]
     if not absent:
         return
-    left = [column for column in known if column not in wanted]
-    nearest = _pairs(absent, left)
+    unused = [column for column in known if column not in wanted]
+    nearest = _nearest_pairs(absent, unused)
     lines = []
     for column in absent:
-        hint = f"it has {known}" if known else "it has no columns"
+        hint = f"its columns: {known}" if known else "it has no columns"
         if column in nearest:
             hint = f"nearest: {nearest[column]!r} (of {known})"
         lines.append(f"{where} has no column {column!r}; {hint}")
     raise ValueError("\n".join(lines))
 
 
-def _pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """The most alike of `others` for each name; none is taken twice."""
-    alike = {
+def _nearest_pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """The most similar of `others` for each name; each is used once."""
+    similarity = {
         (name, other): difflib.SequenceMatcher(None, name, other).ratio()
         for name in names
         for other in others
     }
     found: dict[str, str] = {}
-    for name, other in sorted(alike, key=lambda pair: -alike[pair]):
+    for name, other in sorted(similarity, key=lambda pair: -similarity[pair]):
         if name not in found and other not in found.values():
             found[name] = other
     return found
 
 
 def render(prompt: Prompt, row: Mapping[str, object], *, template: ChatTemplate | None) -> str:
-    """The prompt of `row`, without <bos>; a completion is what the model writes next.
+    """Renders the prompt of `row`, without <bos>; the model's completion follows it.
 
-    Worked examples (`prompt.shots`) come before the question, each as a turn of the user and one of
-    the model; `prompt.system` opens the user's first turn. In plain text the two parts of an
-    example follow one another as they are, and an empty line ends it.
+    Few-shot examples (`prompt.shots`) precede the question, each as a user turn and a model turn;
+    `prompt.system` begins the first user turn. In plain text the two parts of an example are
+    concatenated, and an empty line ends it.
 
     Args:
-        prompt: how to ask.
+        prompt: the prompt settings.
         row: the columns of the dataset's row.
-        template: the chat template of the model's folder, which `prompt.turn = "auto"` uses; None:
-            Gemma's turns are used.
+        template: the chat template of the model's folder, used with `prompt.turn = "auto"`; None:
+            Gemma's turns.
 
     Raises:
-        ValueError: if `prompt.template` is wrong or names a column that `row` lacks, or if the chat
-            template cannot be rendered.
+        ValueError: if `prompt.template` is invalid or contains a column that `row` lacks, or if the
+            chat template cannot be rendered.
     """
     check_columns(template_columns(prompt.template), present=row, where="the row")
     question = "".join(
@@ -154,13 +153,13 @@ def render(prompt: Prompt, row: Mapping[str, object], *, template: ChatTemplate 
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a Hugging Face folder; None if it has none.
+    """Reads the chat template of a Hugging Face folder; None if it has none.
 
-    It stands in `chat_template.jinja`, in `chat_template.json` or in `tokenizer_config.json`; of
-    several under names it is the one named default.
+    It is in `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`; of several
+    named templates the one named "default" is used.
 
     Raises:
-        ValueError: if a file cannot be read, or what is there is no text.
+        ValueError: if a file cannot be read, or the template is not text.
     """
     path = folder / "chat_template.jinja"
     if path.is_file():
@@ -172,10 +171,10 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
             entries = [entry for entry in found if isinstance(entry, dict)]
             named = {str(entry.get("name")): entry.get("template") for entry in entries}
             if len(entries) < len(found):
-                raise ValueError(f"{path}: chat_template is a list of things that are no templates")
+                raise ValueError(f"{path}: chat_template is a list with elements of other types")
             found = named.get("default")
         if found is not None and not isinstance(found, str):
-            raise ValueError(f"{path}: chat_template is {show(found)}, not the text of a template")
+            raise ValueError(f"{path}: chat_template is {show(found)}, not text")
         if found is not None:
             return ChatTemplate(path, found)
     return None
@@ -188,7 +187,7 @@ def _gemmas_turns(turns: Sequence[Turn]) -> str:
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
-    """Pieces of the template: a literal text and the column that follows it, if one does."""
+    """Splits the template into literal texts, each with the column that follows it, if any."""
     where = f"prompt.template = {template!r}"
     try:
         parsed = list(Formatter().parse(template))
@@ -198,5 +197,7 @@ def _parse(template: str) -> list[tuple[str, str | None]]:
         if column == "":
             raise ValueError(f"{where}: empty braces; name a column, e.g. {{question}}")
         if spec or conversion:
-            raise ValueError(f"{where}: {{{column}}} is converted or formatted; write {{{column}}}")
+            raise ValueError(
+                f"{where}: {{{column}}} has a format or conversion; write {{{column}}}"
+            )
     return [(literal, column) for literal, column, _, _ in parsed]

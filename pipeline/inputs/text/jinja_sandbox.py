@@ -1,8 +1,8 @@
-"""Jinja templates of unknown origin, rendered in a sandbox.
+"""Renders untrusted Jinja templates in a sandbox.
 
-Jinja's sandbox keeps a template from files, processes and attributes, but bounds neither its time
-nor its memory. `try_template` does: it renders once in a child process with limits, which runs this
-file as a script. Therefore the file imports nothing of the project.
+Jinja's sandbox blocks access to files, processes and attributes, but limits neither time nor
+memory. `try_template` adds these limits by rendering once in a child process, which runs this file
+as a script; therefore the file imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MOST_REASON = 200
 
 @functools.lru_cache(maxsize=4)
 def compile_template(template: str) -> Callable[..., str]:
-    """The function that renders a template, as transformers compiles it, but without the clock.
+    """Compiles a template as transformers does, but without the current time.
 
-    So the same row is the same prompt every day.
+    A row therefore gives the same prompt on every day.
 
     Raises:
-        jinja2.TemplateError: if it is no Jinja.
+        jinja2.TemplateError: if the template is invalid.
     """
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -44,10 +44,10 @@ def compile_template(template: str) -> Callable[..., str]:
 
 
 def try_template(template: str, variables: Mapping[str, Any]) -> None:
-    """Compiles and renders a template in a child process: 2 s of processor time, 1 GiB of memory.
+    """Compiles and renders a template in a child process with 2 s of CPU time and 1 GiB of memory.
 
     Raises:
-        ValueError: with the reason, if it fails there.
+        ValueError: with the reason, if it fails.
     """
     child = subprocess.run(
         [sys.executable, "-P", __file__],
@@ -60,18 +60,18 @@ def try_template(template: str, variables: Mapping[str, Any]) -> None:
         return
     reason = child.stdout.decode("utf-8", "replace")
     if child.returncode < 0:
-        reason = f"it takes more than {_CPU_S} s of processor time, or ends Python"
-    raise ValueError(reason or f"Python ends with status {child.returncode}")
+        reason = f"it takes more than {_CPU_S} s of CPU time, or crashes Python"
+    raise ValueError(reason or f"Python exits with status {child.returncode}")
 
 
 def _reason(template: str, variables: Mapping[str, Any]) -> str | None:
-    """Why the template cannot be rendered; None if it can."""
+    """The reason why the template cannot be rendered; None if it can."""
     try:
         text = compile_template(template)(**variables)
         text.encode()
     except MemoryError:
         return "it takes more than 1 GiB of memory"
-    except Exception as error:  # noqa: BLE001  # templates raise whatever they like
+    except Exception as error:  # noqa: BLE001  # templates may raise anything
         return describe(error)
     if len(text) > _MOST_CHARACTERS:
         return f"it writes {len(text):,} characters, more than {_MOST_CHARACTERS:,}"
@@ -79,7 +79,7 @@ def _reason(template: str, variables: Mapping[str, Any]) -> str | None:
 
 
 def describe(error: Exception) -> str:
-    """One short line for an error that a template has raised."""
+    """A short line that describes an error of a template."""
     line = " ".join(str(error).split()) or type(error).__name__
     return line if len(line) <= _MOST_REASON else f"{line[:_MOST_REASON]}..."
 
@@ -88,7 +88,7 @@ def _main() -> int:
     import resource
 
     template, variables = json.load(sys.stdin)
-    compile_template("")  # Jinja is loaded before time and memory count
+    compile_template("")  # imports Jinja before the limits apply
     cpu_s = int(time.process_time()) + 1 + _CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

@@ -1,8 +1,7 @@
-"""From a dataset's row to the tokens that the model reads, and from what it then draws to text.
+"""Converts dataset rows to prompt tokens, and completions to text.
 
-The same for prompts and examples, rollouts, evaluations and questions.
-
-Knows nothing of splits or files. What cannot be used is named, never mended or cut.
+Shared by training prompts, demonstrations, evaluations and interactive questions. Independent of
+splits and files. Malformed rows are reported, never fixed or truncated.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Rendered:
-    """What the model reads of a row.
+    """The rendered prompt of a row.
 
     Attributes:
-        text: turn tokens included, without the leading <bos> and `prompt.answer_prefix`.
-        tokens: int32 `seq`, <bos> first, the prefix last.
+        text: prompt text with turn tokens, without <bos> and `prompt.answer_prefix`.
+        tokens: prompt tokens, int32 `seq`: <bos>, the text, `prompt.answer_prefix`.
     """
 
     text: str
@@ -34,14 +33,14 @@ class Rendered:
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes prompts in one way, and knows how a completion begins and ends behind them.
+    """Makes prompts from rows, and texts from completions.
 
     Attributes:
-        prompt: how.
-        tokenizer: the model's.
+        prompt: the prompt settings.
+        tokenizer: the model's tokenizer.
 
     Raises:
-        ValueError: if `prompt.answer_prefix` is not plain text to the tokenizer.
+        ValueError: if the tokenizer does not reproduce `prompt.answer_prefix` as text.
     """
 
     prompt: Prompt
@@ -52,51 +51,51 @@ class PromptMaker:
         read = self.tokenizer.decode(self.tokenizer.encode(prefix))
         if read != prefix:
             raise ValueError(
-                f"prompt.answer_prefix = {prefix!r}: {self.tokenizer.path} reads it back as "
-                f"{read!r}; leave out what is no text, such as turn tokens"
+                f"prompt.answer_prefix = {prefix!r}: {self.tokenizer.path} decodes it to "
+                f"{read!r}; remove special tokens, such as turn tokens"
             )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that a row needs."""
+        """Required columns of a row."""
         return template_columns(self.prompt.template)
 
     @property
     def end_of_completion(self) -> str:
-        """The token that a completion ends with: of the turn, or <eos> where there are none."""
+        """The end token of a completion: the end of the turn, or <eos> with plain prompts."""
         return "<eos>" if self.prompt.turn == "plain" else END_OF_TURN
 
     def with_template(self, template: str | None) -> PromptMaker:
-        """The same way with another template; None: the same one."""
+        """A PromptMaker with another template; None keeps the template."""
         if template is None:
             return self
         prompt = self.prompt.model_copy(update={"template": template})
         return PromptMaker(prompt, self.tokenizer)
 
     def make(self, row: Row) -> Rendered | Malformed:
-        """The prompt of a row, or why there is none."""
+        """The prompt of a row, or the reason why the row is malformed."""
         if self.prompt.turn != "plain":
             for column in self.columns:
-                named = turn_token_in(row.values, column)
-                if named:
-                    return Malformed(row.number, named)
+                problem = turn_token_in(row.values, column)
+                if problem:
+                    return Malformed(row.number, problem)
         text = render(self.prompt, row.values, template=self.tokenizer.chat_template)
-        # Apart, so that the prompt's own tokens are the same with any prefix.
+        # Tokenized separately, so that the prompt's tokens do not depend on the prefix.
         own, prefix = map(self.tokenizer.encode, (text, self.prompt.answer_prefix))
         tokens = np.concatenate([[self.tokenizer.bos_id], own, prefix])
         return Rendered(text, tokens.astype(np.int32))
 
     def text_of(self, completion: Completion) -> str:
-        """What people and reward functions see of a completion: the prefix and what was drawn.
+        """The text of a completion for users and reward functions: the prefix and the completion.
 
-        Without special tokens, so without the stop token.
+        Without special tokens, including the stop token.
         """
         return self.prompt.answer_prefix + self.tokenizer.decode(completion.tokens)
 
 
 def turn_token_in(values: Mapping[str, object], column: str) -> str | None:
-    """Names the turn token in a column's text, which would end or begin a turn there."""
+    """Describes a turn token in a column's text, which would break the turns; None without one."""
     for token in (START_OF_TURN, END_OF_TURN):
         if token in str(values[column]):
-            return f"column {column!r} holds the turn token {token}"
+            return f"column {column!r} contains the turn token {token}"
     return None

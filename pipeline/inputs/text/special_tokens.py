@@ -1,4 +1,4 @@
-"""Whether tokenizer and model belong together, as far as sizes and special tokens tell. No JAX."""
+"""Checks that tokenizer and model match in vocabulary size and special tokens. No JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.inputs.text.chat import END_OF_TURN
 from pipeline.inputs.text.tokenizer import Tokenizer
 
 _MOST_PADDING = 1024
-"""Embeddings may have more rows than the tokenizer has pieces, to be a multiple of something."""
+"""Maximum number of padding rows of an embedding beyond the tokenizer's vocabulary."""
 
 _MOST_SHOWN = 8
 
@@ -20,13 +20,13 @@ _MOST_SHOWN = 8
 def check_tokenizer(
     tokenizer: Tokenizer, *, folder: Path, vocab_size: int | None, stop_tokens: Sequence[str]
 ) -> None:
-    """Refuses a tokenizer that contradicts the model.
+    """Refuses a tokenizer that does not match the model.
 
     Args:
-        tokenizer: the one to be used.
-        folder: the model's; its `config.json` and `generation_config.json` are read if they are
-            there.
-        vocab_size: rows of the embedding; None: what `config.json` says, if it is there.
+        tokenizer: the tokenizer.
+        folder: the model's folder; its `config.json` and `generation_config.json` are read if they
+            exist.
+        vocab_size: rows of the embedding; None: the value of `config.json`, if it exists.
         stop_tokens: pieces that end a completion.
 
     Raises:
@@ -40,36 +40,37 @@ def check_tokenizer(
     problems += _id_problems(tokenizer, config, "config.json", stop_tokens)
     generation = folder / "generation_config.json"
     if generation.is_file():
-        said = read_object(generation)
-        problems += _id_problems(tokenizer, said, generation.name, stop_tokens)
+        settings = read_object(generation)
+        problems += _id_problems(tokenizer, settings, generation.name, stop_tokens)
     if problems:
-        hint = f"is {tokenizer.path} the tokenizer of another model? model.tokenizer names the file"
+        hint = f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer"
         raise ValueError("\n".join([*dict.fromkeys(problems), hint]))
 
 
 def _size_problems(tokenizer: Tokenizer, rows: int) -> list[str]:
     sizes = f"{tokenizer.path} has {tokenizer.vocab_size} pieces, the model's embedding {rows} rows"
     if tokenizer.vocab_size > rows:
-        return [f"{sizes}; each piece needs one"]
+        return [f"{sizes}; each piece needs a row"]
     if rows - tokenizer.vocab_size > _MOST_PADDING:
-        return [f"{sizes}; no embedding is padded by more than {_MOST_PADDING}"]
+        return [f"{sizes}; at most {_MOST_PADDING} rows of padding are accepted"]
     return []
 
 
 def _id_problems(
-    tokenizer: Tokenizer, said: dict[str, Any], file: str, stop_tokens: Sequence[str]
+    tokenizer: Tokenizer, settings: dict[str, Any], file: str, stop_tokens: Sequence[str]
 ) -> Iterator[str]:
     ends = ("<eos>", END_OF_TURN, *stop_tokens)
     for key, pieces in (("bos_token_id", ("<bos>",)), ("eos_token_id", ends)):
-        found = said.get(key)
-        right = [tokenizer.find(piece) for piece in pieces]
+        found = settings.get(key)
+        valid = [tokenizer.find(piece) for piece in pieces]
         ids = found if isinstance(found, list) else [found]
-        wrong = [id_ for id_ in ids if id_ is not None and not (_is_id(id_) and id_ in right)]
+        wrong = [id_ for id_ in ids if id_ is not None and not (_is_id(id_) and id_ in valid)]
         for id_ in wrong[:_MOST_SHOWN]:
             known = _is_id(id_) and 0 <= id_ < tokenizer.vocab_size
             what = repr(tokenizer.piece(id_)) if known else "no piece"
             allowed = " or ".join(dict.fromkeys(pieces))
-            yield f"{file}: {key} is {show(id_)}, in {tokenizer.path} that is {what}, not {allowed}"
+            where = f"in {tokenizer.path}"
+            yield f"{file}: {key} is {show(id_)}, which is {what} {where}, not {allowed}"
 
 
 def _is_id(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Text to token ids and back: what a tokenizer is here, and how a model's is found.
+"""The tokenizer interface: text to token ids and back.
 
-Adds no <bos> and knows no turns (see chat.py); one text has one encoding, whoever asks.
+Tokenizers add no <bos> and no turns (see chat.py); equal texts have equal encodings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.inputs.text.chat import ChatTemplate
 
 MARKERS = ("<mask>", "<start_of_turn>", "<end_of_turn>")
-"""Pieces that some of Gemma's tokenizers list as plain text but that are no text."""
+"""Special pieces that some Gemma tokenizers declare as plain text."""
 
 MOST_PIECES = 2**24
 
@@ -24,10 +24,10 @@ class Tokenizer(ABC):
     """The tokenizer of a model.
 
     Attributes:
-        path: the file it was read from.
+        path: the file of the tokenizer.
         vocab_size: number of pieces; ids are below it.
         pad_id, eos_id, bos_id: ids of `<pad>`, `<eos>` and `<bos>`.
-        chat_template: the model's own turns; None: it has none.
+        chat_template: the model's chat template; None if it has none.
     """
 
     path: Path
@@ -39,18 +39,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of `text`, int32 `seq`; turn tokens in it become one id each."""
+        """Token ids of `text`, int32 `seq`; each turn token becomes one id."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The exact text of `tokens`, leading spaces included, without special tokens.
+        """The exact text of `tokens`, with leading spaces, without special tokens.
 
-        Bytes that make no whole character become U+FFFD each.
+        Each byte of an incomplete character becomes U+FFFD.
         """
 
     @abstractmethod
     def find(self, piece: str) -> int | None:
-        """Id of a piece such as `<end_of_turn>`, if there is one."""
+        """Id of a piece such as `<end_of_turn>`; None if there is none."""
 
     @abstractmethod
     def piece(self, id_: int) -> str:
@@ -60,7 +60,7 @@ class Tokenizer(ABC):
         """Id of a piece such as `<end_of_turn>`.
 
         Raises:
-            ValueError: if there is no such piece; names the nearest special one.
+            ValueError: if there is no such piece, with the nearest special piece.
         """
         if (id_ := self.find(piece)) is not None:
             return id_
@@ -72,18 +72,18 @@ class Tokenizer(ABC):
 
 
 def check_spaces(tokenizer: Tokenizer) -> None:
-    """Refuses a tokenizer that does not keep text as it is.
+    """Refuses a tokenizer that does not preserve spaces.
 
     Raises:
-        ValueError: showing what becomes of spaces.
+        ValueError: with an example.
     """
     probe = " a  b "
     try:
         found = tokenizer.decode(tokenizer.encode(probe))
-    except Exception as error:  # noqa: BLE001  # the libraries raise nothing narrower
+    except Exception as error:  # noqa: BLE001  # the libraries have no narrower base class
         raise ValueError(f"{tokenizer.path} cannot encode {probe!r}: {error}") from None
     if found != probe:
         raise ValueError(
-            f"{tokenizer.path} changes spaces: {probe!r} comes back as {found!r}; Gemma's "
-            "tokenizers keep text as it is"
+            f"{tokenizer.path} changes spaces: it decodes {probe!r} to {found!r}; Gemma's "
+            "tokenizers preserve text"
         )

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a model: a SentencePiece `tokenizer.model` or a `tokenizer.json`."""
+"""Reads a model's tokenizer: a SentencePiece `tokenizer.model` or a `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_BYTES = 2**29
 
 
 def open_tokenizer(model: Model) -> Tokenizer:
-    """The tokenizer of a model, with the chat template of the model's folder.
+    """Opens the tokenizer of a model, with the chat template of the model's folder.
 
-    Where the model's folder has no template, it is that of the tokenizer's folder, if any.
+    If the model's folder has no template, the template of the tokenizer's folder is used, if any.
 
     Raises:
-        FileNotFoundError: if model or tokenizer are not there.
+        FileNotFoundError: if there is no model or no tokenizer.
         ValueError: if tokenizer or template cannot be read.
     """
     folder = find_model(model)
@@ -41,7 +41,7 @@ def open_tokenizer(model: Model) -> Tokenizer:
 
 
 def _beside(folder: Path) -> Path:
-    """The folder, or the one above where only that has a tokenizer, as with flax checkpoints."""
+    """The folder, or its parent if only that has a tokenizer, as with flax checkpoints."""
     found = [
         path
         for path in (folder, folder.parent)
@@ -51,24 +51,24 @@ def _beside(folder: Path) -> Path:
 
 
 def read_tokenizer(where: Path) -> Tokenizer:
-    """The tokenizer in a file or a folder; of two in a folder the SentencePiece model.
+    """Reads the tokenizer of a file or folder; a SentencePiece model takes precedence.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it cannot be read, or is not of Gemma's kind.
+        FileNotFoundError: if there is no tokenizer.
+        ValueError: if it cannot be read, or is not a Gemma tokenizer.
     """
     path = where
     if not where.is_file():
         found = [where / name for name in (SENTENCEPIECE, JSON) if (where / name).is_file()]
         if not found:
             raise FileNotFoundError(
-                f"no tokenizer at {where}: neither {SENTENCEPIECE} nor {JSON} is there; "
-                "model.tokenizer names one that stands elsewhere"
+                f"no tokenizer at {where}: it has neither {SENTENCEPIECE} nor {JSON}; set "
+                "model.tokenizer if the tokenizer is elsewhere"
             )
         path = found[0]
     size = path.stat().st_size
     if size > _MOST_BYTES:
-        raise ValueError(f"{path} has {size:,} bytes; no tokenizer has more than {_MOST_BYTES:,}")
+        raise ValueError(f"{path} has {size:,} bytes; the maximum is {_MOST_BYTES:,}")
     if path.suffix == ".json":
         return JsonTokenizer(path)
     return SentencePieceTokenizer(path)
@@ -78,10 +78,10 @@ class SentencePieceTokenizer(Tokenizer):
     """A `tokenizer.model`; see `Tokenizer`."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
+        """Reads the file.
 
         Raises:
-            ValueError: if it cannot be read, or is not of Gemma's kind.
+            ValueError: if it cannot be read, or is not a Gemma tokenizer.
         """
         self.path = path
         self._processor = SentencePieceProcessor()
@@ -129,24 +129,24 @@ class JsonTokenizer(Tokenizer):
     """A `tokenizer.json`; see `Tokenizer`."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
+        """Reads the file.
 
         Raises:
-            ValueError: if it cannot be read, or is not of Gemma's kind.
+            ValueError: if it cannot be read, or is not a Gemma tokenizer.
         """
         self.path = path
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001  # the library raises nothing narrower
-            raise ValueError(f"{path} is not a tokenizer of Hugging Face's: {error}") from None
-        # Settings of the file that would change texts by themselves.
+            raise ValueError(f"{path} is not a Hugging Face tokenizer: {error}") from None
+        # Disable settings of the file that change texts.
         self._inner.no_truncation()
         self._inner.no_padding()
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         if self.vocab_size > MOST_PIECES:
             raise ValueError(
-                f"{path} has an id of {self.vocab_size - 1}; the most is {MOST_PIECES}"
+                f"{path} has the id {self.vocab_size - 1}; the maximum is {MOST_PIECES}"
             )
         self._bytes = {
             id_: int(match[1], 16)
@@ -162,14 +162,14 @@ class JsonTokenizer(Tokenizer):
         self.bos_id = self.piece_id("<bos>")
 
     def encode(self, text: str) -> np.ndarray:
-        """See `Tokenizer`; other special tokens in the text become one id each, too."""
+        """See `Tokenizer`; every other special token in the text becomes one id, too."""
         return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """See `Tokenizer`."""
         ids = [id_ for id_ in map(int, tokens) if id_ not in self._silent]
         parts = []
-        # The library takes bytes together with whatever is broken among them.
+        # The library's decoder merges invalid bytes with valid ones.
         for is_bytes, run in groupby(ids, key=self._bytes.__contains__):
             if is_bytes:
                 parts.append(_utf8(bytes(self._bytes[id_] for id_ in run)))
@@ -182,10 +182,10 @@ class JsonTokenizer(Tokenizer):
         return self._inner.token_to_id(piece)
 
     def piece(self, id_: int) -> str:
-        """See `Tokenizer`; empty for a hole in the vocabulary."""
+        """See `Tokenizer`; empty for an unused id."""
         return self._inner.id_to_token(id_) or ""
 
 
 def _utf8(data: bytes) -> str:
-    """Text of UTF-8; each byte that belongs to no whole character is a U+FFFD."""
+    """Decodes UTF-8; each byte of an incomplete character becomes U+FFFD."""
     return re.sub("[\udc80-\udcff]", "\ufffd", data.decode("utf-8", errors="surrogateescape"))

@@ -1,4 +1,4 @@
-"""How long compiling takes, before anything was compiled: tracing included, one after the other."""
+"""Estimated time of compiling programs one after the other, tracing included."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Chip
-from pipeline.plan.cost_model.timing import Seconds, fixed
+from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 
 _TPU_S = {
     "gradient": 2.0,
@@ -34,8 +34,8 @@ _CPU_S = {
     "compact": 0.015,
     "empty": 0.03,
 }
-"""Of a program for each layer of the model, by its kind, on two cores. A CPU's were measured,
-on the demo's model alone."""
+"""Seconds per layer of the model, by kind of program, on two cores. Those of the CPU were measured
+on the demo's model only."""
 
 
 def compile_s(
@@ -45,18 +45,15 @@ def compile_s(
     chip: Chip,
     known: Mapping[str, float] | None = None,
 ) -> Seconds:
-    """Of all these programs. Less where the persistent cache has them, more where cores are busy.
+    """Seconds of compiling all programs. Cached programs take less, busy cores take longer.
 
     Args:
-        names: of programs, as `built_programs` has them.
+        names: names of programs, as in `built_programs`.
         shape: the model.
-        chip: what they are compiled for.
-        known: seconds of some that were compiled already.
+        chip: the target of compilation.
+        known: measured seconds of some programs.
     """
     by_kind = _CPU_S if chip.platform == "cpu" else _TPU_S
     estimated = {name: by_kind[name.partition(" ")[0]] * shape.layers for name in names}
-    return fixed(sum((estimated | _of(names, known or {})).values()), chip=chip)
-
-
-def _of(names: Sequence[str], known: Mapping[str, float]) -> dict[str, float]:
-    return {name: known[name] for name in names if name in known}
+    measured = {name: known[name] for name in names if name in known} if known else {}
+    return fixed_time(sum((estimated | measured).values()), chip=chip)

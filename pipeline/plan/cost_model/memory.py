@@ -1,7 +1,7 @@
-"""What is on a chip at the fullest moment of each phase of a step, estimated. No JAX.
+"""Estimated memory of a chip in the fullest moment of each phase of a step. No JAX.
 
-While a program runs, more is on its chip than it holds itself: the optimizer's state, the caches of
-rollouts, a copy of the weights for rollouts alone. Here both are put together.
+While a program runs, its chip also holds what is not part of the program: the optimizer state, the
+caches of rollouts, a copy of the weights for rollouts. This module adds both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, split_name
 from pipeline.inputs.dataset.batching import batch_shape
-from pipeline.plan.cost_model.program_memory import Parts, Sizes, held, slots_state
+from pipeline.plan.cost_model.program_memory import (
+    MemoryParts,
+    ProcessArrays,
+    program_memory,
+    slots_memory,
+)
 
 PARTS = (
     "base",
@@ -25,19 +30,19 @@ PARTS = (
     "head",
     "temporaries",
 )
-"""In the order in which they are told. `base` has a copy for rollouts alone, where there is one;
-`adapter` all that are on the chip; `optimizer` gradients, too."""
+"""Parts of the memory in the order of the report. `base` includes a copy for rollouts, if there is
+one; `adapter` all adapters on the chip; `optimizer` the gradients."""
 RESIDENT = ("base", "adapter", "optimizer")
-"""Of these, what does not depend on sizes."""
+"""The parts that do not depend on sizes."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a chip holds at one moment.
+class PhaseMemory:
+    """Memory of a chip in the fullest moment of a phase.
 
     Attributes:
-        phase: when.
-        parts: bytes by what they are for; all of `PARTS`.
+        phase: name of the phase.
+        parts: bytes by part; all of `PARTS`.
     """
 
     phase: str
@@ -45,16 +50,16 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes together."""
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
 
-def estimate(config: Config, shape: ModelShape) -> dict[str, Memory]:
-    """The fullest moment of each phase, on a chip of the process that does it.
+def estimate_memory(config: Config, shape: ModelShape) -> dict[str, PhaseMemory]:
+    """Memory of each phase, on a chip of the process that runs it.
 
     Returns:
-        `prefill`, `decode`, `score` and `update`; in colocated placement, where one process does
-        all of them in turns, also `colocated`: the fullest of them.
+        Phases `prefill`, `decode`, `score` and `update`; in colocated placement, where one process
+        runs all of them in turn, also `colocated`: the fullest of them.
     """
     rows = max(batch_shape(config, pad=0).sizes)
     programs = {
@@ -68,87 +73,90 @@ def estimate(config: Config, shape: ModelShape) -> dict[str, Memory]:
     }
     found = {
         phase: max(
-            (moment(config, shape, program, phase=phase) for program in names),
+            (memory_during(config, shape, program, phase=phase) for program in names),
             key=lambda memory: memory.total,
         )
         for phase, names in programs.items()
     }
     if config.plan.placement == "colocated":
         fullest = max(found.values(), key=lambda memory: memory.total)
-        found["colocated"] = Memory("colocated", fullest.parts)
+        found["colocated"] = PhaseMemory("colocated", fullest.parts)
     return found
 
 
-def moment(config: Config, shape: ModelShape, program: str, *, phase: str) -> Memory:
-    """What a chip holds while a program runs on it."""
-    own, others = held(config, shape, program), beside(config, shape, program)
-    return Memory(phase, {name: own.get(name, 0) + others.get(name, 0) for name in PARTS})
+def memory_during(config: Config, shape: ModelShape, program: str, *, phase: str) -> PhaseMemory:
+    """Memory of a chip while a program runs on it."""
+    own, others = program_memory(config, shape, program), memory_beside(config, shape, program)
+    return PhaseMemory(phase, {name: own.get(name, 0) + others.get(name, 0) for name in PARTS})
 
 
-def beside(config: Config, shape: ModelShape, program: str) -> Parts:
-    """What is on a chip while a program runs on it, and is neither its argument nor its result.
+def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryParts:
+    """Memory of a chip while a program runs, without the program's arguments and results.
 
-    These bytes are known, not estimated: added to what a compiler says of the program they make
-    what the chip holds.
+    These bytes are exact: added to the compiler's report on the program they give the memory in
+    use on the chip.
     """
-    sizes = Sizes.of(config, shape, program)
+    arrays = ProcessArrays.of(config, shape, program)
     kind, colocated = split_name(program)[0], config.plan.placement == "colocated"
-    of_sampler = kind in SAMPLER
-    parts: Parts = dict.fromkeys(PARTS, 0)
-    if colocated or not of_sampler:
-        # The learner's: Adam's moments, unless they are arguments; the adapter that is none.
-        parts["optimizer"] += 0 if kind == "apply" else 2 * sizes.adapter
-        parts["adapter"] += (1 + _further_adapters(config)) * sizes.adapter
-    if of_sampler and not sizes.adapted:
-        parts["adapter"] += sizes.adapter
-    if colocated or of_sampler:
-        parts["base"] += _copy(config, shape, sizes, of_sampler=of_sampler)
+    on_sampler = kind in SAMPLER
+    parts: MemoryParts = dict.fromkeys(PARTS, 0)
+    if colocated or not on_sampler:
+        # Adam's moments, unless they are arguments, and the learner's adapters that are not.
+        parts["optimizer"] += 0 if kind == "apply" else 2 * arrays.adapter
+        parts["adapter"] += (1 + _further_adapters(config)) * arrays.adapter
+    if on_sampler and not arrays.adapted:
+        parts["adapter"] += arrays.adapter
+    if colocated or on_sampler:
+        parts["base"] += _weight_copy(config, shape, arrays, on_sampler=on_sampler)
     if kind in {"prefill", "segment"}:
-        _add(parts, _caches_beside(sizes, kind))
+        _add(parts, _caches_beside(arrays, kind))
     if kind in {"empty", "fill"}:
-        parts["base"] += sizes.base
-        parts["adapter"] += sizes.adapter if sizes.adapted else 0
+        parts["base"] += arrays.base
+        parts["adapter"] += arrays.adapter if arrays.adapted else 0
     return parts
 
 
 def _further_adapters(config: Config) -> int:
-    """The KL's reference, where it is not the base, and the teacher."""
-    moved = config.run.warm_start or config.lora.start is not None
+    """Number of the teacher's and the KL reference's adapters; the base alone needs none."""
+    moved = config.run.has_sft_phase or config.lora.start is not None
     reference = config.learner.kl_coef > 0 and moved
     return int(reference) + int(config.learner.teacher is not None)
 
 
-def _copy(config: Config, shape: ModelShape, sizes: Sizes, *, of_sampler: bool) -> int:
-    """Matrices of the layers that are there twice, for rollouts in another form.
+def _weight_copy(
+    config: Config, shape: ModelShape, arrays: ProcessArrays, *, on_sampler: bool
+) -> int:
+    """Bytes of the layers' second copy, which rollouts use in another form.
 
-    While the sampler runs on its copy the learner's are beside, and the other way round. A sampler
-    of its own has its weights rounded while they are loaded; only merging needs the former ones.
+    While the sampler uses its copy, the learner's is the other one, and vice versa. A sampler in a
+    process of its own quantizes weights while it loads them; only merging keeps the originals.
     """
     kind = config.plan.rollout_weights
     if kind == "shared" or (config.plan.placement == "split" and kind != "merged"):
         return 0
-    quantization = "none" if of_sampler or kind == "merged" else kind
+    quantization = "none" if on_sampler or kind == "merged" else kind
+    devices = arrays.devices
     layer = shape.layer_bytes(
-        config.model.dtype, quantization=quantization, fsdp=sizes.place.fsdp, tp=sizes.place.tp
+        config.model.dtype, quantization=quantization, fsdp=devices.fsdp, tp=devices.tp
     )
     return shape.layers * layer
 
 
-def _caches_beside(sizes: Sizes, kind: str) -> Parts:
-    """Slots, and prompts that were read and wait for one.
+def _caches_beside(arrays: ProcessArrays, kind: str) -> MemoryParts:
+    """Memory of the slots, and of prefilled prompts that wait for one.
 
-    A prompt's caches wait while others decode; where there are several devices, those of one also
-    wait while another reads.
+    The caches of a prompt wait while other slots decode; with several devices, those of one also
+    wait while another prefills.
     """
-    config, parts = sizes.config, dict[str, int]()
+    config, parts = arrays.config, dict[str, int]()
     if kind == "prefill":
-        _add(parts, slots_state(sizes, config.slots))
-    if kind == "segment" or sizes.place.count > 1:
+        _add(parts, slots_memory(arrays, config.slots))
+    if kind == "segment" or arrays.devices.count > 1:
         bucket = max(config.prompt_buckets)
-        _add(parts, sizes.rings(config.prefill_rows(bucket), bucket))
+        _add(parts, arrays.caches(config.prefill_rows(bucket), bucket))
     return parts
 
 
-def _add(parts: Parts, more: Mapping[str, int]) -> None:
+def _add(parts: MemoryParts, more: Mapping[str, int]) -> None:
     for name, size in more.items():
         parts[name] = parts.get(name, 0) + size

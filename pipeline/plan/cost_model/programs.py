@@ -1,8 +1,4 @@
-"""The compiled programs of a run by name, which devices run them, and what each depends on. No JAX.
-
-A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a prompt
-(prefill, fill), slots (segment), or packed rows (score, reference_top_k, gradient, sft_gradient).
-"""
+"""The compiled programs of a run and what each depends on. For names see `contracts.programs`."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
 from pipeline.inputs.dataset.batching import batch_shape
 
-# What a run's tables have that a kind of program does not depend on. All other keys count, so that
-# a key that is new counts, too.
+# Settings that a kind of program does not depend on. All others count, so a new setting counts by
+# default.
 _PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
 _DECIDES = {"fixed", "placement", "chip_hour_usd", "hbm_gib", "calibration_share"}
 _NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
@@ -44,11 +40,11 @@ _OF_HEAD = {"head_tokens", "head_vocab"}
 
 
 def programs_of(config: Config) -> tuple[str, ...]:
-    """Those that the TPU compiler can be asked about; `built_programs` has all."""
+    """Programs that the TPU compiler can compile by name; `built_programs` lists all programs."""
     buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
     learner = ["score", "gradient"]
     learner += ["reference_top_k"] if config.learner.uses_reference_top_k else []
-    learner += ["sft_gradient"] if config.run.warm_start else []
+    learner += ["sft_gradient"] if config.run.has_sft_phase else []
     return (
         "empty",
         *(f"prefill {bucket}" for bucket in buckets),
@@ -60,18 +56,18 @@ def programs_of(config: Config) -> tuple[str, ...]:
 
 
 def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
-    """All that samplers and learner build, once each, by the names in their `BuildLog`s.
+    """All programs that samplers and learner compile, by their names in `BuildLog`, once each.
 
-    What merges or quantizes weights stands in none. A compaction is one program for what is not in
-    the caches, and one for each kind of ring.
+    Merging and quantizing weights is not logged. Compaction is one program for the state outside of
+    the caches, and one for each length of ring cache.
     """
-    most, rings = config.rollout.max_tokens, dict[int, None]()
+    longest, rings = config.rollout.max_tokens, dict[int, None]()
     if shape.local_layers:
-        rings[min(shape.window, most)] = None
+        rings[min(shape.window, longest)] = None
     if shape.global_layers:
-        rings[most] = None
+        rings[longest] = None
     named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
-    named += ["apply_sft"] if config.run.warm_start else []
+    named += ["apply_sft"] if config.run.has_sft_phase else []
     for slots in config.plan.slot_ladder[1:]:
         named.append(f"compact {slots} slots")
         named += [f"compact {slots} rings of {positions}" for positions in rings]
@@ -79,7 +75,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
 
 
 def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
-    """Everything of configuration and model that can change what is compiled, as JSON values."""
+    """Values of configuration and model that can change the compiled program, as JSON."""
     kind, size = split_name(program)
     found: dict[str, Any] = {
         "program": program,

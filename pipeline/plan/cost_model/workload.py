@@ -1,7 +1,7 @@
-"""How much a step has to do: lengths as they are expected, decode steps by slots, packed rows.
+"""The work of a step: expected completion lengths, decode segments by slots, packed rows.
 
-Lengths are not known before a run; they are assumed here, in one place, until somebody measures.
-The host's loop around the slots is the engine's, played through with numbers instead of tokens.
+Lengths are unknown before a run; this module assumes a distribution until they are measured. The
+decode schedule simulates the engine's host loop with lengths instead of tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.speeds import SIGMA, Lengths
 
 _AVERAGED = 256
-"""Completions over which what drawing takes is averaged, at least."""
+"""Least number of completions over which a decode schedule is averaged."""
 
 
 @lru_cache(maxsize=64)
 def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
-    """So many lengths at the even quantiles of a lognormal that is cut at `cap`.
+    """`count` lengths at even quantiles of a lognormal distribution truncated at `cap`.
 
-    Their mean is `mean` to within a token, where the cap allows it. Shuffled, always alike.
+    Their mean is within a token of `mean`, where the cap allows it. Shuffled with a fixed seed.
     """
     normal = [math.exp(SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
 
@@ -43,33 +43,33 @@ def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """What drawing takes on one sampler's devices.
+class DecodeSchedule:
+    """The program runs of generating some completions on one sampler.
 
     Attributes:
-        segments: by the slots of a device that they run.
-        fills: how often slots are given to those who wait.
+        segments: number of segments, by slots of a device.
+        fills: number of times that free slots are filled.
     """
 
     segments: dict[int, float]
     fills: float
 
 
-def decode_turns(
+def decode_schedule(
     lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int, shards: int = 1
-) -> Turns:
-    """What drawing these lengths takes.
+) -> DecodeSchedule:
+    """The schedule of generating completions of these lengths.
 
-    As the engine does: a slot that has ended between two segments is given to the next; once nobody
-    waits, the rest moves into fewer slots as soon as it fits. All devices run the same program, so
-    the one with the most left decides. Who is free takes the next one: that the engine keeps a
-    group on one device while others have prompts of their own is not counted.
+    As in the engine, a slot that finishes during a segment is filled after it; when no completion
+    waits, the rest moves to a smaller bucket as soon as it fits. All devices run the same program,
+    so the fullest one decides. A free slot takes the next completion: the engine's rule that keeps
+    a group on one device while others have prompts of their own is not simulated.
 
     Args:
-        lengths: in the order in which they are asked for.
-        sizes: slots of a device, falling; the first are those that there are at most.
+        lengths: completion lengths, in the order of the requests.
+        sizes: slots of a device, decreasing; the first is the full number.
         segment_steps: decode steps of a segment.
-        shards: devices.
+        shards: number of devices.
     """
     waiting = deque(math.ceil(length / segment_steps) for length in lengths)
     busy: list[list[int]] = [[] for _ in range(shards)]
@@ -81,47 +81,47 @@ def decode_turns(
             min(busy, key=len).append(waiting.popleft())
         while not waiting and len(left) > 1 and max(map(len, busy)) <= left[1]:
             left.pop(0)
-        # Nothing changes until the first of them ends.
+        # Nothing changes until the first slot finishes.
         segments = min(map(min, filter(None, busy)))
         found[left[0]] += segments
         busy = [[rest - segments for rest in own if rest > segments] for own in busy]
-    return Turns({size: count for size, count in found.items() if count}, fills)
+    return DecodeSchedule({size: count for size, count in found.items() if count}, fills)
 
 
 @lru_cache(maxsize=4096)
-def expected_turns(
+def expected_schedule(
     count: int, *, mean: float, cap: int, sizes: tuple[int, ...], segment_steps: int, shards: int
-) -> Turns:
-    """What drawing so many completions takes on average.
+) -> DecodeSchedule:
+    """The average schedule of generating `count` completions.
 
-    Which of a few is the longest, and when its turn comes, is chance, so steps of few are played
-    through several times, with other lengths each time.
+    With few completions the longest one and its position vary, so the average runs over several
+    steps with different lengths.
 
     Args:
-        count: completions.
-        mean: tokens of one.
-        cap: most tokens of one.
-        sizes: slots of a device, falling.
+        count: number of completions.
+        mean: mean tokens of a completion.
+        cap: most tokens of a completion.
+        sizes: slots of a device, decreasing.
         segment_steps: decode steps of a segment.
-        shards: devices.
+        shards: number of devices.
     """
     steps = math.ceil(_AVERAGED / count)
     lengths = completion_lengths(steps * count, mean=mean, cap=cap)
     segments, fills = dict.fromkeys(sizes, 0.0), 0.0
     for first in range(0, len(lengths), count):
         own = lengths[first : first + count]
-        turns = decode_turns(own, sizes=sizes, segment_steps=segment_steps, shards=shards)
-        fills += turns.fills / steps
-        for size, number in turns.segments.items():
+        schedule = decode_schedule(own, sizes=sizes, segment_steps=segment_steps, shards=shards)
+        fills += schedule.fills / steps
+        for size, number in schedule.segments.items():
             segments[size] += number / steps
-    return Turns({size: number for size, number in segments.items() if number}, fills)
+    return DecodeSchedule({size: number for size, number in segments.items() if number}, fills)
 
 
 def packed_positions(config: Config, lengths: Lengths, *, sequences: int) -> list[int]:
-    """Positions of the learner's micro-batches that hold so many sequences, over all devices.
+    """Positions of each micro-batch that the learner packs `sequences` into, over all devices.
 
-    Rows fill to what `launch.bench learner --only "packing*"` has found: about 85% where a row is
-    the longest sequence, 95% where it is twice as long. The last micro-batches are small ones.
+    Rows fill as measured by `launch.bench learner --only "packing*"`: about 85% where a row is as
+    long as the longest sequence, 95% where it is twice as long. The last micro-batches are smaller.
     """
     row = config.row_tokens
     empty = 0.15 * (config.rollout.max_tokens / row) ** 1.5

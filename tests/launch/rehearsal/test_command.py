@@ -1,4 +1,4 @@
-"""`launch.train --rehearse` without Ray: what it refuses, how it ends, that it leaves nothing."""
+"""`launch.train --rehearse` without Ray: refused requests, endings, nothing left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import pytest
 
-from actors.colocated import ColocatedActor
+from actors.colocated_actor import ColocatedActor
 from actors.handles import RunActors
 from configs.load import load_config
 from configs.schema import Config
@@ -57,8 +57,8 @@ class Scorer(FakeScorer):
         pass
 
 
-class Here:
-    """The actor of all devices, called on the spot."""
+class InProcess:
+    """A colocated actor, called without Ray."""
 
     def __init__(self, actor: ColocatedActor) -> None:
         self.actor = actor
@@ -69,23 +69,13 @@ class Here:
 
         return call
 
-
-class LearnerHere(Here):
     async def publish(self, which: AdapterRef = "current") -> Published:
         (version, sha256), payload = self.actor.publish(which=which)
         return Published(version, sha256, payload)
 
-    async def memory(self) -> MemoryUse:
-        return self.actor.learner_memory()
-
-
-class SamplerHere(Here):
     async def load(self, published: Published) -> str:
         payload: Any = published.payload
         return self.actor.load(published.version, published.sha256, payload)
-
-    async def memory(self) -> MemoryUse:
-        return self.actor.sampler_memory()
 
 
 class FakeProcess:
@@ -94,9 +84,9 @@ class FakeProcess:
 
 
 class RememberingSampler(FakeSampler, FakeProcess):
-    """A fake that holds nothing; `on_draw` is called before each drawing of the rehearsal."""
+    """A fake without memory use; `before_generate` runs before each of the rehearsal's calls."""
 
-    on_draw: Callable[[], Awaitable[None]] | None = None
+    before_generate: Callable[[], Awaitable[None]] | None = None
 
     async def generate(
         self,
@@ -105,13 +95,13 @@ class RememberingSampler(FakeSampler, FakeProcess):
         temperature: float,
         min_finished: int | None = None,
     ) -> list[Completion]:
-        if self.on_draw is not None and requests[0].name.phase == "rehearsal":
-            await self.on_draw()
+        if self.before_generate is not None and requests[0].name.phase == "rehearsal":
+            await self.before_generate()
         return await super().generate(requests, temperature=temperature, min_finished=min_finished)
 
 
 class RememberingLearner(FakeLearner, FakeProcess):
-    """A fake that holds nothing."""
+    """A fake without memory use."""
 
 
 class FakeRunActors:
@@ -179,7 +169,7 @@ def command(path: Path) -> Command:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> RememberingSampler:
-    """The sampler of a crew of fakes."""
+    """Replaces the run's actors with fakes; returns the sampler."""
     script = Script()
     sampler = RememberingSampler(script, seed=0, number=0)
     learner = RememberingLearner(script, disk=Disk())
@@ -202,12 +192,12 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
 
     def spawn(config: Config) -> FakeRunActors:
         actor = ColocatedActor(config)
-        learner, sampler = LearnerHere(actor), SamplerHere(actor)
-        return FakeRunActors([sampler], learner, Scorer(Script(), config), one=True)
+        worker = InProcess(actor)
+        return FakeRunActors([worker], worker, Scorer(Script(), config), one=True)
 
     monkeypatch.setattr("pipeline.compute.opening.open_mesh", one_device)
     monkeypatch.setattr(RunActors, "spawn", spawn)
-    # A run of that name, with other settings, is none of a rehearsal's business.
+    # An existing run of that name, with other settings, does not matter.
     other = load_config(path)
     run = RunFolder.of(other)
     run.create(other)
@@ -225,7 +215,7 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
         assert phases[name]["measured_s"] > 0
     assert phases["update"]["compiled_gib"] > phases["score"]["compiled_gib"]
     assert phases["update"]["note"].startswith("8 x 1 rows of 104, 320 tokens")
-    assert phases["decode"]["note"] == "8 rollouts in 8 slots, each kept for 40 tokens"
+    assert phases["decode"]["note"] == "8 rollouts in 8 slots, 40 tokens each"
     assert phases["restore"]["note"] == "version 1, the same adapter"
     shown = capsys.readouterr().out
     assert "everything fits and works with plan.slots = 8" in shown
@@ -239,7 +229,7 @@ def test_a_phase_that_fails_is_status_1(
     async def fail() -> None:
         raise RuntimeError("the chips are gone")
 
-    fakes.on_draw = fail
+    fakes.before_generate = fail
     assert command("--random-weights") == 1
     shown = capsys.readouterr().out
     assert shown.endswith("FAILED: prefill of 64: the chips are gone\n")
@@ -254,7 +244,7 @@ def test_a_signal_ends_it_in_order(
         os.kill(os.getpid(), number)
         await asyncio.Event().wait()
 
-    fakes.on_draw = wait
+    fakes.before_generate = wait
     assert command("--random-weights") == status
 
 
@@ -274,13 +264,19 @@ def test_sigterm_while_weights_are_written_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--rehearse", "--dry-run"], "--dry-run: means nothing with --rehearse; remove one"),
-        (["--rehearse", "--extend", "5"], "--extend: means nothing with --rehearse; remove one"),
-        (["--random-weights"], "--random-weights: needs --rehearse; add it, or remove this"),
-        (["--json", "a.json"], "--json: needs --rehearse; add it, or remove this"),
+        (
+            ["--rehearse", "--dry-run"],
+            "--dry-run: has no effect with --rehearse; remove one of them",
+        ),
+        (
+            ["--rehearse", "--extend", "5"],
+            "--extend: has no effect with --rehearse; remove one of them",
+        ),
+        (["--random-weights"], "--random-weights: needs --rehearse; add it, or remove this flag"),
+        (["--json", "a.json"], "--json: needs --rehearse; add it, or remove this flag"),
     ],
 )
-def test_flags_that_would_do_nothing_are_refused(
+def test_flags_without_effect_are_refused(
     path: Path, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ):
     assert train.main([str(path), *flags]) == 2
@@ -288,12 +284,12 @@ def test_flags_that_would_do_nothing_are_refused(
 
 
 def refused(command: Command, capsys: pytest.CaptureFixture[str], *flags: str, **settings: str):
-    """What a rehearsal that is refused says."""
+    """The error output of a refused rehearsal."""
     assert command(*flags, **settings) == 2
     return capsys.readouterr().err
 
 
-def test_a_model_without_weights_is_refused_unless_they_may_be_random(
+def test_a_model_without_weights_is_refused_without_random_weights(
     command: Command, capsys: pytest.CaptureFixture[str]
 ):
     assert "lacks model.safetensors" in refused(command, capsys)
@@ -304,11 +300,11 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 ):
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
-    said = refused(command, capsys, "--random-weights")
-    assert "a rehearsal writes 0.0 GiB there for a while, and 0.0 are free" in said
+    shown = refused(command, capsys, "--random-weights")
+    assert "a rehearsal temporarily writes 0.0 GiB there, and 0.0 are free" in shown
 
 
-def test_what_is_wrong_is_told_before_random_weights_are_written(
+def test_mistakes_are_reported_before_random_weights_are_written(
     path: Path,
     command: Command,
     capsys: pytest.CaptureFixture[str],
@@ -322,11 +318,11 @@ def test_what_is_wrong_is_told_before_random_weights_are_written(
 
     monkeypatch.setattr(rehearsal, "write_random_weights", never)
     gone = str(path.parent / "gone.jsonl")
-    said = refused(command, capsys, "--random-weights", **{"data.train.path": gone})
-    assert f"no file {gone}" in said
+    shown = refused(command, capsys, "--random-weights", **{"data.train.path": gone})
+    assert f"no file {gone}" in shown
     monkeypatch.setattr(preparation, "_check_rewards", wrong)
-    said = refused(command, capsys, "--random-weights")
-    assert said == "rewards.functions: no such function\n"
+    shown = refused(command, capsys, "--random-weights")
+    assert shown == "rewards.functions: no such function\n"
 
 
 def test_random_weights_need_a_tokenizer_and_a_shape(
@@ -334,27 +330,27 @@ def test_random_weights_need_a_tokenizer_and_a_shape(
 ):
     model = path.parent / "model"
     (model / "tokenizer.model").unlink()
-    said = refused(command, capsys, "--random-weights")
-    assert f"{model} has no tokenizer, neither tokenizer.model nor tokenizer.json" in said
+    shown = refused(command, capsys, "--random-weights")
+    assert f"{model} has no tokenizer, neither tokenizer.model nor tokenizer.json" in shown
     kaggle = {"model.path": "kaggle://google/gemma-3/flax/gemma3-1b-it"}
-    said = refused(command, capsys, "--random-weights", **kaggle)
-    assert "gives a tokenizer only with its weights; set model.tokenizer" in said
+    shown = refused(command, capsys, "--random-weights", **kaggle)
+    assert "provides its tokenizer only with the weights; set model.tokenizer" in shown
     (model / "config.json").unlink()
-    said = refused(command, capsys, "--random-weights")
-    assert "has no config.json" in said
+    shown = refused(command, capsys, "--random-weights")
+    assert "has no config.json" in shown
 
 
 def test_a_file_as_the_folder_of_runs_is_refused(
     path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ):
-    said = refused(command, capsys, "--random-weights", **{"run.dir": str(path)})
-    assert said == f'run.dir = "{path}": {path} is a file; choose another\n'
+    shown = refused(command, capsys, "--random-weights", **{"run.dir": str(path)})
+    assert shown == f'run.dir = "{path}": {path} is a file; choose another\n'
 
 
-def test_figures_need_a_file_that_can_be_written(
+def test_the_json_file_must_be_writable(
     path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ):
-    said = refused(command, capsys, "--json", "/nowhere/at/all.json")
-    assert said == "command line: --json: no folder /nowhere/at\n"
-    said = refused(command, capsys, "--json", str(path.parent))
-    assert said == f"command line: --json: {path.parent} is a folder; a file is wanted\n"
+    shown = refused(command, capsys, "--json", "/nowhere/at/all.json")
+    assert shown == "command line: --json: no folder /nowhere/at\n"
+    shown = refused(command, capsys, "--json", str(path.parent))
+    assert shown == f"command line: --json: {path.parent} is a folder; name a file\n"

@@ -1,4 +1,4 @@
-"""A rehearsal with fakes: its phases in order, its account of them, and how it ends."""
+"""A rehearsal with fakes: its phases in order, its report, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import pytest
 
 from configs.schema import Config
-from launch.rehearsal.account import Result, Row
 from launch.rehearsal.expected import Target
-from launch.rehearsal.phases import Rehearsal, Stage
-from launch.rehearsal.scratch import rehearsed, scratch
+from launch.rehearsal.phases import Rehearsal, Setup
+from launch.rehearsal.report import Result, Row
+from launch.rehearsal.scratch import rehearsal_config, temporary_run_folder
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.builds import Building, Built
 from pipeline.contracts.clock import Clock
@@ -22,8 +22,8 @@ from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.plan.start import first_sizes
 from pipeline.rollout.workers import Workers
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardInput
@@ -48,9 +48,9 @@ PLAN = {
     "prompt_buckets": [4],
     "micro_batch_tokens": 2 * ROW,
 }
-WARM: dict[str, Any] = {
+SFT: dict[str, Any] = {
     "run": {"phases": ["sft", "grpo"]},
-    "sft": {"train": {"path": "worked.jsonl"}, "steps": 1, "sequences_per_step": 2},
+    "sft": {"train": {"path": "demonstrations.jsonl"}, "steps": 1, "sequences_per_step": 2},
 }
 VALIDATED: dict[str, Any] = {
     "data": {"validation": {"path": "validation.jsonl"}},
@@ -60,7 +60,7 @@ VALIDATED: dict[str, Any] = {
 
 @dataclass
 class FakeProcess:
-    """Holds what it is told to hold, one more after the other."""
+    """Reports the given memory, one peak after the other."""
 
     programs: Mapping[str, int] = field(default_factory=dict)
     peaks: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ class FakeProcess:
 
 
 class Rehearsing:
-    """A rehearsal that can be run; `script` says what happens."""
+    """A rehearsal with fakes; `script` controls what happens."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Rehearsing:
         processes: tuple[FakeProcess, ...] = (FakeProcess(),),
         target: Target | None = None,
     ) -> None:
-        self.script, config = Script(), rehearsed(config)
+        self.script, config = Script(), rehearsal_config(config)
         self.learner = FakeLearner(self.script, disk=Disk())
         self.sampler = FakeSampler(self.script, seed=0, number=0)
         self.scorer = FakeScorer(self.script, config)
@@ -95,7 +95,7 @@ class Rehearsing:
             clock=Clock(0.0),
             stop=self.script.stop,
         )
-        self.stage = Stage(
+        self.setup = Setup(
             config=config,
             data=make_data(validation=3),
             tokenizer=CharTokenizer(),
@@ -108,23 +108,23 @@ class Rehearsing:
         )
 
     async def calibrate(self) -> None:
-        """Finds that fewer slots are faster, if it is told to."""
+        """Applies `chosen` sizes, if there are any."""
         self.script.note("calibrate")
         if self.chosen is not None:
-            self.stage.workers.sizes.choose(self.chosen)
+            self.setup.workers.sizes.choose(self.chosen)
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")
         return await self.learner.restore()
 
     def run(self) -> Result:
-        rehearsal = Rehearsal(self.stage, self.said.append, self.script.clock)
+        rehearsal = Rehearsal(self.setup, self.said.append, self.script.clock)
 
         async def both() -> Result:
             await rehearsal.start(waited_s=12.0)
             return await rehearsal.run()
 
-        with scratch(self.stage.config):
+        with temporary_run_folder(self.setup.config):
             return asyncio.run(both())
 
 
@@ -140,7 +140,7 @@ PHASES = [
     "start and load",
     "compile",
     "probe",
-    "warm start",
+    "SFT update",
     "first sync",
     "prefill of 8",
     "prefill of 4",
@@ -158,7 +158,7 @@ PHASES = [
 
 
 def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
-    one = Rehearsing(make_config(tmp_path, plan=PLAN, **WARM, **VALIDATED))
+    one = Rehearsing(make_config(tmp_path, plan=PLAN, **SFT, **VALIDATED))
     result = one.run()
     assert result.failure is None
     assert names(result) == PHASES
@@ -174,13 +174,13 @@ def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
         *("learner.save 2", "learner.keep_best 2"),
         *("learner.restore", "learner.publish 2", "sampler0.load 2", "learner.export 2"),
     ]
-    # The learner's log-probs are those of the version that it then learns from.
+    # The update uses log-probs that the learner scored itself.
     assert len(one.learner.seen) == 5  # 4 of a step, and 1 in a small micro-batch
     assert all((rollout.completion.logprobs < 0).all() for rollout in one.learner.seen)
     assert not list(tmp_path.iterdir())
 
 
-def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehearsed(
+def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehearsal_config(
     tmp_path: Path,
 ):
     one = Rehearsing(make_config(tmp_path, plan=plan(fixed=False, slot_buckets=None)))
@@ -189,20 +189,20 @@ def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehea
     assert result.failure is None
     assert names(result)[2] == "calibration"
     assert one.script.calls[0] == "calibrate"
-    # Chosen, not for want of memory.
+    # Chosen, not reduced by running out of memory.
     assert result.first == result.sizes == one.chosen
     assert "decode in 1 slots" in names(result)
     assert {sizes.slots for sizes in one.sampler.sizes} == {4, 2}
 
 
-def test_what_a_run_does_not_do_is_not_rehearsed(tmp_path: Path):
+def test_what_a_run_does_not_do_is_not_rehearsal_config(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=plan(slot_buckets=[], prompt_buckets=[])))
-    left = {"warm start", "decode in 2 slots", "prefill of 4"}
+    left = {"SFT update", "decode in 2 slots", "prefill of 4"}
     assert names(one.run()) == [name for name in PHASES if name not in left]
     assert "learner.keep_best 1" not in one.script.calls
 
 
-def test_seconds_are_those_of_each_phase_and_of_what_came_before(tmp_path: Path):
+def test_seconds_are_those_of_each_phase(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN))
     one.script.durations = {"learner.update": 7.0, "sampler0.generate:test": 3.0}
     built = Building((Built("gradient 2", 5.0, cached=True), Built("score 2", 2.0, cached=False)))
@@ -215,7 +215,7 @@ def test_seconds_are_those_of_each_phase_and_of_what_came_before(tmp_path: Path)
     assert rows["start and load"].seconds == 12.0
     assert (rows["compile"].seconds, rows["compile"].note) == (
         7.0,
-        "2 programs, 1 from the cache; one after the other",
+        "2 programs, 1 from the cache; sum of their times",
     )
     assert (rows["update"].seconds, rows["evaluation"].seconds) == (7.0, 3.0)
     assert rows["sync"].seconds == 0.0
@@ -230,8 +230,8 @@ def test_bytes_are_those_of_the_fullest_process_and_program(tmp_path: Path):
     assert {row.peak_bytes for row in rows} == {None}
 
 
-def test_a_devices_peak_belongs_to_the_phase_in_which_it_rose(tmp_path: Path):
-    number = len(PHASES) - 1  # no warm start
+def test_a_peak_belongs_to_the_phase_in_which_it_rose(tmp_path: Path):
+    number = len(PHASES) - 1  # no SFT update
     one, other = FakeProcess(peaks=[5] * number), FakeProcess(peaks=[1] * 4 + [9] * number)
     result = Rehearsing(make_config(tmp_path, plan=PLAN), processes=(one, other)).run()
     assert [row.peak_bytes for row in result.rows] == [5] * 4 + [9] * (number - 4)
@@ -239,14 +239,14 @@ def test_a_devices_peak_belongs_to_the_phase_in_which_it_rose(tmp_path: Path):
     assert result.limit_bytes == 1000
 
 
-def test_everything_that_a_plan_knows_is_told_beside_it(tmp_path: Path):
-    config = make_config(tmp_path, plan=plan(platform="tpu"), **WARM)
+def test_planned_figures_are_shown_beside_the_measured_ones(tmp_path: Path):
+    config = make_config(tmp_path, plan=plan(platform="tpu"), **SFT)
     one = Rehearsing(config, target=Target(SHAPE, TOPOLOGIES["v5e-4"]))
     rows = {row.name: row for row in one.run().rows}
     unplanned = {"probe", "restore"}
     assert {name for name, row in rows.items() if row.planned is None} == unplanned
     sized = {"prefill of 8", "prefill of 4", "decode", "decode in 2 slots"}
-    sized |= {"score", "warm start", "update"}
+    sized |= {"score", "SFT update", "update"}
     assert {name for name, row in rows.items() if row.planned_bytes is not None} == sized
     for row in rows.values():
         if row.planned is not None:
@@ -269,7 +269,7 @@ def runs_out(phase: Phase) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_out_of_memory_with_sizes_that_may_change_goes_on_and_says_so(tmp_path: Path, call: str):
+def test_out_of_memory_with_open_sizes_continues_with_a_message(tmp_path: Path, call: str):
     phase = CALLS[call][1]
     one = Rehearsing(make_config(tmp_path, plan=plan(fixed=False, slot_buckets=None)))
     one.script.on[call] = runs_out(phase)
@@ -293,7 +293,7 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
     assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true" in result.failure.why
     fewer = "slots = 3" if phase == "generate" else f"micro_batch_tokens = {ROW}"
     assert f"--plan.fixed false goes on with plan.{fewer}" in result.failure.why
-    done = [phase for phase in PHASES if phase != "warm start"]
+    done = [phase for phase in PHASES if phase != "SFT update"]
     assert names(result) == done[: done.index(name)]
 
 
@@ -320,10 +320,10 @@ def test_another_adapter_after_the_restore_fails(tmp_path: Path):
     failure = one.run().failure
     assert failure is not None
     assert failure.name == "restore"
-    assert failure.why.startswith("not what was saved, version 1")
+    assert failure.why.startswith("restored another adapter than version 1")
 
 
-def test_what_is_wrong_at_the_start_is_the_users_mistake(tmp_path: Path):
+def test_errors_at_the_start_are_mistakes_of_the_user(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN))
 
     async def prepare(sizes: Sizes) -> NoReturn:

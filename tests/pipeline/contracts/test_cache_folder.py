@@ -1,4 +1,4 @@
-"""Where what can be made again is kept."""
+"""The cache folder."""
 
 from __future__ import annotations
 

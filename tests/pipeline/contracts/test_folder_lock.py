@@ -1,4 +1,4 @@
-"""Folders that live as long as their process, and who deletes them."""
+"""Locked folders: lifetime, and deletion after their process has ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contracts.folder_lock import HeldFolder
+from pipeline.contracts.folder_lock import LockedFolder
 
 HOLD = """
 import sys
 from pathlib import Path
-from pipeline.contracts.folder_lock import HeldFolder
-held = HeldFolder(Path(sys.argv[1]), prefix="own-")
+from pipeline.contracts.folder_lock import LockedFolder
+held = LockedFolder(Path(sys.argv[1]), prefix="own-")
 (held.path / "file").write_text("mine")
 print(held.path, flush=True)
 sys.stdin.read()
@@ -42,11 +42,11 @@ def holding(parent: Path) -> tuple[subprocess.Popen[str], Path]:
 def test_one_of_a_living_process_stays_one_of_a_killed_process_goes(tmp_path: Path):
     process, theirs = holding(tmp_path)
     with process:
-        own = HeldFolder(tmp_path, prefix="own-")
+        own = LockedFolder(tmp_path, prefix="own-")
         assert (theirs / "file").read_text() == "mine"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        another = HeldFolder(tmp_path, prefix="own-")
+        another = LockedFolder(tmp_path, prefix="own-")
         assert not theirs.exists()
         assert own.path.is_dir()
         assert another.path != own.path
@@ -57,24 +57,24 @@ def test_what_was_not_held_or_has_another_name_stays(tmp_path: Path):
     for name in others:
         (tmp_path / name).mkdir()
     (tmp_path / "own-run" / ".lock").touch()  # as a run folder, or an environment, has it
-    left = HeldFolder(tmp_path / "other", prefix="")
+    left = LockedFolder(tmp_path / "other", prefix="")
     os.close(left._lock)  # as the kernel does
     (tmp_path / "own-file").touch()
-    HeldFolder(tmp_path, prefix="own-").remove()
+    LockedFolder(tmp_path, prefix="own-").remove()
     assert {path.name for path in tmp_path.iterdir()} == {*others, "own-file"}
     assert left.path.is_dir()
 
 
 def test_what_could_not_be_deleted_is_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    left = HeldFolder(tmp_path, prefix="own-")
+    left = LockedFolder(tmp_path, prefix="own-")
     (left.path / "sockets").mkdir()
     (left.path / "sockets" / "one").touch()
     os.close(left._lock)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        HeldFolder(tmp_path, prefix="own-")
+        LockedFolder(tmp_path, prefix="own-")
     assert left.path.is_dir()
-    HeldFolder(tmp_path, prefix="own-")
+    LockedFolder(tmp_path, prefix="own-")
     assert not left.path.exists()
 
 
@@ -86,12 +86,12 @@ def test_where_nothing_can_be_locked_nothing_is_left(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="No locks"):
-        HeldFolder(tmp_path, prefix="own-")
+        LockedFolder(tmp_path, prefix="own-")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_gone_when_it_is_removed(tmp_path: Path):
-    held = HeldFolder(tmp_path, prefix="")
+    held = LockedFolder(tmp_path, prefix="")
     (held.path / "file").touch()
     held.remove()
     assert list(tmp_path.iterdir()) == []
@@ -99,4 +99,4 @@ def test_it_is_gone_when_it_is_removed(tmp_path: Path):
 
 def test_a_parent_that_is_not_there_is_an_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
-        HeldFolder(tmp_path / "absent", prefix="own-")
+        LockedFolder(tmp_path / "absent", prefix="own-")

@@ -1,4 +1,4 @@
-"""Sizes of models from their `config.json`, against the models themselves."""
+"""Dimensions of models from their `config.json`, compared with the models themselves."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_the_adapter_by_hand():
 
 
 def test_targets_that_match_nothing_are_refused():
-    with pytest.raises(ValueError, match="matches no whole module path; there are layers/0/attn/q"):
+    with pytest.raises(ValueError, match="the paths are layers/0/attn/q"):
         read_model_shape(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
-def test_a_handle_is_known_by_its_name(name, monkeypatch, tmp_path):
+def test_a_hub_handle_is_recognized_by_its_name(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = load_config(PRESETS / f"{name}_gsm8k_v5e8.toml")
     assert shape_of(config) == read_model_shape(hf(name))
@@ -92,8 +92,8 @@ def test_a_folder_is_read(tmp_path):
     assert shape_of(with_path(str(tmp_path))).embed == 24
 
 
-def test_what_is_not_known_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="its sizes are not known before it is downloaded"):
+def test_unknown_models_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="its shape is unknown before the download"):
         shape_of(with_path("hf://somebody/else"))
     with pytest.raises(FileNotFoundError, match="no folder"):
         shape_of(with_path(str(tmp_path / "none")))
@@ -117,7 +117,7 @@ def test_bytes_are_those_of_the_policy(changes, quantization):
 
 
 @pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (1, 2), (2, 2), (1, 4)])
-def test_a_device_holds_what_the_mesh_gives_it(fsdp, tp):
+def test_a_device_holds_its_shard_of_the_mesh(fsdp, tp):
     config = tiny.hf_config(num_hidden_layers=1)
     mesh = make_mesh(jax.devices()[: fsdp * tp], fsdp=fsdp, tp=tp)
     policy = Policy.create(
@@ -132,7 +132,7 @@ def test_a_device_holds_what_the_mesh_gives_it(fsdp, tp):
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_4b", "gemma2_2b"])
-def test_the_configuration_comes_back(name):
+def test_the_configuration_round_trips(name):
     shape = read_model_shape(hf(name))
     assert read_model_shape(hf_config_of(shape)) == shape
 

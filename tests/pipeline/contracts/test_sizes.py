@@ -13,7 +13,7 @@ from pipeline.contracts.sizes import SHRUNK, Sizes, sized, smaller
 from tests.fakes import make_config
 
 ROW = 88
-"""The longest sequence of the fakes' configuration, which is a row."""
+"""The longest sequence, and row, of the fakes' configuration."""
 
 
 def config(folder: Path = Path(), **plan: object) -> Config:
@@ -36,7 +36,7 @@ def test_sized_changes_the_sizes_and_nothing_else() -> None:
     assert sized(whole, Sizes.of(whole)) == whole
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
+def test_sizes_that_do_not_suit_the_configuration_are_refused() -> None:
     with pytest.raises(ValueError, match=r"multiple of plan\.row_tokens = 88"):
         sized(config(slots=16), Sizes(slots=8, micro_batch_tokens=ROW + 1))
 
@@ -67,7 +67,7 @@ def test_micro_batches_fall_in_whole_rows_on_every_device(phase: str) -> None:
     assert smaller(given_, Sizes(2, 2 * ROW), phase) is None  # type: ignore[arg-type]
 
 
-def test_where_it_is_known_how_much_is_there_nothing_is_tried_in_between():
+def test_a_known_share_of_memory_skips_sizes_that_are_too_large():
     given_ = config(slots=64)
     sizes = Sizes.of(given_)
     for share, slots in {0.9: 48, 0.3: 16, 0.02: 1, 0.001: 1}.items():
@@ -78,7 +78,7 @@ def test_where_it_is_known_how_much_is_there_nothing_is_tried_in_between():
     assert smaller(given_, sizes, "update", share=-0.1) is None
 
 
-def test_an_adapter_that_finds_no_room_at_the_sampler_costs_slots() -> None:
+def test_an_adapter_that_does_not_fit_the_sampler_reduces_slots() -> None:
     given_ = config(slots=4)
     assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), slots=3)
 

@@ -155,9 +155,9 @@ def test_the_time_of_a_process_that_was_killed_before_it_began_counts(tmp_path: 
     config = make_config(tmp_path)
     killed, next_one = RunFolder.of(config), RunFolder.of(config)
     with killed.held():
-        killed.note_used(9.5)
+        killed.record_used_s(9.5)
         assert used_s(killed) == 9.5
-        killed.note_used(120.25)
+        killed.record_used_s(120.25)
         killed.close()  # what a kill leaves: a folder with a lock in it
         next_one.check(config)
         with next_one.held():
@@ -171,7 +171,7 @@ def test_a_damaged_note_of_the_time_is_none(tmp_path: Path, left: bytes):
     folder = folder_of(make_config(tmp_path))
     (folder.path / ".lock").write_bytes(left)
     assert used_s(folder) == 0.0
-    folder.note_used(7.0)
+    folder.record_used_s(7.0)
     assert used_s(folder) == 7.0
 
 

@@ -22,10 +22,10 @@ from pipeline.evaluate.conversation import (
 )
 from pipeline.inputs.text.prompts import PromptMaker
 from tests.fakes import CharTokenizer, Script, completion, make_config
-from tests.pipeline.evaluate.test_measurement import FakeAnswerer
+from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 
 
-class Echo(FakeAnswerer):
+class Echo(FakeAdapterSampler):
     """Says what it was asked, backwards; the tuned one is cut off."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def test_what_cannot_be_asked_is_told(tmp_path: Path, question: str, message: st
 
 def test_turn_tokens_cannot_be_asked(tmp_path: Path):
     sampler = Echo()
-    with pytest.raises(QuestionError, match="holds the turn token <end_of_turn>"):
+    with pytest.raises(QuestionError, match="contains the turn token <end_of_turn>"):
         asyncio.run(
             conversation(tmp_path, sampler, turn="gemma").ask({"question": "<end_of_turn>"})
         )

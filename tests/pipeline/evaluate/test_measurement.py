@@ -26,7 +26,7 @@ from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_con
 TUNED = "/runs/a"
 
 
-class FakeAnswerer(FakeSampler):
+class FakeAdapterSampler(FakeSampler):
     """Right under the adapter, and for every second prompt without."""
 
     def __init__(self, script: Script, *, number: int = 0, salt: str = "") -> None:
@@ -70,7 +70,7 @@ TESTS = {"test": make_prompts(5), "more": make_prompts(2)}
 
 
 def run(
-    config: Config, samplers: Sequence[FakeAnswerer], path: str | None, told: list[int]
+    config: Config, samplers: Sequence[FakeAdapterSampler], path: str | None, told: list[int]
 ) -> Measured:
     return asyncio.run(
         measure(
@@ -86,7 +86,7 @@ def run(
 
 def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     config, told = make_config(tmp_path), list[int]()
-    samplers = [FakeAnswerer(Script(), number=number) for number in range(2)]
+    samplers = [FakeAdapterSampler(Script(), number=number) for number in range(2)]
     base = run(config, samplers, None, told)
     tuned = run(config, samplers, TUNED, told)
     assert base.adapter == OpenedAdapter(0, samplers[0].adapter, "the base") or base != tuned
@@ -103,12 +103,12 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
 
 def test_several_samples_of_each_prompt_are_drawn(tmp_path: Path):
     config = make_config(tmp_path, eval={"samples": 3, "temperature": 1.0})
-    base = run(config, [FakeAnswerer(Script())], None, [])
+    base = run(config, [FakeAdapterSampler(Script())], None, [])
     assert base.evaluations["more"].correct.tolist() == [[True, False, False], [False] * 3]
 
 
 def test_samplers_must_hold_the_same_adapter():
-    samplers = [FakeAnswerer(Script(), salt=salt) for salt in "ab"]
+    samplers = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
     with pytest.raises(ParityError, match="samplers opened different adapters"):
         asyncio.run(open_adapter(samplers, TUNED))
     with pytest.raises(FileNotFoundError, match="no adapter in gone"):
@@ -116,7 +116,7 @@ def test_samplers_must_hold_the_same_adapter():
 
 
 def test_answers_of_another_adapter_are_refused():
-    sampler = FakeAnswerer(Script())
+    sampler = FakeAdapterSampler(Script())
 
     async def swapped() -> None:
         base = await open_adapter([sampler], None)
@@ -129,7 +129,7 @@ def test_answers_of_another_adapter_are_refused():
 
 
 def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
-    sampler = FakeAnswerer(Script())
+    sampler = FakeAdapterSampler(Script())
     base, too_long = run(config, [sampler], None, []), (TooLong(8, 99), TooLong(9, 99))
     split = LoadedSplit(make_prompts(5), malformed=(), too_long=too_long, duplicates=0)
     facts = data_facts(config.data.test, split)
@@ -197,7 +197,10 @@ def test_the_protocol_tells_what_else_ends_an_answer(tmp_path: Path):
 
 
 def test_a_prefix_is_part_of_the_protocol_and_of_each_answer(tmp_path: Path):
-    config, sampler = make_config(tmp_path, prompt={"answer_prefix": "so "}), FakeAnswerer(Script())
+    config, sampler = (
+        make_config(tmp_path, prompt={"answer_prefix": "so "}),
+        FakeAdapterSampler(Script()),
+    )
     base = run(config, [sampler], None, [])
     assert (
         list(answer_rows(base, None))[1]["text"] == "so <reasoning>x</reasoning><answer>5</answer>"
@@ -221,7 +224,7 @@ def test_the_table_of_samples_has_votes(tmp_path: Path):
 
 
 def test_each_answer_has_a_row(tmp_path: Path):
-    config, sampler = make_config(tmp_path), FakeAnswerer(Script())
+    config, sampler = make_config(tmp_path), FakeAdapterSampler(Script())
     base, tuned = run(config, [sampler], None, []), run(config, [sampler], TUNED, [])
     rows = list(answer_rows(base, tuned))
     assert [(row["set"], row["policy"], row["prompt_id"]) for row in rows] == [

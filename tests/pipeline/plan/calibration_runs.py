@@ -19,7 +19,7 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
 from pipeline.plan.calibration import CalibrationStart, calibrate
-from pipeline.plan.choice import Calibrated
+from pipeline.plan.size_choice import Calibrated
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
@@ -75,7 +75,7 @@ class Device:
     async def building(self) -> Building:
         return Building()
 
-    async def drawing_speed(self) -> SamplerSpeed:
+    async def sampler_speed(self) -> SamplerSpeed:
         assert self.sizes is not None
         slots = self.sizes.slots
         if slots > self.most.slots:
@@ -86,7 +86,7 @@ class Device:
             self.name, {n: self.segment(n) for n in plan.slot_ladder}, {416: 0.002}, {slots: 0.001}
         )
 
-    async def learning_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> LearnerSpeed:
         assert self.sizes is not None
         rows = self.sizes.micro_batch_tokens // ROW
         if self.sizes.micro_batch_tokens > self.most.micro_batch_tokens:

@@ -1,4 +1,4 @@
-"""The v5e-8 presets as the planner gets them."""
+"""The v5e-8 presets as planner input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from configs.schema import Config
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.plan.search.search import Case
+from pipeline.plan.search.fitting import PlanCase
 
 PROJECT = Path(__file__).parents[3]
 FREE = (
@@ -21,14 +21,16 @@ FREE = (
 
 
 def preset(model: str, *overrides: tuple[str, str]) -> Config:
-    """The preset of `model`, such as gemma3_1b, with settings laid over it.
+    """The preset of `model`, such as gemma3_1b, with overrides.
 
-    Without them sizes are fixed and each layer is computed twice.
+    By default sizes are fixed and `plan.remat` is "full".
     """
     settings = {"plan.fixed": "true", "plan.remat": "full"} | dict(overrides)
     return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", tuple(settings.items()))
 
 
-def case(config: Config, topology: str | None = None) -> Case:
-    """What is planned for a configuration."""
-    return Case(config, shape_of(config), topology_of(config, topology), Lengths.expected(config))
+def case(config: Config, topology: str | None = None) -> PlanCase:
+    """The planner's input for a configuration."""
+    return PlanCase(
+        config, shape_of(config), topology_of(config, topology), Lengths.expected(config)
+    )

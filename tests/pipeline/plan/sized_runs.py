@@ -31,7 +31,7 @@ def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
     sizes = {"slots": 8, "micro_batch_tokens": 4 * ROW}
     common: dict[str, Any] = {
         "run": {"phases": ["sft", "grpo"]},
-        "sft": {"train": {"path": "worked.jsonl"}, "completion_column": "text", "steps": 1},
+        "sft": {"train": {"path": "demonstrations.jsonl"}, "completion_column": "text", "steps": 1},
         "data": {"validation": {"path": "validation.jsonl"}},
         "eval": {"every_steps": 2},
         "budget": {"steps": 4},

@@ -12,9 +12,9 @@ from configs.load import load_config
 from configs.schema import Config
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
-from pipeline.plan.calibrating import SHARE, share_s
 from pipeline.plan.calibration import CalibrationStart
-from pipeline.plan.ladder import Ladder
+from pipeline.plan.forecast import CALIBRATION_SHARE, calibration_share_s
+from pipeline.plan.size_choice import SizeLadder
 from tests.pipeline.plan.calibration_runs import (
     ROOT,
     ROW,
@@ -41,7 +41,7 @@ def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
 def test_what_is_given_is_the_most(tmp_path: Path):
     made = config(tmp_path, plan__slots=12, plan__micro_batch_tokens=3 * ROW)
     beginning = CalibrationStart.of(made, None)
-    assert beginning.ladder == Ladder((12, 8, 4, 2, 1), (3, 2, 1))
+    assert beginning.ladder == SizeLadder((12, 8, 4, 2, 1), (3, 2, 1))
     assert beginning.sizes == Sizes(12, 3 * ROW)
 
 
@@ -89,7 +89,7 @@ def test_running_out_of_memory_on_the_ladder_is_survived_and_recorded(tmp_path: 
     assert entry["speeds"]["full_slots"] == [64, 32]
     assert 8 in entry["speeds"]["full_rows"]
     assert "64" not in entry["sampling_s"]
-    assert any("no room" in line for line in run.said)
+    assert any("out of memory" in line for line in run.said)
 
 
 def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_used_up(
@@ -124,7 +124,7 @@ def test_the_share_of_the_budget_is_kept(tmp_path: Path):
             learner__schedule="constant",
             **changes,
         )
-        assert share_s(run.config) == pytest.approx(share * budget)
+        assert calibration_share_s(run.config) == pytest.approx(share * budget)
         began = 10.0  # the start itself
         run.run()
         assert began < run.device.clock.seconds <= began + share * budget
@@ -172,7 +172,7 @@ def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
     given = replace_plan(gpu, slots=8, micro_batch_tokens=ROW)
     assert CalibrationStart.of(given, None) == CalibrationStart(Sizes(8, ROW))
     asked = [("plan.fixed", "false"), ("plan.platform", "gpu"), ("plan.calibration_share", "0.1")]
-    with pytest.raises(ValueError, match=r"calibration_share = 0\.1: measures nothing on gpu"):
+    with pytest.raises(ValueError, match=r"calibration_share = 0\.1: has no effect on gpu"):
         load_config(ROOT / "configs/demo.toml", asked)
 
 
@@ -182,10 +182,10 @@ def test_speeds_are_the_same_behind_json():
 
 
 def test_the_default_share_is_a_fiftieth(tmp_path: Path):
-    assert share_s(config(tmp_path)) == SHARE * 3600 == 72
+    assert calibration_share_s(config(tmp_path)) == CALIBRATION_SHARE * 3600 == 72
     until = {"budget__steps": "none", "budget__until": "2030-01-01T10:00+00:00"}
     dated = config(tmp_path, learner__schedule="constant", **until)
     end = dated.budget.until_s
     assert end is not None
-    assert share_s(dated, now_s=end - 7200) == 144
-    assert share_s(dated, now_s=end + 1) == 0
+    assert calibration_share_s(dated, now_s=end - 7200) == 144
+    assert calibration_share_s(dated, now_s=end + 1) == 0

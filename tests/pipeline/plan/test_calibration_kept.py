@@ -10,7 +10,7 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
-from pipeline.plan import kept
+from pipeline.plan import speed_cache
 from tests.pipeline.plan.calibration_runs import ROW, Device, Small, cache, chosen, start
 
 __all__ = ["cache"]
@@ -33,7 +33,7 @@ def test_the_next_run_of_the_same_shapes_begins_with_what_was_measured(tmp_path:
         assert entries[0]["estimated"][what].keys() == entries[0][what].keys()
     # Another step: the same speeds, and another choice from them.
     third = start(tmp_path / "c", slow, rollout__prompts_per_step=4, plan__micro_batch_tokens=ROW)
-    assert third.beginning.kept is not None
+    assert third.beginning.cached is not None
 
 
 def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path):
@@ -100,19 +100,19 @@ def test_another_program_or_machine_measures_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
     start(tmp_path / "a").run()
-    assert start(tmp_path / "b").beginning.kept is not None
+    assert start(tmp_path / "b").beginning.cached is not None
     changes: dict[str, Any] = {}
     if what == "version":
-        monkeypatch.setattr(kept, "versions", lambda: {"jax": "99"})
+        monkeypatch.setattr(speed_cache, "versions", lambda: {"jax": "99"})
     elif what == "sources":
-        monkeypatch.setattr(kept, "sources", lambda _: "other")
+        monkeypatch.setattr(speed_cache, "sources", lambda _: "other")
     elif what == "machine":
-        monkeypatch.setattr(kept, "machine", lambda: {"processor": "other", "cores": 2})
+        monkeypatch.setattr(speed_cache, "machine", lambda: {"processor": "other", "cores": 2})
     elif what == "shape":
         changes = {"rollout__max_new_tokens": 40}
     else:
         changes = {"plan__hbm_gib": 1.0}
-    assert start(tmp_path / "b", **changes).beginning.kept is None
+    assert start(tmp_path / "b", **changes).beginning.cached is None
 
 
 @pytest.mark.parametrize("what", ["name", "slower", "faster", "full"])
@@ -126,7 +126,7 @@ def test_speeds_of_another_device_are_not_used(tmp_path: Path, what: str):
         "full": {"most": replace(sizes, micro_batch_tokens=sizes.micro_batch_tokens - 1)},
     }
     other = start(tmp_path / "b", lambda config: Device(config, **changes[what]))
-    assert other.beginning.kept is not None
+    assert other.beginning.cached is not None
     chosen(other)
     entry = other.journal()[-1]
     assert entry["kept"] is False
@@ -147,7 +147,7 @@ def test_a_file_that_is_damaged_or_cannot_be_written_is_no_obstacle(
     start(tmp_path / "a").run()
     (file,) = (tmp_path / "cache/calibration").iterdir()
     file.write_text('{"speeds": {"device"', encoding="utf-8")
-    assert start(tmp_path / "b").beginning.kept is None
+    assert start(tmp_path / "b").beginning.cached is None
     (tmp_path / "no folder").write_text("", encoding="utf-8")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "no folder"))
     assert chosen(start(tmp_path / "c")).slots > 0

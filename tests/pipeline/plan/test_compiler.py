@@ -1,4 +1,4 @@
-"""What is asked of the TPU compiler, under what its answers are kept, and the compiler itself."""
+"""Compiler requests, the cache keys of reports, and the compiler itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from configs.load import load_config
 from pipeline.contracts.topology import HBM_GIB
 from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
 from pipeline.plan import compiler
-from pipeline.plan.compiler import Figures, NoCompiler, compiled, key, missing
+from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs, uncached
 from pipeline.plan.cost_model.programs import depends_on, programs_of
 from tests import tiny
 
@@ -35,7 +35,7 @@ def preset(**settings):
 
 
 def key_of(program, **settings):
-    return key(preset(**settings), SHAPE, program)
+    return cache_key(preset(**settings), SHAPE, program)
 
 
 OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
@@ -94,31 +94,31 @@ def test_another_program_has_another_key(program, setting, value):
         ("apply", {"plan__slots": 256}),
     ],
 )
-def test_what_does_not_matter_changes_no_key(program, settings):
+def test_irrelevant_settings_keep_the_key(program, settings):
     assert key_of(program, **settings) == key_of(program)
 
 
 def test_model_sources_and_versions_count(monkeypatch):
     config, before = preset(), key_of("segment 64")
-    assert key(config, shape_of(config), "segment 64") != before
+    assert cache_key(config, shape_of(config), "segment 64") != before
     assert before["versions"]["jax"]
     assert before["sources"] != key_of("apply")["sources"]
     monkeypatch.setattr(compiler, "versions", lambda: {"jax": "99"})
     assert key_of("segment 64") != before
 
 
-NO_EFFECT_ON_PROGRAMS = {
+IRRELEVANT = {
     "pipeline/compute/device_memory.py",
     *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
     *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
     *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "published")),
     *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
 }
-"""Files that programs import and whose content does not affect them."""
+"""Files that programs import but that do not change what is compiled."""
 
 
 @pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
-def test_the_key_covers_all_sources_of_a_program(which, folder):
+def test_every_source_of_a_program_is_hashed(which, folder):
     top = PRESETS.parent
     found = set()
     left = [f"pipeline/compute/{folder}/programs.py", "pipeline/compute/model/architecture.py"]
@@ -129,8 +129,8 @@ def test_the_key_covers_all_sources_of_a_program(which, folder):
             left += imported(top, path)
     hashed = {path for pattern in compiler._SOURCES[which] for path in top.glob(pattern)}
     names = {str(path.relative_to(top)) for path in hashed}
-    assert found - names <= NO_EFFECT_ON_PROGRAMS
-    assert not NO_EFFECT_ON_PROGRAMS & names
+    assert found - names <= IRRELEVANT
+    assert not IRRELEVANT & names
 
 
 def imported(top, path):
@@ -169,41 +169,41 @@ def test_programs_of_a_run():
 
 @pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
 def test_no_such_program(name):
-    with pytest.raises(ValueError, match="is no program of a run; known are empty, prefill N"):
-        compiled(preset(), SHAPE, [name])
+    with pytest.raises(ValueError, match="the programs are empty, prefill N"):
+        compile_programs(preset(), SHAPE, [name])
 
 
-def test_more_chips_than_there_are():
+def test_a_program_with_too_many_chips_is_refused():
     with pytest.raises(ValueError, match="runs on 8 devices; v5e:2x2 has 4"):
-        compiled(preset(), SHAPE, ["apply"], topology="v5e:2x2")
-    with pytest.raises(ValueError, match="compiled for are v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
-        compiled(preset(), SHAPE, ["apply"], topology="v5e:3x3")
+        compile_programs(preset(), SHAPE, ["apply"], topology="v5e:2x2")
+    with pytest.raises(ValueError, match="compiled for v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
+        compile_programs(preset(), SHAPE, ["apply"], topology="v5e:3x3")
 
 
 def test_without_the_compiler(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(NoCompiler, match="the TPU compiler is not here: it is the package libtpu"):
-        compiled(preset(), SHAPE, ["apply"])
+    with pytest.raises(NoCompiler, match="the TPU compiler is missing: install the package libtpu"):
+        compile_programs(preset(), SHAPE, ["apply"])
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What a compiler was asked that answers at once."""
+    """Requests to a fake compiler that answers at once."""
     programs_asked = []
 
     def answers(_config, _shape, programs, **_settings):
         for program in programs:
             programs_asked.append(program)
-            yield program, Figures(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
+            yield program, CompilerReport(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
 
-    monkeypatch.setattr(compiler, "_ask", answers)
+    monkeypatch.setattr(compiler, "_compile", answers)
     return programs_asked
 
 
-def test_what_was_answered_is_not_asked_again(asked):
-    first = compiled(preset(), SHAPE, ["apply", "segment 64"])
-    assert missing(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
-    again = compiled(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
+def test_cached_reports_are_not_compiled_again(asked):
+    first = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
+    assert uncached(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
+    again = compile_programs(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
     assert asked == ["apply", "segment 64", "score 8"]
     assert list(again) == ["segment 64", "score 8", "apply"]
     assert not first["apply"].cached
@@ -213,30 +213,30 @@ def test_what_was_answered_is_not_asked_again(asked):
 
 
 @pytest.mark.parametrize("damage", [lambda _: "{", lambda text: text.replace("3221", "3222", 1)])
-def test_a_damaged_answer_is_asked_for_again(asked, tmp_path, damage):
-    compiled(preset(), SHAPE, ["apply"])
+def test_a_damaged_report_is_compiled_again(asked, tmp_path, damage):
+    compile_programs(preset(), SHAPE, ["apply"])
     (kept,) = (tmp_path / "cache/plans").iterdir()
     assert damage(kept.read_text()) != kept.read_text()
     kept.write_text(damage(kept.read_text()))
-    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
+    assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
     assert asked == ["apply", "apply"]
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_nothing(asked, tmp_path, monkeypatch):
+def test_an_unwritable_folder_caches_nothing(asked, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "file"))
-    found = compiled(preset(), SHAPE, ["apply", "segment 64"])
+    found = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
     assert asked == list(found) == ["apply", "segment 64"]
-    assert not compiled(preset(), SHAPE, ["apply"])["apply"].cached
+    assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
 
 
 @pytest.mark.slow
 def test_the_compiler_itself():
-    """Demo-sized programs for v5e chips; one that cannot fit; failures are told."""
+    """Demo-sized programs for v5e chips; one that cannot fit; failures are reported."""
     config = load_config(PRESETS / "demo.toml", [("plan.segment_steps", "4")])
     shape = shape_of(config)
     lines: list[str] = []
-    found = compiled(config, shape, ["segment 192", "apply"], say=lines.append)
+    found = compile_programs(config, shape, ["segment 192", "apply"], say=lines.append)
     assert lines[0] == "compiling segment 192, apply ..."
     assert lines[1].startswith("[1/2] apply: 0.0")
     assert lines[2].startswith("[2/2] segment 192: 0.")
@@ -255,5 +255,5 @@ def test_the_compiler_itself():
             ("plan.micro_batch_tokens", "800104"),
         ],
     )
-    figures = compiled(large, shape, ["segment 192"])["segment 192"]
+    figures = compile_programs(large, shape, ["segment 192"])["segment 192"]
     assert not figures.fits

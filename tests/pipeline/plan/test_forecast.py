@@ -1,4 +1,4 @@
-"""What becomes of the budget: every second counted once, and what is written."""
+"""The forecast: every second is counted once, and what is written to disk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from configs.load import load_config
 from pipeline.compute.decode import timing as decode_timing
 from pipeline.compute.learner import timing as learner_timing
 from pipeline.control.estimates import SAFETY
-from pipeline.plan import calibrating
-from pipeline.plan.forecast import PACES, Forecast, forecast
-from pipeline.plan.search.search import choose
+from pipeline.plan.forecast import (
+    FILLS,
+    MICRO_BATCHES,
+    PREFILLS,
+    SCENARIOS,
+    SEGMENTS,
+    Forecast,
+    forecast,
+)
+from pipeline.plan.search.fitting import choose_placement
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 GIB = 2**30
@@ -20,19 +27,19 @@ GIB = 2**30
 
 def planned(*overrides: tuple[str, str], model: str = "gemma3_1b") -> Forecast:
     given = case(preset(model, *overrides))
-    return forecast(given, choose(given).chosen)
+    return forecast(given, choose_placement(given).chosen)
 
 
 @pytest.mark.parametrize("hours", [1, 9, 24])
 def test_a_time_budget_is_used_and_kept(hours: int) -> None:
     given = case(preset("gemma3_1b", ("budget.time", f"{hours}h")))
-    plan = choose(given).chosen
+    plan = choose_placement(given).chosen
     found = forecast(given, plan)
     for pace, outcome in found.outcomes.items():
         assert outcome.wall_s == pytest.approx(sum(outcome.spent_s.values()))
         assert outcome.wall_s <= 3600 * hours
         step_s = getattr(plan.step.total, pace)
-        # What is left is the margin, and less than a step.
+        # The rest is the safety margin and less than a step.
         end_s = outcome.spent_s["tests"] / 2 + outcome.spent_s["validation"]
         margin_s = (SAFETY - 1) * (end_s + outcome.spent_s["export"]) + (SAFETY + 2) * step_s
         assert outcome.wall_s >= 3600 * hours - margin_s
@@ -57,23 +64,23 @@ def test_the_cost_is_chips_times_hours() -> None:
     assert found.cost_usd == pytest.approx(hours * 8 * 2)
 
 
-def test_a_warm_start_is_paid_from_the_budget() -> None:
+def test_the_sft_phase_counts_in_the_budget() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "50")]
-    cold, warm = planned(), planned(*sft)
-    spent = warm.outcomes["expected"].spent_s["warm start"]
+    without_sft, with_sft = planned(), planned(*sft)
+    spent = with_sft.outcomes["expected"].spent_s["SFT phase"]
     assert spent > 0
-    assert cold.outcomes["expected"].spent_s["warm start"] == 0
-    assert warm.grpo_steps == warm.outcomes["expected"].steps - 50
-    assert warm.grpo_steps < cold.grpo_steps
-    # Imitation and what applies it; a small micro-batch is a full one here.
-    assert warm.programs == cold.programs + 2
+    assert without_sft.outcomes["expected"].spent_s["SFT phase"] == 0
+    assert with_sft.grpo_steps == with_sft.outcomes["expected"].steps - 50
+    assert with_sft.grpo_steps < without_sft.grpo_steps
+    # SFT gradients and the update; a small micro-batch is a full one here.
+    assert with_sft.programs == without_sft.programs + 2
 
 
-def test_a_warm_start_alone_is_no_step_of_grpo() -> None:
+def test_the_sft_phase_alone_is_no_grpo_step() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "5000")]
     found = planned(*sft, ("budget.time", "30m")).outcomes["expected"]
     assert found.steps == 5000
-    assert not found.min_finished
+    assert not found.enough
 
 
 def test_evaluations_are_paid_from_the_budget() -> None:
@@ -98,7 +105,7 @@ def test_rows_are_counted_where_something_tells_them(tmp_path: Path) -> None:
 
 def test_disk_is_counted_by_what_is_written() -> None:
     given = case(preset("gemma3_1b", ("checkpoint.keep", "3")))
-    found = forecast(given, choose(given).chosen)
+    found = forecast(given, choose_placement(given).chosen)
     adapter = 4 * given.shape.adapter_parameters(given.config.lora)
     assert found.disk_bytes["checkpoints"] == 3 * 3 * adapter + adapter
     assert found.disk_bytes["export"] == 2 * given.shape.parameters + adapter
@@ -108,7 +115,7 @@ def test_disk_is_counted_by_what_is_written() -> None:
 
 def test_programs_are_counted_and_what_was_compiled_is_known() -> None:
     given = case(preset("gemma3_1b"))
-    plan = choose(given).chosen
+    plan = choose_placement(given).chosen
     found = forecast(given, plan)
     # empty, 2 prefills, 2 fills, 4 segments, 3 x 3 of compactions, score, keep, gradient, apply
     assert found.programs == 22
@@ -116,7 +123,7 @@ def test_programs_are_counted_and_what_was_compiled_is_known() -> None:
     saved = found.compile.expected - known.compile.expected
     assert saved == pytest.approx(26 * 2.0 - 1.0)
     assert found.compile.low < found.compile.expected < found.compile.high
-    for pace in PACES:
+    for pace in SCENARIOS:
         assert found.outcomes[pace].spent_s["compile"] == getattr(found.compile, pace)
 
 
@@ -125,9 +132,10 @@ def test_a_cpus_seconds_of_compiling_hold_what_was_measured(
 ) -> None:
     monkeypatch.chdir(PROJECT)
     given = case(load_config(PROJECT / "configs/demo.toml"))
-    found = forecast(given, choose(given).chosen)
+    found = forecast(given, choose_placement(given).chosen)
     assert found.programs == 21
-    # One after the other 35 s; 101 s by a run beside other programs (2026-11-22, two cores).
+    # One after the other 35 s; measured 101 s by a run beside other programs (2026-11-22, two
+    # cores).
     assert found.compile.expected == pytest.approx(35, rel=0.1)
     assert found.compile.high > 101
 
@@ -141,7 +149,7 @@ def test_measuring_sizes_is_paid_from_the_budget() -> None:
 
     none, some, more = (steps(("plan.calibration_share", s)) for s in ("0.0", "0.005", "0.02"))
     assert none > some > more
-    assert more == steps()  # the default
+    assert more == steps()  # default
     found = planned(*FREE_9H, ("plan.calibration_share", "0.005"))
     assert found.share_s == 0.005 * 9 * 3600
     assert found.outcomes["expected"].spent_s["calibration"] == found.share_s
@@ -163,16 +171,16 @@ def test_the_largest_sizes_are_measured_whatever_the_share_and_no_more_than_ther
 
 
 def test_what_is_measured_runs_as_often_as_it_is_counted() -> None:
-    assert 1 + decode_timing.REPEATS == calibrating.SEGMENTS == calibrating.FILLS
-    assert 2 + decode_timing.REPEATS == calibrating.PREFILLS
-    assert 1 + learner_timing.REPEATS == calibrating.MICRO_BATCHES
+    assert 1 + decode_timing.REPEATS == SEGMENTS == FILLS
+    assert 2 + decode_timing.REPEATS == PREFILLS
+    assert 1 + learner_timing.REPEATS == MICRO_BATCHES
 
 
 @pytest.mark.parametrize("mode", ["capped", "adaptive"])
 def test_steps_that_draw_further_prompts_are_the_slow_end(mode: str) -> None:
     more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "256")]
     off, on = planned(*FREE_9H), planned(*FREE_9H, *more)
-    steps = {pace: (off.outcomes[pace].steps, on.outcomes[pace].steps) for pace in PACES}
+    steps = {pace: (off.outcomes[pace].steps, on.outcomes[pace].steps) for pace in SCENARIOS}
     assert steps["low"][0] == steps["low"][1]
     assert steps["expected"][0] == steps["expected"][1]
     assert steps["high"][0] > 1.3 * steps["high"][1] > 0

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController, Worker
-from pipeline.plan.start import first_sizes
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (

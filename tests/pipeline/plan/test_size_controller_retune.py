@@ -17,9 +17,9 @@ from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import CalibrationStart
-from pipeline.plan.choice import Calibrated, choose_sizes
+from pipeline.plan.search.fitting import first_sizes
+from pipeline.plan.size_choice import Calibrated, choose_sizes
 from pipeline.plan.size_controller import RETUNE_STEPS, SizeController, Worker
-from pipeline.plan.start import first_sizes
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FakeTracker

@@ -1,4 +1,4 @@
-"""The report as JSON, and its lines: every figure that is printed is one of the report's."""
+"""The plan report: every printed figure is one of its JSON."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from typing import Any
 import pytest
 
 from configs.load import load_config
-from pipeline.plan.compiler import Figures
+from pipeline.plan.compiler import CompilerReport
 from pipeline.plan.forecast import forecast
-from pipeline.plan.search.gains import gains
-from pipeline.plan.search.remedies import Remedy
-from pipeline.plan.search.search import choose
-from pipeline.plan.verify import Compiled, Next, Verified
+from pipeline.plan.search.fitting import choose_placement
+from pipeline.plan.search.suggestions import Remedy, gains
+from pipeline.plan.verify import CompilerCheck, LargerPlan, Verified
 from pipeline.report.plan_lines import lines
-from pipeline.report.plan_report import Plan, report
+from pipeline.report.plan_report import PlanReport, plan_figures
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 GIB = 2**30
 
 
-def planned(*overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75) -> Plan:
+def planned(
+    *overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75
+) -> PlanReport:
     given = case(preset(model, *overrides))
     chip = replace(given.topology.chip, hbm_gib=gib)
     given = replace(given, topology=replace(given.topology, chip=chip))
-    choice = choose(given)
-    return Plan(given, choice, forecast(given, choice.chosen), gains(given, choice.chosen))
+    choice = choose_placement(given)
+    return PlanReport(given, choice, forecast(given, choice.chosen), gains(given, choice.chosen))
 
 
 @pytest.fixture(scope="module")
-def found() -> Plan:
+def found() -> PlanReport:
     return planned(*FREE)
 
 
-def told(figures: dict[str, Any]) -> list[str]:
+def text_lines(figures: dict[str, Any]) -> list[str]:
     return list(lines(json.loads(json.dumps(figures))))
 
 
@@ -45,9 +46,9 @@ def line(text: list[str], start: str) -> str:
     return one
 
 
-def test_what_is_printed_is_what_is_written(found: Plan) -> None:
-    figures = report(found)
-    text = told(figures)
+def test_printed_figures_equal_the_json(found: PlanReport) -> None:
+    figures = plan_figures(found)
+    text = text_lines(figures)
     for phase, memory in figures["memory"].items():
         *parts, total = [float(cell) for cell in re.findall(r"~([\d.]+)", _row(text, phase, 0))]
         assert parts == [round(size, 2) for size in memory["parts_gib"].values()]
@@ -72,12 +73,12 @@ def test_what_is_printed_is_what_is_written(found: Plan) -> None:
 
 
 def _row(text: list[str], name: str, which: int) -> str:
-    """A line that begins with `name`, of those that are rows of a table."""
+    """A table row that begins with `name`."""
     return [one for one in text if re.match(rf"{name} +~", one)][which]
 
 
-def test_everything_estimated_is_marked(found: Plan) -> None:
-    text = told(report(found))
+def test_everything_estimated_is_marked(found: PlanReport) -> None:
+    text = text_lines(plan_figures(found))
     assert text[1].startswith("~ estimated; = by the TPU compiler")
     given = {"15.75", "14.96", "0.79", "1.20", "9.00", "10.8"}  # memory, price, budget, share
     for one in text:
@@ -86,7 +87,7 @@ def test_everything_estimated_is_marked(found: Plan) -> None:
 
 
 def sources(figures: Any, path: str = "", own: str | None = None) -> dict[str, str | None]:
-    """Every number in a report, by its path, and the source that is said of it."""
+    """Every number in a report by its path, with its source."""
     if isinstance(figures, dict):
         own = figures.get("source", own)
         items = figures.items()
@@ -100,22 +101,22 @@ def sources(figures: Any, path: str = "", own: str | None = None) -> dict[str, s
     return found
 
 
-def made_up(found: Plan) -> Plan:
-    """Verified by a compiler that says something of updates alone."""
-    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
-    programs = {"gradient 8": Compiled("update", figures, 6 * GIB, True, 0.2)}
-    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+def made_up(found: PlanReport) -> PlanReport:
+    """Verified by a compiler that reports on updates only."""
+    figures = CompilerReport(True, 5 * GIB, 61.0, seconds=0.25)
+    programs = {"gradient 8": CompilerCheck("update", figures, 6 * GIB, True, 0.2)}
+    larger = LargerPlan("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
     verified = Verified(found.choice.chosen, programs, (), (larger,), 1, 61.0)
     return replace(found, verified=verified)
 
 
-def test_every_figure_in_the_json_says_whose_it_is(found: Plan) -> None:
-    estimated, mixed = (sources(report(one)) for one in (found, made_up(found)))
-    # What the machine has, and what is chosen or set.
+def test_every_figure_in_the_json_has_a_source(found: PlanReport) -> None:
+    estimated, mixed = (sources(plan_figures(one)) for one in (found, made_up(found)))
+    # Limits of the machine, and chosen or configured values.
     given = (".topology.", ".plan.", ".verified.by_compiler")
     for path, source in (estimated | mixed).items():
         assert source in {"estimated", "compiler"} or path.startswith(given), path
-    assert set(report(found)["sources"]) == {"estimated", "compiler"}
+    assert set(plan_figures(found)["sources"]) == {"estimated", "compiler"}
     for path, source in estimated.items():
         assert source == "estimated" or path.startswith(given), path
     compilers = {path for path, source in mixed.items() if source == "compiler"}
@@ -130,9 +131,9 @@ def test_every_figure_in_the_json_says_whose_it_is(found: Plan) -> None:
     assert mixed[".verified.larger.0.estimated.gain"] == "estimated"
 
 
-def test_the_ends_of_a_range_are_estimated_whoever_says_what_is_between(found: Plan) -> None:
-    figures = report(made_up(found))
-    rows = [one for one in told(figures) if one.startswith("update ")]
+def test_the_ends_of_a_range_are_always_estimated(found: PlanReport) -> None:
+    figures = plan_figures(made_up(found))
+    rows = [one for one in text_lines(figures) if one.startswith("update ")]
     seconds = figures["step"]["seconds"]["update"]
     ends = [f"~{seconds['range'][end]:.2f}" for end in ("low", "high")]
     cells = [f"={seconds['expected']:.2f}", *ends]
@@ -158,131 +159,138 @@ BUDGETS = [
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("model", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
 def test_a_range_holds_its_value(model: str, budget: tuple[tuple[str, str], ...]) -> None:
-    figures = report(planned(*budget, model=model))
+    figures = plan_figures(planned(*budget, model=model))
     for what in ("steps", "wall_s", "compile_s"):
         found = figures["budget"][what]
         assert found["range"]["low"] <= found["expected"] <= found["range"]["high"], what
-    text = line([one for one in told(figures) if "TOO SMALL" not in one], "budget ")
+    text = line([one for one in text_lines(figures) if "TOO SMALL" not in one], "budget ")
     counted = r"~([\d,]+) steps(?: \(~([\d,]+) to ~([\d,]+)\))?"
     said = re.fullmatch(f"budget .*: {counted} in {AROUND}", text)
     assert said
     steps = [int(one.replace(",", "")) for one in said.groups()[:3] if one is not None]
     wall = [duration(one) for one in said.groups()[3:]]
-    # A number of steps that is given has no range.
+    # A given number of steps has no range.
     assert len(steps) == (1 if figures["budget"]["steps_given"] else 3)
     assert min(steps[1:], default=80) <= steps[0] <= max(steps[1:], default=80)
     assert wall[1] <= wall[0] <= wall[2]
     slow = figures["budget"]["outcomes"]["high"]
-    words = any("at the slow end of the ranges no step fits" in one for one in told(figures))
+    words = any("at the high end of the ranges no step fits" in one for one in text_lines(figures))
     assert words == (figures["budget"]["enough"] and slow["steps"] == 0)
 
 
-def test_a_slow_end_beyond_the_budget_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_high_end_beyond_the_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
     short = (("budget.steps", "none"), ("budget.time", "91s"))
     given = case(load_config(PROJECT / "configs/demo.toml", short))
-    choice = choose(given)
-    figures = report(Plan(given, choice, forecast(given, choice.chosen), ()))
+    choice = choose_placement(given)
+    figures = plan_figures(PlanReport(given, choice, forecast(given, choice.chosen), ()))
     assert figures["budget"]["enough"]
     assert not figures["budget"]["enough_when_slow"]
     assert figures["budget"]["wall_s"]["range"]["high"] > 91
-    said = line(told(figures), "  at the slow end of the ranges no step fits: ")
+    said = line(text_lines(figures), "  at the high end of the ranges no step fits: ")
     assert re.search(r"takes ~[\d.]+ min, more than the budget$", said)
 
 
-def test_measuring_sizes_is_told_where_it_is_done(found: Plan) -> None:
-    figures = report(found)
+def test_calibration_is_reported_if_the_run_does_it(found: PlanReport) -> None:
+    figures = plan_figures(found)
     seconds = figures["budget"]["calibration_s"]
     assert seconds["range"]["low"] < seconds["expected"] < seconds["range"]["high"]
-    text = told(figures)
+    text = text_lines(figures)
     assert ", calibration ~" in "".join(text)
-    said = line(text, "  sizes are measured in ~")
-    assert said.endswith("as far as the share of 10.8 min goes (plan.calibration_share)")
-    assert "calibration" not in "".join(told(report(planned())))
+    said = line(text, "  measuring sizes takes ~")
+    assert said.endswith("others within 10.8 min (plan.calibration_share)")
+    assert "calibration" not in "".join(text_lines(plan_figures(planned())))
 
 
 @pytest.mark.parametrize("mode", ["capped", "adaptive"])
-def test_what_is_assumed_of_dynamic_sampling_is_said(mode: str) -> None:
+def test_the_assumption_on_dynamic_sampling_is_reported(mode: str) -> None:
     more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96")]
-    figures = report(planned(*FREE, *more, model="gemma3_1b"))
+    figures = plan_figures(planned(*FREE, *more, model="gemma3_1b"))
     assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (32, 96)
-    said = line(told(figures), f'dynamic sampling ("{mode}"): ')
-    assert "expected is that a step draws 32 prompts, and the slow end is 96, the most" in said
-    assert not [one for one in told(report(planned())) if one.startswith("dynamic sampling")]
+    said = line(text_lines(figures), f'dynamic sampling ("{mode}"): ')
+    assert "the expected time assumes 32 prompts per step, the high end 96, the maximum" in said
+    assert not [
+        one for one in text_lines(plan_figures(planned())) if one.startswith("dynamic sampling")
+    ]
 
 
-def test_it_is_two_screens(found: Plan) -> None:
-    assert len(told(report(found))) <= 70
+def test_the_report_fits_two_screens(found: PlanReport) -> None:
+    assert len(text_lines(plan_figures(found))) <= 70
 
 
-def test_what_has_to_be_set_makes_the_plan(found: Plan) -> None:
-    figures = report(found)
+def test_the_suggested_settings_make_the_plan(found: PlanReport) -> None:
+    figures = plan_figures(found)
     settings = [
         (f"plan.{key}", "none" if value is None else str(value))
         for key, value in figures["plan"]["set"].items()
     ]
     assert settings, "the 4b preset is not the best for itself"
-    again = choose(case(preset("gemma3_4b", *FREE, *settings))).chosen
+    again = choose_placement(case(preset("gemma3_4b", *FREE, *settings))).chosen
     assert again.configured
     assert again.config.plan == replace_unsized(found.plan.config.plan, again.config.plan)
 
 
 def replace_unsized(plan: Any, like: Any) -> Any:
-    """The plan with what does not matter here as in another one."""
+    """The plan with irrelevant settings copied from another one."""
     return plan.model_copy(update={"slot_buckets": like.slot_buckets, "samplers": like.samplers})
 
 
 def test_fixed_sizes_are_compared_with_better_ones() -> None:
-    figures = report(planned())
+    figures = plan_figures(planned())
     assert figures["plan"]["configured"]
     assert figures["plan"]["set"] == {}
-    text = told(figures)
+    text = text_lines(figures)
     assert (
-        "chosen: as configured (colocated, base on every device); sizes as fixed in the file"
+        "chosen: as configured (colocated, base on every device); sizes fixed by the configuration"
         in text
     )
-    assert line(text, "the fastest, in [plan]: ").count(" = ") == len(figures["compared"][0]["set"])
+    settings = line(text, "settings for the fastest in [plan]: ")
+    assert settings.count(" = ") == len(figures["compared"][0]["set"])
 
 
-def test_a_plan_that_does_not_fit_says_what_is_short() -> None:
+def test_a_plan_that_does_not_fit_names_the_shortage() -> None:
     for gib, what in (
         (7.0, "the base alone takes ~7.23 GiB of the 6.65"),
         (8.0, "base, adapter and optimizer alone take ~8.07 GiB of the 7.60 that may be used, in"),
         (9.0, "prefill takes ~11.44 GiB of the 8.55"),
     ):
-        figures = report(planned(gib=gib))
-        text = told(figures)
+        figures = plan_figures(planned(gib=gib))
+        text = text_lines(figures)
         assert not figures["plan"]["fits"]
         assert figures["plan"]["short"] in line(text, "  DOES NOT FIT")
         assert what in figures["plan"]["short"]
-        assert not any(one.startswith(("  to take it", "seconds of a step")) for one in text)
+        assert not any(one.startswith(("  settings for it", "seconds of a step")) for one in text)
         row = line(text, "as configured ")
         assert row.endswith(f"does not fit: {what}") or f"  does not fit: {what}" in row
         assert len(re.findall("~", row.partition("does not fit")[0])) == 1  # its memory
 
 
-def test_remedies_are_told_with_what_they_take() -> None:
+def test_remedies_are_reported_with_their_memory() -> None:
     remedy = Remedy('plan.kv_cache = "int8"', {"plan.kv_cache": "int8"}, 5.5, 5.7)
-    figures = report(replace(planned(gib=8.0), remedies=[remedy]))
-    assert '  plan.kv_cache = "int8": ~5.50 of ~5.70' in told(figures)
+    figures = plan_figures(replace(planned(gib=8.0), remedies=[remedy]))
+    assert '  plan.kv_cache = "int8": ~5.50 of ~5.70' in text_lines(figures)
     assert figures["remedies"][0]["settings"] == {"plan.kv_cache": "int8"}
-    assert not any("would make it fit" in one for one in told(report(planned())))
+    assert not any("make it fit" in one for one in text_lines(plan_figures(planned())))
 
 
-def test_the_compilers_figures_are_marked(found: Plan) -> None:
-    figures = Figures(True, 5 * GIB, 61.0, seconds=0.25)
-    program = Compiled("update", figures, 6 * GIB, True, 0.2)
-    cached = replace(program, phase="decode", figures=replace(figures, cached=True))
-    larger = Next("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
+def test_the_compilers_figures_are_marked(found: PlanReport) -> None:
+    figures = CompilerReport(True, 5 * GIB, 61.0, seconds=0.25)
+    program = CompilerCheck("update", figures, 6 * GIB, True, 0.2)
+    cached = replace(program, phase="decode", report=replace(figures, cached=True))
+    larger = LargerPlan("280 slots", 0.031, None, "segment 280", 17 * GIB, False)
     verified = Verified(
         found.choice.chosen,
         {"gradient 8": program, "segment 240": cached},
-        ("gradient 16 does not fit: =17.00 GiB with what is beside it",),
-        (larger, Next("micro-batches of 32768 tokens", 0.01), Next("more: nothing to do", 0.0)),
+        ("gradient 16 does not fit: =17.00 GiB in use on the chip",),
+        (
+            larger,
+            LargerPlan("micro-batches of 32768 tokens", 0.01),
+            LargerPlan("more: nothing to do", 0.0),
+        ),
         1,
         61.0,
     )
-    text = told(report(replace(found, verified=verified)))
+    text = text_lines(plan_figures(replace(found, verified=verified)))
     assert line(text, "verified: ").startswith("verified: 1 programs compiled in 61 s")
     assert re.match(r"gradient 8 +=6\.00 +=250\.0 +~200\.0 +fits", line(text, "gradient 8"))
     assert _row(text, "update", 0).endswith("=6.00")
@@ -290,36 +298,40 @@ def test_the_compilers_figures_are_marked(found: Plan) -> None:
     assert line(text, "larger: 280").endswith("~+3.1%, =17.00 GiB, does not fit")
     assert line(text, "larger: micro").endswith("~+1.0%")
     assert "larger: more: nothing to do" in text
-    assert line(text, "searched: ").endswith("=17.00 GiB with what is beside it")
+    assert line(text, "searched: ").endswith("=17.00 GiB in use on the chip")
 
 
-def test_what_the_compiler_does_not_say_is_no_number(found: Plan) -> None:
-    unknown = Compiled("decode", Figures(False, None, 9.0), None, False, 0.2)
-    known = Compiled("update", Figures(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2)
-    larger = Next("280 slots", 0.031, None, "segment 280", None, False)
+def test_unreported_sizes_are_null(found: PlanReport) -> None:
+    unknown = CompilerCheck("decode", CompilerReport(False, None, 9.0), None, False, 0.2)
+    known = CompilerCheck(
+        "update", CompilerReport(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2
+    )
+    larger = LargerPlan("280 slots", 0.031, None, "segment 280", None, False)
     plan = replace(found.choice.chosen, fits=False)
     programs = {"segment 240": unknown, "gradient 8": known}
     verified = Verified(plan, programs, (), (larger,), 1, 9.0)
-    figures = report(replace(found, verified=verified))
-    text = told(figures)
+    figures = plan_figures(replace(found, verified=verified))
+    text = text_lines(figures)
     assert figures["verified"]["programs"]["segment 240"]["gib"] is None
     assert re.match(r"segment 240 +>15\.75 +~200\.0 +DOES NOT FIT", line(text, "segment 240"))
     assert line(text, "  DOES NOT FIT").endswith(
-        "segment 240 takes >15.75 GiB of the 15.59 that a program may hold"
+        "segment 240 takes >15.75 GiB of the 15.59 that may be used"
     )
     for phase, cell in {"decode": ">15.75", "update": "=6.00"}.items():
         assert _row(text, phase, 0).endswith(cell)
     assert not re.search("[=>]", _row(text, "score", 0))
     assert line(text, "larger: 280").endswith("~+3.1%, >15.75 GiB, does not fit")
-    assert not any(one.startswith("seconds of a step") for one in text)  # nobody can have them
+    assert not any(
+        one.startswith("seconds of a step") for one in text
+    )  # a plan that does not fit has no step
 
 
-def test_small_things_are_told_in_mib() -> None:
+def test_small_memory_is_reported_in_mib() -> None:
     given = case(load_config(PROJECT / "configs/demo.toml"))
-    choice = choose(given)
-    plan = Plan(given, choice, forecast(given, choice.chosen), ())
-    text = told(report(plan))
-    memory = report(plan)["memory"]["update"]["gib"]
+    choice = choose_placement(given)
+    plan = PlanReport(given, choice, forecast(given, choice.chosen), ())
+    text = text_lines(plan_figures(plan))
+    memory = plan_figures(plan)["memory"]["update"]["gib"]
     assert f"~{1024 * memory:.2f}" in _row(text, "update", 0)
-    assert line(text, "MiB of a chip")
+    assert line(text, "MiB per chip")
     assert "dollars" not in "\n".join(text)

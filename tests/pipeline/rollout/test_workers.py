@@ -12,8 +12,8 @@ from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import WorkDeadline
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.plan.start import first_sizes
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
 from tests.fakes import (

@@ -1,4 +1,4 @@
-"""The run folder: what may be done in it, by whom, and what survives a kill."""
+"""The run folder: refusals, locking, and records that survive a kill."""
 
 from __future__ import annotations
 
@@ -108,15 +108,29 @@ def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, fol
         prompt={"system": 'Say "why".'},
         plan={"samplers": 2},
     )
-    with pytest.raises(ValueError, match="holds a run with other settings") as caught:
+    with pytest.raises(ValueError, match="contains a run with other settings") as caught:
         RunFolder.of(other).check(other)
     assert str(caught.value).splitlines()[1:] == [
-        '  prompt.system: was "", is "Say \\"why\\"."',
-        "  learner.lr: was 1e-05, is 0.001",
-        '  learner.schedule: was "constant", is "linear"',
-        "  learner.decay_steps: was none, is 3",
-        "  plan.samplers: was none, is 2",
+        '  prompt.system: was "", now "Say \\"why\\"."',
+        "  learner.lr: was 1e-05, now 0.001",
+        '  learner.schedule: was "constant", now "linear"',
+        "  learner.decay_steps: was none, now 3",
+        "  plan.samplers: was none, now 2",
     ]
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(folder: RunFolder, config: Config):
+    folder.close()
+    file = folder.path / "config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings["plan"]["rollout_rows"] = settings["plan"].pop("slots")
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ValueError, match="earlier version") as caught:
+        RunFolder.of(config).check(config)
+    assert str(caught.value) == (
+        f"{folder.path} was written by an earlier version of gemma-grpo (its config.json has "
+        "plan.rollout_rows); start another run with --run.name"
+    )
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, config: Config):
@@ -145,7 +159,7 @@ def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
 def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):
     other = RunFolder.of(config)
     for attempt in (other.check, other.create):
-        with pytest.raises(ValueError, match=f"another process is at work in {folder.path}"):
+        with pytest.raises(ValueError, match=f"another process is using {folder.path}"):
             attempt(config)
     folder.close()
     other.check(config)
@@ -159,7 +173,7 @@ def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_
     mine, other = RunFolder(path), RunFolder(path)
     with mine.held():
         for attempt in (other.check, other.create):
-            with pytest.raises(ValueError, match="another process is at work"):
+            with pytest.raises(ValueError, match="another process is using"):
                 attempt(config)
     assert list(tmp_path.iterdir()) == []
     with mine.held():
@@ -248,7 +262,7 @@ def test_invariant_12_a_resume_moves_later_records_aside_and_deletes_nothing(fol
         folder.write_rollouts(name, [])
     folder.write_summary({"ended": "interrupted", "steps": 4})
     folder.journal("checkpoint", step=2)
-    aside = folder.resume_at(2)
+    aside = folder.rewind_to(2)
     assert aside == folder.path / "superseded" / "0001"
     assert folder.metrics == [{"step": 1}, {"step": 2}]
     assert sorted(path.stem for path in folder.rollouts.iterdir()) == [
@@ -267,26 +281,26 @@ def test_invariant_12_a_resume_moves_later_records_aside_and_deletes_nothing(fol
     ]
     assert [row["step"] for row in read_rows(aside / "metrics.jsonl")] == [3, 4]
     assert parse_rows(aside / "rollouts" / "step_000003.jsonl") == [{"step": 3}]
-    assert folder.resume_at(2) is None
+    assert folder.rewind_to(2) is None
     folder.write_metrics({"step": 3})
-    assert folder.resume_at(2) == folder.path / "superseded" / "0002"
+    assert folder.rewind_to(2) == folder.path / "superseded" / "0002"
 
 
-def test_what_a_later_resume_has_gone_back_behind_does_not_stand(folder: RunFolder):
+def test_valid_entries_exclude_those_that_a_later_resume_rolled_back(folder: RunFolder):
     for step in (0, 4, 8):
         folder.journal("checkpoint", step=step)
     folder.journal("resumed", step=4)
-    assert [entry["step"] for entry in folder.standing("checkpoint")] == [0, 4]
+    assert [entry["step"] for entry in folder.valid_entries("checkpoint")] == [0, 4]
     folder.journal("checkpoint", step=8)
     folder.journal("resumed", step=8)
-    assert [entry["step"] for entry in folder.standing("checkpoint")] == [0, 4, 8]
+    assert [entry["step"] for entry in folder.valid_entries("checkpoint")] == [0, 4, 8]
 
 
 def test_a_finished_run_that_goes_on_has_its_summary_in_the_journal(folder: RunFolder):
     for ended in ("interrupted", "finished"):
         folder.write_summary({"ended": ended, "steps": 4})
         assert folder.summary == {"ended": ended, "steps": 4}
-        folder.resume_at(4)
+        folder.rewind_to(4)
         assert folder.summary is None
     assert [entry["summary"]["ended"] for entry in folder.events("ended")] == [
         "interrupted",
@@ -309,7 +323,7 @@ def test_a_damaged_summary_is_written_again_from_the_journal(
 
 
 def test_a_new_run_has_nothing_to_move(folder: RunFolder):
-    assert folder.resume_at(0) is None
+    assert folder.rewind_to(0) is None
     assert folder.metrics == []
     assert list(folder.entries()) == []
 
@@ -331,7 +345,7 @@ def test_a_damaged_line_is_refused_and_an_unfinished_last_one_ignored(
     assert [row["step"] for row in folder.metrics][:2] == [1, 2]
     lines[line - 1] = lines[line - 1].replace(b'"step": ', b'"step": 1')
     path.write_bytes(b"".join(lines))
-    told = rf"{name}, line {line}: damaged, .* restore the file from a copy, or start another run"
+    told = rf"{name}, line {line}: checksum mismatch: .* restore the file from a copy, or start"
     with pytest.raises(DamagedFileError, match=told):
         RunFolder.of(config).check(config)
 
@@ -345,7 +359,7 @@ def test_missing_lines_are_found(folder: RunFolder, config: Config, gone: int | 
     lines = path.read_bytes().splitlines(keepends=True)
     del lines[gone]
     path.write_bytes(b"".join(lines))
-    with pytest.raises(DamagedFileError, match="or lines before it are missing"):
+    with pytest.raises(DamagedFileError, match="earlier lines are missing"):
         RunFolder.of(config).check(config)
 
 
@@ -357,7 +371,7 @@ def test_a_journal_without_the_end_that_the_summary_has_is_refused(
     folder.close()
     path = folder.path / "journal.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(DamagedFileError, match=r"journal.jsonl has lost its end: summary.json"):
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl is truncated: .* summary.json"):
         RunFolder.of(config).check(config)
 
 
@@ -386,7 +400,7 @@ def test_a_damaged_configuration_and_a_missing_journal_are_refused(
     folder.close()
     journal = folder.path / "journal.jsonl"
     journal.rename(folder.path / "elsewhere")
-    with pytest.raises(DamagedFileError, match=r"journal.jsonl is missing or empty, and metrics"):
+    with pytest.raises(DamagedFileError, match=r"journal.jsonl is missing or empty, but metrics"):
         RunFolder.of(config).check(config)
     (folder.path / "elsewhere").rename(journal)
     cut(folder.path / "config.json", 30)

@@ -1,4 +1,4 @@
-"""W&B: what it runs as, and that whatever it does no run ends of it."""
+"""W&B: its mode, its data, and that its failures never end a run."""
 
 from __future__ import annotations
 
@@ -42,18 +42,22 @@ def mode(folder: Path, wanted: str) -> tuple[str, str]:
 def test_nobody_is_logged_in(tmp_path: Path):
     chosen, why = mode(tmp_path, "auto")
     assert chosen == "offline"
-    assert "nobody is logged in; `wandb login` mends it, `wandb sync` uploads" in why
+    assert (
+        "there is no W&B login; `wandb login` logs in for later runs, `wandb sync` uploads" in why
+    )
 
 
 @pytest.mark.parametrize("wanted", ["offline", "disabled"])
-def test_what_was_asked_for_is_done_and_said(tmp_path: Path, wanted: str):
+def test_a_configured_mode_is_used_and_reported(tmp_path: Path, wanted: str):
     chosen, why = mode(tmp_path, wanted)
     assert chosen == wanted
     assert f"{wanted} by wandb.mode" in why
 
 
 def test_online_on_demand_is_refused_where_nobody_is_logged_in(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"wandb\.mode = 'online' but nobody is logged in.*WANDB_"):
+    with pytest.raises(
+        ValueError, match=r"wandb\.mode = 'online', but this machine has no W&B login.*WANDB_"
+    ):
         mode(tmp_path, "online")
 
 
@@ -98,7 +102,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
 
 
 class Run:
-    """A run of a W&B process: what it is sent, and what it tells."""
+    """A run of a W&B process: the messages sent to it, and its events."""
 
     def __init__(self, folder: Path, mode: Mode, *, run_id: str | None = None) -> None:
         self.folder = folder
@@ -113,7 +117,7 @@ class Run:
 
     async def start(self, rows: Any = ()) -> None:
         config = make_config(self.folder, wandb={"mode": "auto", "project": "p"})
-        await self.tracker.start(config, folder=self.folder, rows=rows, tell=self.tell)
+        await self.tracker.start(config, folder=self.folder, rows=rows, log_event=self.tell)
 
     async def hear(self, key: str) -> Any:
         """What is told under `key` next."""
@@ -140,7 +144,7 @@ async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterat
 
 
 def sync(command: str) -> None:
-    """Does what a user is told to do later."""
+    """Runs the command that the user is told to run later."""
     program, *arguments = shlex.split(command)
     path = Path(sys.executable).with_name(program)
     with tempfile.TemporaryDirectory() as folder:  # it writes logs where it is called
@@ -186,7 +190,7 @@ def test_a_server_that_fails_on_the_way_is_waited_for_no_longer_than_the_bound(
     (folder,) = (tmp_path / "wandb").glob("run-*")
     command = f"wandb sync --include-online {folder}"
     assert facts == {"uploaded": False, "sync": command}
-    assert text == f"W&B does not have all of this run after 8 s; to upload it: {command}"
+    assert text == f"W&B: the upload of this run is incomplete after 8 s; to upload it: {command}"
     server.fault = None
     sync(command)
     assert server.steps() == [1, 2, 3, 4, 5]
@@ -201,7 +205,7 @@ def test_data_that_the_server_refuses_are_no_success(tmp_path: Path, server: Wan
         return run
 
     text, facts = asyncio.run(work()).told[-1]
-    assert text.startswith("W&B does not have all of this run; to upload it: wandb sync --incl")
+    assert text.startswith("W&B: the upload of this run is incomplete; to upload it: wandb sync")
     server.fault = None
     sync(facts["sync"])
     assert server.steps() == [1, 2]
@@ -331,7 +335,7 @@ async def work():
     tracker = tracking.Tracker("online", run_id=None)
     begun = asyncio.Event()
     await tracker.start(
-        make_config(folder), folder=folder, rows=(), tell=lambda *_, **facts: begun.set()
+        make_config(folder), folder=folder, rows=(), log_event=lambda *_, **facts: begun.set()
     )
     await begun.wait()
     tracker.log({"loss": 0.5}, step=1)
@@ -397,7 +401,7 @@ def test_a_process_that_does_not_read_delays_nothing(
         return run
 
     assert [text for text, _ in asyncio.run(work()).told] == [
-        "W&B does not have all of this run after 0.1 s; metrics.jsonl has everything"
+        "W&B: the upload of this run is incomplete after 0.1 s; metrics.jsonl is complete"
     ]
 
 

@@ -1,4 +1,4 @@
-"""A server on the loopback interface that answers as W&B's does, until it is told to fail."""
+"""A fake W&B server on the loopback interface that fails on request."""
 
 from __future__ import annotations
 

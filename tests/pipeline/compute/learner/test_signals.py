@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from actors.learner import LearnerActor
+from actors.learner_actor import LearnerActor
 from launch.bench.counting import compilations
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner

@@ -1,4 +1,4 @@
-"""Packing by hand, and what holds for any rollouts."""
+"""Packed batches: examples by hand, and properties for any rollouts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pack(
 
 
 def ids(batch: TokenBatch) -> list[int]:
-    return [name.prompt_id for name in batch.places]
+    return [name.prompt_id for name in batch.completions]
 
 
 def test_by_hand():
@@ -128,7 +128,7 @@ def test_by_hand():
     assert first.weights.dtype == first.advantages.dtype == np.float32
 
 
-def test_what_a_truncating_sampler_drew_from_stands_beside_the_full_distribution():
+def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
     whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
     kept = np.array([-0.5, -0.25], np.float32)
     cut = replace(other, completion=replace(other.completion, processed_logprobs=kept))
@@ -231,9 +231,9 @@ def test_what_is_scored_is_found_at_its_place():
     shape = BatchShape(rows=1, tail_rows=1, length=12, pad=PAD)
     batches = batches_to_score(completions, shape=shape)
     found = {
-        name: batch.targets[place.row, place.drawn]
+        name: batch.targets[place.row, place.positions]
         for batch in batches
-        for name, place in batch.places.items()
+        for name, place in batch.completions.items()
     }
     assert len(found) == 3
     for completion in completions:
@@ -289,7 +289,7 @@ def test_every_token_is_there_once_with_its_weight(
 def _same(batches: list[TokenBatch], again: list[TokenBatch]) -> None:
     """The order of the rollouts does not matter."""
     for one, two in zip(batches, again, strict=True):
-        assert one.places == two.places
+        assert one.completions == two.completions
         for field in dataclasses.fields(TokenBatch):
             if field.name != "places":
                 np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))

@@ -1,4 +1,4 @@
-"""Worked examples: what is learned of them, what is left out and said about it."""
+"""Demonstrations: tokens, excluded rows and the report on them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def _load(
     return loaded
 
 
-def test_an_example_is_a_prompt_and_a_completion_with_its_stop_token(
+def test_a_demonstration_is_a_prompt_and_a_completion_with_its_stop_token(
     tokenizer: Tokenizer, tmp_path: Path
 ):
     loaded = _load(tmp_path, tokenizer, [WORKED])
-    (example,) = loaded.examples
+    (example,) = loaded.demonstrations
     prompt = "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>model\n"
     end = tokenizer.piece_id("<end_of_turn>")
     assert example.id == 1
@@ -67,22 +67,24 @@ def test_an_example_is_a_prompt_and_a_completion_with_its_stop_token(
     assert example.completion_tokens.tolist() == [*tokenizer.encode("<answer>1</answer>"), end]
     assert example.prompt_tokens.dtype == example.completion_tokens.dtype == "int32"
     assert len(example) == len(example.prompt_tokens) + len(example.completion_tokens)
-    assert loaded.report == ("sft: 1 examples",)
+    assert loaded.report == ("sft: 1 demonstrations",)
 
 
 def test_after_a_plain_prompt_a_completion_ends_with_eos(tokenizer: Tokenizer, tmp_path: Path):
-    (example,) = _load(tmp_path, tokenizer, [WORKED], prompt={"turn": "plain"}).examples
+    (example,) = _load(tmp_path, tokenizer, [WORKED], prompt={"turn": "plain"}).demonstrations
     assert example.prompt_tokens.tolist() == [2, *tokenizer.encode("tom has 1 apples.")]
     assert example.completion_tokens[-1] == tokenizer.eos_id
 
 
-def test_other_columns_make_other_examples(tokenizer: Tokenizer, tmp_path: Path):
+def test_other_columns_make_other_demonstrations(tokenizer: Tokenizer, tmp_path: Path):
     rows = [{"question": "a", "worked": "x"}]
-    (example,) = _load(tmp_path, tokenizer, rows, sft={"completion_column": "worked"}).examples
+    (example,) = _load(
+        tmp_path, tokenizer, rows, sft={"completion_column": "worked"}
+    ).demonstrations
     assert tokenizer.decode(example.completion_tokens) == "x"
 
 
-def test_what_cannot_be_used_is_named(tokenizer: Tokenizer, tmp_path: Path):
+def test_unusable_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
     rows = [
         WORKED,
         {"question": "q"},
@@ -97,17 +99,17 @@ def test_what_cannot_be_used_is_named(tokenizer: Tokenizer, tmp_path: Path):
     ]
     data = {"malformed": "skip"}
     loaded = _load(tmp_path, tokenizer, rows, data=data)
-    assert [example.id for example in loaded.examples] == [1, 10]
+    assert [example.id for example in loaded.demonstrations] == [1, 10]
     assert loaded.malformed == (
         Malformed(2, "column 'completion' is missing"),
-        Malformed(3, "column 'completion' holds the stop token <end_of_turn>"),
-        Malformed(4, "column 'completion' holds the forbidden token <start_of_turn>"),
-        Malformed(5, "column 'question' holds the turn token <end_of_turn>"),
+        Malformed(3, "column 'completion' contains the stop token <end_of_turn>"),
+        Malformed(4, "column 'completion' contains the forbidden token <start_of_turn>"),
+        Malformed(5, "column 'question' contains the turn token <end_of_turn>"),
     )
     assert (len(loaded.too_long), loaded.overlaps, loaded.duplicates) == (1, 3, 1)
     assert (loaded.too_long[0].row, loaded.too_long[0].tokens > 200) == (6, True)
-    left_out = "left out: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
-    assert loaded.report[0] == f"sft: 2 examples, {left_out}"
+    excluded = "excluded: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
+    assert loaded.report[0] == f"sft: 2 demonstrations, {excluded}"
     with pytest.raises(DataError, match=r"sft\.train: 4 rows are malformed in .*sft\.jsonl"):
         _load(tmp_path, tokenizer, rows)
 
@@ -123,7 +125,7 @@ def test_with_a_prefix_the_prompt_is_that_of_training_and_the_rest_is_learned(
     prefixed = {"prompt": {"answer_prefix": "<reasoning>"}, "data": {"malformed": "skip"}}
     loaded = load_data(_config(tmp_path, rows, **prefixed), tokenizer)
     assert loaded.sft is not None
-    first, last = loaded.sft.examples
+    first, last = loaded.sft.demonstrations
     prompt = loaded.train.prompts[0]
     assert prompt.tokens.tolist() == [
         2,
@@ -145,20 +147,22 @@ def test_with_a_prefix_the_prompt_is_that_of_training_and_the_rest_is_learned(
 
 
 def test_the_length_is_that_of_prompt_and_completion(tokenizer: Tokenizer, tmp_path: Path):
-    (example,) = _load(tmp_path, tokenizer, [WORKED]).examples
+    (example,) = _load(tmp_path, tokenizer, [WORKED]).demonstrations
     lengths = {"max_prompt_tokens": len(example) - 2, "max_new_tokens": 2}
-    assert _load(tmp_path, tokenizer, [WORKED], rollout=lengths).examples
-    with pytest.raises(DataError, match=r"sft\.train: no example is left: 0 rows .* 1 are longer"):
+    assert _load(tmp_path, tokenizer, [WORKED], rollout=lengths).demonstrations
+    with pytest.raises(
+        DataError, match=r"sft\.train: no demonstration is left: 0 rows .* 1 are longer"
+    ):
         _load(tmp_path, tokenizer, [WORKED], rollout=lengths | {"max_new_tokens": 1})
 
 
 def test_a_completion_must_end_where_the_policy_stops(tokenizer: Tokenizer, tmp_path: Path):
-    message = r"completions end with <end_of_turn>, which is not among rollout\.stop_tokens"
+    message = r"completions end with <end_of_turn>, which is not in rollout\.stop_tokens"
     with pytest.raises(DataError, match=message):
         _load(tmp_path, tokenizer, [WORKED], rollout={"stop_tokens": ["<eos>"]})
 
 
-def test_a_changed_example_changes_the_fingerprint(tokenizer: Tokenizer, tmp_path: Path):
+def test_a_changed_demonstration_changes_the_fingerprint(tokenizer: Tokenizer, tmp_path: Path):
     def fingerprint(rows: list[Any]) -> str:
         return load_data(_config(tmp_path, rows), tokenizer).fingerprints["sft"]
 

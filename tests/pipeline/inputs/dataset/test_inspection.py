@@ -1,4 +1,4 @@
-"""What is shown of data: counts add up, tokens are exact, what stands twice is found."""
+"""Descriptions of data: counts add up, tokens are exact, duplicates and overlaps are found."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from pipeline.contracts.rollouts import Demonstration, Prompt
 from pipeline.inputs.dataset.inspection import (
     answer_lengths,
-    example_lines,
+    demonstration_lines,
     histogram,
     overlap_table,
     prompt_lines,
     repetitions,
-    tokens_of,
+    token_lines,
 )
 from pipeline.inputs.dataset.splits import LoadedSplit
 from tests.fakes import CharTokenizer
@@ -73,7 +73,7 @@ def test_a_histogram_counts_everything_once_and_fits(lengths: list[int], limit: 
 @given(st.text(min_size=1, max_size=80), st.integers(20, 100))
 def test_tokens_are_shown_exactly(text: str, width: int):
     tokens = np.array([ord(character) for character in text], np.int32)
-    lines = list(tokens_of(tokens, tokenizer=Pieces(), width=width))
+    lines = list(token_lines(tokens, tokenizer=Pieces(), width=width))
     words = "".join(f"{line.removeprefix('    ')} " for line in lines)
     assert words == "".join(f"{ord(c)}={repr(c)[1:-1]} " for c in text)
     assert all(len(line) <= max(width, 24) for line in lines)
@@ -86,18 +86,18 @@ def test_a_prompt_is_shown_with_its_row():
         "train, prompt 1: 4 tokens, answer '1'",
         "  question: 'ab\\n" + "x" * 39 + " ...",
         "  n: 3",
-        "  reads:",
+        "  prompt tokens:",
         "    2=\\x02 97=a 98=b 10=\\n",
     ]
 
 
-def test_an_example_is_shown_with_what_is_learned():
-    example = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
-    assert list(example_lines(example, tokenizer=Pieces(), width=60)) == [
-        "sft, example 7: 3 tokens",
-        "  reads:",
+def test_a_demonstration_is_shown_with_its_completion():
+    one = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
+    assert list(demonstration_lines(one, tokenizer=Pieces(), width=60)) == [
+        "sft, demonstration 7: 3 tokens",
+        "  prompt tokens:",
         "    97=a",
-        "  learns to write:",
+        "  completion tokens:",
         "    98=b 1=\\x01",
     ]
 
@@ -112,10 +112,10 @@ def test_repetitions_with_one_answer_and_with_several():
     split = _split("a", "b", "a", "c", "b", "a", answers="112131")
     # a: answers 1 2 1, b: 1 and 3, c once
     assert list(repetitions("train", split)) == [
-        "train: 2 prompts stand there again with different answers: 1=3=6, 2=5"
+        "train: 2 prompts are repeated with different answers: 1=3=6, 2=5"
     ]
     assert list(repetitions("train", _split("a", "a", "b"))) == [
-        "train: 1 prompts stand there again with one answer: 1=2"
+        "train: 1 prompts are repeated with one answer: 1=2"
     ]
     many = _split(*"abcdefgabcdefg")
     assert next(repetitions("t", many)).endswith("1=8, 2=9, 3=10, 4=11, 5=12 and 2 more")

@@ -1,4 +1,4 @@
-"""From files to prompts: what is read, what is left out and said about it, what is refused."""
+"""From files to prompts: rows, excluded rows and the report on them, refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 from configs.schema import Config, Source
-from pipeline.inputs.dataset.load import Reading, load_data, load_split, setting_of
+from pipeline.inputs.dataset.load import SplitSpec, load_data, load_split, setting_name
 from pipeline.inputs.dataset.rows import DataError, Malformed, TooLong
 from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
@@ -85,7 +85,7 @@ def _load(
 def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
     maker = PromptMaker(config.prompt, tokenizer)
     source, where = config.data.train, "data.train"
-    reading = Reading.of(source, where=where, config=config, maker=maker)
+    reading = SplitSpec.of(source, where=where, config=config, maker=maker)
     return load_split(reading, config=config)
 
 
@@ -117,16 +117,16 @@ BROKEN: list[tuple[Any, str]] = [
     ("[" * 100_000, "not JSON: maximum recursion depth"),
     ('{"question": "q", "answer": %s}' % ("9" * 5000), "not JSON: Exceeds the limit"),
     (b'{"question": "\xff", "answer": "1"}', "not UTF-8"),
-    ('["q", "1"]', "not an object with columns but a list"),
+    ('["q", "1"]', "a list, not an object with columns"),
     ({"question": "q"}, "column 'answer' is missing"),
     ({"question": None, "answer": "1"}, "column 'question' is null"),
     ({"question": "q", "answer": " "}, "column 'answer' is empty"),
     ({"question": ["q"], "answer": "1"}, "column 'question' is a list, not text or a number"),
     ('{"question": "q", "answer": NaN}', "column 'answer' is nan, not a number"),
-    ({"question": "\ud800", "answer": "1"}, "column 'question' holds half a surrogate pair"),
+    ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
     (
         {"question": "a<end_of_turn>b", "answer": "1"},
-        "column 'question' holds the turn token <end_of_turn>",
+        "column 'question' contains the turn token <end_of_turn>",
     ),
 ]
 
@@ -161,7 +161,7 @@ def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path
     assert lines[1] == "  row 2: column 'answer' is missing"
     assert lines[11:] == [
         "  and 2 more",
-        'mend them, or leave them out with data.malformed = "skip"',
+        'fix them, or exclude them with data.malformed = "skip"',
     ]
 
 
@@ -174,7 +174,7 @@ def test_the_answer_is_found_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path
     path = _write(tmp_path / "a.jsonl", rows)
     split = _load(path, tokenizer, answer_pattern=r"#### (.*)", malformed="skip")
     assert [p.answer for p in split.prompts] == ["4"]
-    reason = "column 'answer' has no answer by the pattern '#### (.*)'"
+    reason = "column 'answer' has no match of the pattern '#### (.*)'"
     assert split.malformed == (Malformed(2, reason), Malformed(3, reason))
 
 
@@ -230,7 +230,7 @@ def test_parquet_is_read_alike(tokenizer: Tokenizer, tmp_path: Path, capfd: Any)
     assert split.malformed == (Malformed(3, "column 'answer' is null"),)
     assert capfd.readouterr() == ("", "")
     (tmp_path / "b.parquet").write_bytes(b"not parquet")
-    with pytest.raises(DataError, match=r"b\.parquet is not a Parquet file that can be read"):
+    with pytest.raises(DataError, match=r"b\.parquet is not a readable Parquet file"):
         _load(str(tmp_path / "b.parquet"), tokenizer)
 
 
@@ -258,28 +258,28 @@ def test_a_hub_dataset_is_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.M
             ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
             (
                 "data.train: the hub cannot be reached for 'openai/gsm8k' (Couldn't reach "
-                "'openai/gsm8k' on the Hub); connect, or download it and give its .jsonl or "
-                ".parquet file"
+                "'openai/gsm8k' on the Hub); connect to the network, or download the dataset and "
+                "set path to its .jsonl or .parquet file"
             ),
         ),
         (
             datasets.exceptions.DatasetNotFoundError("Dataset doesn't exist on the Hub"),
             (
-                "data.train: the hub does not give 'openai/gsm8k' (subset 'main', split 'train'): "
+                "data.train: the hub cannot load 'openai/gsm8k' (subset 'main', split 'train'): "
                 "Dataset doesn't exist on the Hub"
             ),
         ),
         (
             datasets.exceptions.DatasetNotFoundError("'openai/gsm8k' is a gated dataset"),
             (
-                "data.train: 'openai/gsm8k' (subset 'main', split 'train') asks for consent on the "
-                "hub; give it there, `hf auth login`"
+                "data.train: 'openai/gsm8k' (subset 'main', split 'train') is gated: accept its "
+                "terms on the hub, then `hf auth login`"
             ),
         ),
         (
             ValueError('Unknown split "train".\nShould be one of ["test"].'),
             (
-                "data.train: the hub does not give 'openai/gsm8k' (subset 'main', split 'train'): "
+                "data.train: the hub cannot load 'openai/gsm8k' (subset 'main', split 'train'): "
                 'Unknown split "train". Should be one of ["test"].'
             ),
         ),
@@ -322,8 +322,8 @@ def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
     assert (data.train.overlaps, data.validation.overlaps, data.overlaps) == (2, 3, 5)
     assert (data.train.duplicates, data.validation.duplicates) == (1, 1)
     assert data.report == (
-        "train: 5 prompts, left out: 2 in a later split, duplicates kept: 1",
-        "validation: 2 prompts, left out: 3 in a later split, duplicates kept: 1",
+        "train: 5 prompts, excluded: 2 in a later split, duplicates kept: 1",
+        "validation: 2 prompts, excluded: 3 in a later split, duplicates kept: 1",
         "test: 4 prompts",
     )
 
@@ -380,9 +380,9 @@ def test_a_mixture_is_read_beside_what_is_measured(tokenizer: Tokenizer, tmp_pat
     assert data.weights == {"train": 2 / 3, "more": 1 / 3}
     assert data.overlaps == 5
     assert data.report == (
-        "train: 4 prompts, left out: 3 in a later split",
-        "mixture.more: 2 prompts, left out: 1 in a later split",
-        "validation: 2 prompts, left out: 1 in a later split",
+        "train: 4 prompts, excluded: 3 in a later split",
+        "mixture.more: 2 prompts, excluded: 1 in a later split",
+        "validation: 2 prompts, excluded: 1 in a later split",
         "test: 2 prompts",
         "sets.other: 3 prompts",
     )
@@ -403,7 +403,7 @@ def test_a_source_changes_its_own_fingerprint_only(tokenizer: Tokenizer, tmp_pat
 
 def test_sources_are_told_by_the_settings_that_name_them():
     names = ("train", "mixture.more", "validation", "test", "sets.other", "sft")
-    assert [setting_of(name) for name in names] == [
+    assert [setting_name(name) for name in names] == [
         "data.train",
         "data.mixture (more)",
         "data.validation",
@@ -424,12 +424,12 @@ def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokeniz
         load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
     assert str(raised.value) == (
         "data.mixture (more): its share of 66.7% is up to 4 of the rollout.prompts_per_step = 6 "
-        "prompts, and it has 2; lower prompts_per_step or its weight"
+        "prompts, but it has only 2; lower prompts_per_step or its weight"
     )
 
 
 def test_a_split_that_is_all_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
-    with pytest.raises(DataError, match=r"data\.train: all 2 prompts stand in a later split too"):
+    with pytest.raises(DataError, match=r"data\.train: a later split contains all 2 prompts"):
         load_data(_splits(tmp_path, train="ab", test="abc"), tokenizer)
 
 
@@ -438,7 +438,7 @@ def test_what_is_skipped_is_reported(tokenizer: Tokenizer, tmp_path: Path):
     test = _write(tmp_path / "b.jsonl", [{**GOOD, "question": "other"}])
     config = _config({"path": train}, test={"path": test}, malformed="skip")
     assert load_data(config, tokenizer).report == (
-        "train: 1 prompts, left out: 1 malformed, 1 too long",
+        "train: 1 prompts, excluded: 1 malformed, 1 too long",
         "  row 2: not JSON: Expecting value: line 1 column 1 (char 0)",
         "test: 1 prompts",
     )
@@ -453,7 +453,7 @@ from configs.schema import Source
 from pipeline.inputs.dataset.load import load_data
 from pipeline.inputs.dataset.sources import read_rows
 from pathlib import Path
-from pipeline.inputs.text.tokenizer import read_tokenizer
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
 assert "datasets" not in sys.modules
 read_tokenizer(Path({str(tmp_path)!r}))
 rows, _ = read_rows(Source(path={path!r}), columns=("question",), where="data.train")

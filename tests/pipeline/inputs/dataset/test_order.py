@@ -1,4 +1,4 @@
-"""Data order: a pure function of seed and step, each epoch complete, no prompt twice in a step."""
+"""Data order: a pure function of seed and step, complete epochs, no duplicates in a step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.order import (
-    continued_prompts,
-    most_in_a_row,
-    most_of_a_source,
+    consecutive_prompts,
+    max_in_window,
+    max_per_step,
+    normalized_weights,
     prompts_for_step,
-    shares,
 )
 
 
@@ -71,7 +71,7 @@ def test_a_step_of_more_prompts_than_there_are_is_refused():
 
 
 SIZES = {"train": 40, "more": 9, "rare": 5}
-WEIGHTS = shares({"train": 1.0, "more": 0.5, "rare": 0.2})
+WEIGHTS = normalized_weights({"train": 1.0, "more": 0.5, "rare": 0.2})
 
 
 def _mixed(step: int, *, seed: int = 3, per_step: int = 12) -> list[tuple[str, int]]:
@@ -88,7 +88,7 @@ def test_a_mixtures_steps_follow_the_weights():
     steps = [_mixed(step) for step in range(400)]
     for name, share in WEIGHTS.items():
         counts = [sum(source == name for source, _ in step) for step in steps]
-        assert set(counts) == {int(12 * share), most_of_a_source(share, 12)}
+        assert set(counts) == {int(12 * share), max_per_step(share, 12)}
         # Evenly spread offsets: off by a few prompts, not by the root of their number.
         assert abs(sum(counts) - 400 * 12 * share) < 5
     assert all(len(step) == 12 for step in steps)
@@ -108,9 +108,9 @@ def test_each_source_goes_epoch_by_epoch_and_no_step_repeats(seed: int):
 
 @given(st.data(), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_small_sources_that_a_step_almost_empties_are_never_repeated(data, per_step, seed):
-    weights = shares({name: data.draw(st.floats(0.1, 10)) for name in "abc"})
+    weights = normalized_weights({name: data.draw(st.floats(0.1, 10)) for name in "abc"})
     sizes = {
-        name: data.draw(st.integers(max(most_of_a_source(share, per_step), 1), 12))
+        name: data.draw(st.integers(max(max_per_step(share, per_step), 1), 12))
         for name, share in weights.items()
     }
     prompts = [
@@ -154,7 +154,7 @@ def test_a_source_smaller_than_its_share_is_refused():
 
 
 def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
-    drawn = continued_prompts(_prompts(total), seed=seed, start=start, count=count, window=window)
+    drawn = consecutive_prompts(_prompts(total), seed=seed, start=start, count=count, window=window)
     return [prompt.id for prompt in drawn]
 
 
@@ -180,8 +180,8 @@ def test_the_order_of_steps_of_any_size_is_the_same_on_every_machine():
     assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
 
 
-def test_a_window_in_which_a_prompt_could_stand_twice_is_refused():
-    message = r"max_prompts_per_step = 6 takes up to 6 prompts of data\.train .* 10 and there are 9"
+def test_a_window_that_could_contain_a_prompt_twice_is_refused():
+    message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
     with pytest.raises(ValueError, match=message):
         _continued(9, seed=0, start=0, count=1, window=6)
     assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5
@@ -191,7 +191,7 @@ def _mixture(*, start: int, count: int, window: int, seed: int = 3) -> list[tupl
     prompts = [
         replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
     ]
-    drawn = continued_prompts(
+    drawn = consecutive_prompts(
         prompts, seed=seed, start=start, count=count, window=window, weights=WEIGHTS
     )
     return [(str(prompt.source), prompt.id) for prompt in drawn]
@@ -219,10 +219,10 @@ def test_a_mixture_of_steps_of_any_size_keeps_shares_and_epochs(seed: int, data)
 
 
 @given(st.floats(0.01, 1), st.integers(1, 200), st.integers(0, 10**6))
-def test_no_stretch_of_a_mixture_holds_more_of_a_source_than_is_said(
+def test_no_window_of_a_mixture_exceeds_the_bound_of_a_source(
     share: float, window: int, start: int
 ):
-    most = most_in_a_row(share, window)
+    most = max_in_window(share, window)
     assert 0 <= most - share * window < 4 or most == window
     golden = (5**0.5 - 1) / 2
     places = (golden * np.arange(start, start + window)) % 1
@@ -231,5 +231,7 @@ def test_no_stretch_of_a_mixture_holds_more_of_a_source_than_is_said(
 
 
 def test_a_source_of_which_a_step_could_take_a_prompt_twice_is_refused():
-    with pytest.raises(ValueError, match=r"= 30 takes up to 11 prompts of source 'more' .* be 20"):
+    with pytest.raises(
+        ValueError, match=r"= 30 takes up to 11 prompts of source 'more' .* needs 20 prompts"
+    ):
         _mixture(start=0, count=1, window=30)

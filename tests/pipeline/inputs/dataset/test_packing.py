@@ -1,4 +1,4 @@
-"""Packing: every example once an epoch, never cut, never overlapping, weights that sum to one."""
+"""Packing: each demonstration once per epoch, not truncated, no overlap, weights with sum 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.batches import BatchShape, Packed, padding_metrics
+from pipeline.contracts.batches import BatchShape, PackedRow, padding_metrics
 from pipeline.contracts.rollouts import Demonstration
 from pipeline.inputs.dataset.packing import first_fit, packed_batches, sequences_for_step
 
@@ -19,7 +19,7 @@ LENGTH = 16
 SHAPES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=50)
 
 
-def make_examples(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
+def make_demonstrations(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
     """Examples whose tokens say where they come from: 100 times the id, and counting."""
     return [
         Demonstration(
@@ -31,15 +31,15 @@ def make_examples(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
     ]
 
 
-def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> list[Packed]:
+def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> list[PackedRow]:
     return sequences_for_step(examples, seed=seed, step=number, sequences=3, length=LENGTH)
 
 
 @given(SHAPES, st.integers(0, 5))
-def test_epochs_follow_each_other_and_hold_each_example_once(
+def test_epochs_follow_each_other_and_hold_each_demonstration_once(
     shapes: list[tuple[int, int]], seed: int
 ):
-    examples = make_examples(shapes)
+    examples = make_demonstrations(shapes)
     drawn: list[int] = []
     number = 0
     while len(drawn) < 3 * len(examples):
@@ -53,7 +53,7 @@ def test_epochs_follow_each_other_and_hold_each_example_once(
 
 
 def test_a_step_is_a_function_of_seed_and_number():
-    examples = make_examples([(2, 3)] * 40)
+    examples = make_demonstrations([(2, 3)] * 40)
     ids = [[e.id for packed in step(examples, n) for e in packed] for n in (0, 1, 2, 1)]
     assert ids[1] == ids[3]
     assert ids[0] != ids[1]
@@ -62,19 +62,19 @@ def test_a_step_is_a_function_of_seed_and_number():
 
 def test_sequences_are_nearly_full():
     rng = np.random.default_rng(0)
-    examples = make_examples([(int(p), int(n)) for p, n in rng.integers(1, 9, (400, 2))])
+    examples = make_demonstrations([(int(p), int(n)) for p, n in rng.integers(1, 9, (400, 2))])
     used = [sum(map(len, packed)) for number in range(30) for packed in step(examples, number)]
     assert np.mean(used) > 0.9 * LENGTH
 
 
-def test_an_example_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="example 1 has 17 tokens; 16 fit"):
-        step(make_examples([(9, 8)]), 0)
+def test_a_demonstration_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
+        step(make_demonstrations([(9, 8)]), 0)
 
 
 @given(SHAPES)
-def test_the_arrays_hold_the_examples(shapes: list[tuple[int, int]]):
-    sequences = step(make_examples(shapes), 0)
+def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
+    sequences = step(make_demonstrations(shapes), 0)
     shape = BatchShape(rows=2, tail_rows=1, length=LENGTH, pad=-1)
     batches = packed_batches(sequences, shape=shape)
     assert [len(batch.tokens) for batch in batches] == [2, 1]
@@ -144,7 +144,7 @@ def test_a_step_takes_the_compiled_sizes_only_and_full_ones_first(rows: int, tai
 
 
 def test_padding_is_counted():
-    sequences = step(make_examples([(3, 5), (4, 4), (2, 7)]), 0)
+    sequences = step(make_demonstrations([(3, 5), (4, 4), (2, 7)]), 0)
     batches = packed_batches(sequences, shape=BatchShape(4, 1, LENGTH, 0))
     positions = sum(batch.tokens.size for batch in batches)
     used = sum(len(example) for packed in sequences for example in packed)

@@ -1,4 +1,4 @@
-"""Which files a model folder must have, told before devices are taken."""
+"""Checks of a model folder's files."""
 
 from __future__ import annotations
 

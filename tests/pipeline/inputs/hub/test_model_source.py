@@ -1,4 +1,4 @@
-"""Folders and handles; the hubs are played by functions that know a few models."""
+"""Folders and hub handles, with fake hubs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def http_error(kind: Any, status: int) -> Exception:
         (
             http_error(errors.GatedRepoError, 403),
             ValueError,
-            r"accept its licence, on its page on the hub; do so, then log in with",
+            "requires an accepted licence: accept it on the model's page on the hub, then log in",
         ),
         (
             http_error(errors.RepositoryNotFoundError, 401),
@@ -100,17 +100,17 @@ def http_error(kind: Any, status: int) -> Exception:
         (
             http_error(errors.HfHubHTTPError, 401),
             ValueError,
-            r"the hub refuses this login \(401\); renew it with",
+            r"the hub refuses this login \(401\); log in again with",
         ),
         (
             errors.LocalEntryNotFoundError("long words"),
             FileNotFoundError,
-            "is not, or not wholly, in the cache and the hub cannot be reached$",
+            "is not completely in the cache and the hub cannot be reached$",
         ),
         (
             errors.HFValidationError("as the library says"),
             ValueError,
-            "is no model's name: as the library says",
+            "is not a valid model name: as the library says",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_what_hugging_face_refuses_is_explained(
 def test_offline_the_cache_is_all_there_is(monkeypatch: pytest.MonkeyPatch):
     hugging_face(monkeypatch, errors.LocalEntryNotFoundError("long words"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match="in the cache and HF_HUB_OFFLINE forbids to down"):
+    with pytest.raises(FileNotFoundError, match="in the cache and HF_HUB_OFFLINE forbids the down"):
         find("hf://google/gemma-3-1b-it")
 
 
@@ -138,7 +138,10 @@ def test_offline_the_cache_is_all_there_is(monkeypatch: pytest.MonkeyPatch):
         ("hf://google/gemma/main", "is not hf://OWNER/NAME or"),
         ("kaggle://google/gemma-3", "is not kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"),
         ("kaggle://google/gemma-3/flax/1b/new", "is not kaggle://OWNER/MODEL/flax/VARIATION"),
-        ("kaggle://google/gemma-3/keras/1b", "the framework 'keras' is not read here; one of flax"),
+        (
+            "kaggle://google/gemma-3/keras/1b",
+            "the framework 'keras' is not supported; supported are flax",
+        ),
     ],
 )
 def test_what_is_no_handle_is_told_what_one_is(handle: str, what: str):
@@ -207,7 +210,7 @@ def kaggle_error(status: int) -> Exception:
     ("answer", "kind", "what"),
     [
         (exceptions.UnauthenticatedError(), ValueError, "needs an API token .* KAGGLE_API_TOKEN"),
-        (kaggle_error(403), ValueError, r"accept its licence at .*/models/google/gemma-3 and log"),
+        (kaggle_error(403), ValueError, r"accept it at .*/models/google/gemma-3, then log"),
         (kaggle_error(404), FileNotFoundError, "does not exist; see .*/models/google/gemma-3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Random weights: a folder that is read like the real one."""
+"""Model folders with random weights load like real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""safetensors files that the library reads, written while the tensors come in."""
+"""Incrementally written safetensors files, read with the library."""
 
 from __future__ import annotations
 

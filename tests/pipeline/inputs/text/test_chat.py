@@ -1,4 +1,4 @@
-"""Prompts: Gemma's turns, the template's columns, braces that stand for themselves."""
+"""Prompt texts: Gemma's turns, template columns, literal braces."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_plain_is_the_text_alone():
 
 
 @given(text=st.text())
-def test_braces_in_data_and_system_stand_for_themselves(text: str):
+def test_braces_in_data_and_system_are_literal(text: str):
     prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
     assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
 
@@ -115,7 +115,7 @@ def test_gemmas_own_templates_say_what_gemmas_turns_do(
     assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
 
 
-def test_worked_examples_are_turns_of_both():
+def test_few_shot_examples_are_turns_of_user_and_model():
     prompt = Prompt(system="Think.", shots=SHOTS[:1])
     assert render(prompt, {"question": "q"}) == (
         "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
@@ -124,7 +124,7 @@ def test_worked_examples_are_turns_of_both():
     )
 
 
-def test_worked_examples_in_plain_text_are_joined_as_they_are():
+def test_few_shot_examples_in_plain_text_are_concatenated():
     shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
     prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
     assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"
@@ -174,7 +174,7 @@ def test_a_template_that_cannot_be_used_is_named(template: str, what: str):
     ],
 )
 def test_a_template_that_does_not_end_is_refused(template: str):
-    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of processor time"):
+    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of CPU time"):
         render(Prompt(), {"question": "q"}, template=template)
 
 
@@ -216,15 +216,15 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
     [
         ("tokenizer_config.json", b"{", "is not JSON"),
         ("tokenizer_config.json", b"[]", "is not a JSON object"),
-        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not the text"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not text"),
         ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
-        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list of things that are no temp"),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list with elements of other types"),
         (
             "chat_template.json",
             b'{"chat_template": [{"name": "default", "template": [1]}]}',
             r"chat_template is \[1\], not",
         ),
-        ("chat_template.json", b"[" * 100_000, "is not read: it is nested too deeply"),
+        ("chat_template.json", b"[" * 100_000, "cannot be read: it is nested too deeply"),
         ("chat_template.jinja", b"\xff", "is not UTF-8"),
     ],
 )
@@ -255,11 +255,11 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("no placeholder", "names no column"),
-        ("{{question}}", "names no column"),
+        ("no placeholder", "contains no column"),
+        ("{{question}}", "contains no column"),
         ("{}", "empty braces"),
-        ("{question!r}", "converted or formatted; write {question}"),
-        ("{question:>10}", "converted or formatted; write {question}"),
+        ("{question!r}", "has a format or conversion; write {question}"),
+        ("{question:>10}", "has a format or conversion; write {question}"),
         ("{question", "write {{ and }} for braces"),
         ("question}", "write {{ and }} for braces"),
         ("{a{b}}", "write {{ and }} for braces"),
@@ -293,5 +293,5 @@ def test_each_column_that_is_absent_has_a_nearest_one_of_its_own(
 
 
 def test_a_column_that_nothing_is_left_for() -> None:
-    with pytest.raises(ValueError, match=r"^f has no column 'b'; it has \['a'\]$"):
+    with pytest.raises(ValueError, match=r"^f has no column 'b'; its columns: \['a'\]$"):
         check_columns(("a", "b"), present=("a",), where="f")

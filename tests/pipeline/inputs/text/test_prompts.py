@@ -1,4 +1,4 @@
-"""How a completion begins: the prefix is read behind the prompt and stands before what is drawn."""
+"""The answer prefix: the end of the prompt's tokens and the beginning of a completion's text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(tokenizer: Tokenizer, **prompt: Any) -> Rendered:
     ("turn", "text"), [("gemma", TURNS), ("auto", TURNS), ("plain", ROW.values["question"])]
 )
 @pytest.mark.parametrize("prefix", ["", "<reasoning>", " 2 apples", "\n"])
-def test_the_prefix_stands_behind_the_prompt_whose_own_tokens_stay(
+def test_the_prefix_follows_the_prompt_whose_tokens_do_not_change(
     tokenizer: Tokenizer, turn: str, text: str, prefix: str
 ):
     found = made(tokenizer, turn=turn, answer_prefix=prefix)
@@ -67,6 +67,6 @@ def test_the_text_of_a_completion_begins_with_the_prefix(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(("prefix", "read"), [("<end_of_turn>x", "x"), ("a<start_of_turn>", "a")])
 def test_a_prefix_that_is_no_text_is_refused(tokenizer: Tokenizer, prefix: str, read: str):
-    message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* reads it back as {read!r};"
+    message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* decodes it to {read!r};"
     with pytest.raises(ValueError, match=message):
         PromptMaker(Prompt(answer_prefix=prefix), tokenizer)

@@ -1,4 +1,4 @@
-"""A tokenizer and a model that belong together, and some that do not."""
+"""Matching and mismatching tokenizers and models."""
 
 from __future__ import annotations
 
@@ -60,35 +60,35 @@ def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[
     [
         (
             {"config": {"vocab_size": 96}},
-            ["{} has 480 pieces, the model's embedding 96 rows; each piece needs one"],
+            ["{} has 480 pieces, the model's embedding 96 rows; each piece needs a row"],
         ),
         (
             {"config": None, "vocab_size": 262_144},
-            ["{} has 480 pieces, the model's embedding 262144 rows; no embedding is padded by mor"],
+            ["{} has 480 pieces, the model's embedding 262144 rows; at most 1024 rows of padding"],
         ),
         (
             {"config": {"bos_token_id": 1, "eos_token_id": 2}},
             [
-                "config.json: bos_token_id is 1, in {} that is '<eos>', not <bos>",
-                "config.json: eos_token_id is 2, in {} that is '<bos>', not <eos> or <end_of_turn>",
+                "config.json: bos_token_id is 1, which is '<eos>' in {}, not <bos>",
+                "config.json: eos_token_id is 2, which is '<bos>' in {}, not <eos> or <end_of_turn",
             ],
         ),
         (
             # Gemma 2's end of turn is Gemma 3's newline.
             {"config": {}, "generation": {"eos_token_id": [1, 107, 9_999]}},
             [
-                "generation_config.json: eos_token_id is 107, in {} that is '\\n', not <eos> or",
-                "generation_config.json: eos_token_id is 9999, in {} that is no piece, not <eos>",
+                "generation_config.json: eos_token_id is 107, which is '\\n' in {}, not <eos> or",
+                "generation_config.json: eos_token_id is 9999, which is no piece in {}, not <eos>",
             ],
         ),
         (
             {"config": {"bos_token_id": {"id": 2}, "eos_token_id": [[1], True, 1.0, "1"]}},
             [
-                "config.json: bos_token_id is {{'id': 2}}, in {} that is no piece, not <bos>",
-                "config.json: eos_token_id is [1], in {} that is no piece, not <eos>",
-                "config.json: eos_token_id is True, in {} that is no piece, not <eos>",
-                "config.json: eos_token_id is 1.0, in {} that is no piece, not <eos>",
-                "config.json: eos_token_id is '1', in {} that is no piece, not <eos>",
+                "config.json: bos_token_id is {{'id': 2}}, which is no piece in {}, not <bos>",
+                "config.json: eos_token_id is [1], which is no piece in {}, not <eos>",
+                "config.json: eos_token_id is True, which is no piece in {}, not <eos>",
+                "config.json: eos_token_id is 1.0, which is no piece in {}, not <eos>",
+                "config.json: eos_token_id is '1', which is no piece in {}, not <eos>",
             ],
         ),
         (
@@ -106,4 +106,4 @@ def test_what_does_not(
     assert len(found) == len(lines)
     for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected.format(tokenizer.path))
-    assert hint.endswith("model.tokenizer names the file")
+    assert hint.endswith("set model.tokenizer")

@@ -1,4 +1,4 @@
-"""Chips and topologies: what they hold, which a run can have, what is refused."""
+"""Chips and topologies: their limits, which a run can use, what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from configs.load import load_config
 from pipeline.plan.cost_model.hardware import (
     TOPOLOGIES,
     cpu,
-    devices_of,
+    device_count,
     refuse_plan_only,
     topology_of,
 )
@@ -22,7 +22,7 @@ def test_a_v5e_has_the_published_limits() -> None:
     chip = found.chip
     assert (found.chips, found.hosts, found.compiler) == (8, 1, "v5e:2x4")
     assert (chip.hbm_gib, chip.bf16_flops, chip.bytes_per_s) == (15.75, 197e12, 819e9)
-    assert chip.knee == pytest.approx(240.5, abs=0.1)
+    assert chip.ridge_point == pytest.approx(240.5, abs=0.1)
     assert chip.chip_hour_usd == 1.20
 
 
@@ -40,14 +40,14 @@ def test_the_number_of_chips_is_in_the_name(name: str, chips: int, hosts: int) -
     assert (TOPOLOGIES[name].chips, TOPOLOGIES[name].hosts) == (chips, hosts)
 
 
-def test_what_is_planned_only_says_so() -> None:
+def test_plan_only_topologies_give_the_reason() -> None:
     trained = {name for name, one in TOPOLOGIES.items() if one.why_not_trained is None}
     assert {name for name in trained if not name.startswith("gpu")} == {"v5e-1", "v5e-4", "v5e-8"}
-    assert "16 is 2 hosts, and a run works on one" in str(TOPOLOGIES["v5e-16"].why_not_trained)
+    assert "16 has 2 hosts and a run uses one" in str(TOPOLOGIES["v5e-16"].why_not_trained)
     assert "published limits" in str(TOPOLOGIES["v6e-8"].why_not_trained)
 
 
-def test_a_configuration_tells_its_own_topology() -> None:
+def test_a_configuration_determines_its_topology() -> None:
     assert topology_of(preset("gemma3_1b"), None).name == "v5e-8"
     split = preset(
         "gemma3_1b",
@@ -56,27 +56,27 @@ def test_a_configuration_tells_its_own_topology() -> None:
         ("plan.learner_devices", "1"),
         ("plan.micro_batch_tokens", "2048"),
     )
-    assert devices_of(split) == 5
+    assert device_count(split) == 5
     assert topology_of(split, None).name == "v5e-8"
     assert topology_of(split, "v6e-8").chip.hbm_gib == 31.25
 
 
-def test_a_run_is_refused_more_than_a_host() -> None:
+def test_a_run_on_more_than_a_host_is_refused() -> None:
     refuse_plan_only(preset("gemma3_1b"))
     refuse_plan_only(load_config(PROJECT / "configs/demo.toml"))
     many = preset("gemma3_1b", ("plan.learner_devices", "16"), ("plan.micro_batch_tokens", "32768"))
-    message = r"plan\.learner_devices = 16: 16 chips: v5e-16 is 2 hosts, .* not trained on; nearest"
+    message = r"plan\.learner_devices = 16: 16 chips: v5e-16 has 2 hosts .* not trained on; nearest"
     with pytest.raises(ValueError, match=message):
         refuse_plan_only(many)
 
 
-def test_the_price_is_the_configurations_where_it_gives_one() -> None:
+def test_a_configured_price_replaces_the_list_price() -> None:
     cheap = preset("gemma3_1b", ("plan.chip_hour_usd", "0.5"))
     assert topology_of(cheap, None).chip.chip_hour_usd == 0.5
 
 
 @pytest.mark.parametrize(("given", "found"), [("10", 10.0), ("40", 15.75)])
-def test_memory_that_may_be_used_is_all_there_is_to_a_plan(given: str, found: float) -> None:
+def test_hbm_gib_bounds_the_memory(given: str, found: float) -> None:
     bounded = preset("gemma3_1b", ("plan.hbm_gib", given))
     assert topology_of(bounded, None).chip.hbm_gib == found
 
@@ -92,7 +92,7 @@ def test_virtual_devices_share_the_machine() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "message"),
     [
-        ([], "v5e-7", "there is none of this name; .* nearest valid: v5e-8$"),
+        ([], "v5e-7", "unknown; known topologies: .* nearest valid: v5e-8$"),
         ([], "v5e-3", "nearest valid: v5e-4$"),
         ([], "v5e-1000", "nearest valid: v5e-256$"),
         ([], "gpu-100", "nearest valid: gpu-80$"),
@@ -101,7 +101,9 @@ def test_virtual_devices_share_the_machine() -> None:
         ([("plan.platform", "gpu")], None, "nearest valid: --topology gpu-80x8"),
     ],
 )
-def test_what_is_refused(settings: list[tuple[str, str]], name: str | None, message: str) -> None:
+def test_unknown_topologies_are_refused_with_the_nearest(
+    settings: list[tuple[str, str]], name: str | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as found:
         topology_of(preset("gemma3_1b", *settings), name)
     assert re.search("nearest valid", str(found.value))

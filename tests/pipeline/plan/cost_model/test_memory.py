@@ -1,4 +1,4 @@
-"""The analytic model of memory: by hand, against the caches themselves, and how it moves."""
+"""The analytic memory model: by hand, against the caches themselves, and its monotonicity."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from configs.load import load_config
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.model.architecture import architecture
 from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
-from pipeline.plan.cost_model.memory import PARTS, beside, estimate, moment
-from pipeline.plan.cost_model.program_memory import held
+from pipeline.plan.cost_model.memory import PARTS, estimate_memory, memory_beside, memory_during
+from pipeline.plan.cost_model.program_memory import program_memory
 from pipeline.plan.cost_model.programs import programs_of
 from tests import tiny
 
@@ -48,17 +48,17 @@ SHAPE = read_model_shape(
         "vocab_size": 262_144,
     }
 )
-"""gemma3-1b's."""
+"""Fields of gemma3-1b."""
 BASE = 2 * 999_885_952
 ADAPTER = 4 * 25_133_056
 
 
 def total(config, program, shape=SHAPE):
-    return sum(held(config, shape, program).values())
+    return sum(program_memory(config, shape, program).values())
 
 
 def test_caches_by_hand():
-    parts = held(preset(), SHAPE, "segment 512")
+    parts = program_memory(preset(), SHAPE, "segment 512")
     # 64 slots a chip; 22 local layers of 512 positions and 4 global ones of 1,024; a key and a
     # value of 256 numbers of two bytes.
     assert parts["kv_local"] == 64 * 22 * 512 * 2 * 256 * 2
@@ -68,8 +68,8 @@ def test_caches_by_hand():
 
 
 def test_caches_in_8_bits_by_hand():
-    parts = held(preset(plan__kv_cache="int8"), SHAPE, "segment 512")
-    # A byte a number, and a float32 scale for each key and each value.
+    parts = program_memory(preset(plan__kv_cache="int8"), SHAPE, "segment 512")
+    # A byte per number, and a float32 scale per key and per value.
     assert parts["kv_local"] == 64 * 22 * 512 * 2 * (256 + 4)
 
 
@@ -78,7 +78,7 @@ def test_caches_in_8_bits_by_hand():
 def test_caches_are_those_that_the_sampler_makes(kv_cache, changes):
     hf = tiny.hf_config(**changes)
     config, shape = preset(plan__kv_cache=kv_cache), read_model_shape(hf)
-    parts = held(config, shape, "empty")
+    parts = program_memory(config, shape, "empty")
     row = bytes_per_row(
         architecture(hf, dtype=jnp.dtype("bfloat16")),
         max_tokens=config.rollout.max_tokens,
@@ -88,63 +88,63 @@ def test_caches_are_those_that_the_sampler_makes(kv_cache, changes):
 
 
 def test_the_gradient_by_hand():
-    parts = held(preset(), SHAPE, "gradient 8")
+    parts = program_memory(preset(), SHAPE, "gradient 8")
     assert parts["base"] == BASE
     assert parts["adapter"] == ADAPTER
-    # The sum so far and what is added.
+    # The accumulated gradient and the one to add.
     assert parts["optimizer"] == 2 * ADAPTER
     # The inputs of 26 layers and three more arrays, each of 2,048 positions x 1,152 numbers; one
     # layer's arrays: three of the feed-forward width, two of the model's and two of all heads'; two
-    # of scores, 4 heads x 512 queries x 2,048 keys in float32; of these what fast memory is short.
+    # of scores, 4 heads x 512 queries x 2,048 keys in float32; minus what fits fast memory.
     inputs = 29 * 2048 * 1152 * 2
     layer = 2048 * (3 * 6912 + 2 * 1152 + 2 * 4 * 256) * 2
     scores = 2 * 4 * 512 * 2048 * 4
     assert parts["activations"] == inputs + layer + scores - 112 * 2**20
 
 
-def test_what_stays_in_fast_memory_takes_none():
+def test_arrays_in_fast_memory_take_no_hbm():
     config = preset(plan__micro_batch_tokens=65_536, plan__row_tokens=1024)
-    assert held(config, SHAPE, "score 8")["activations"] == 0
-    assert held(config, SHAPE, "score 64")["activations"] > 2 * 8192 * 6912 * 2
+    assert program_memory(config, SHAPE, "score 8")["activations"] == 0
+    assert program_memory(config, SHAPE, "score 64")["activations"] > 2 * 8192 * 6912 * 2
 
 
-def test_what_is_beside_by_hand():
+def test_memory_beside_a_program_by_hand():
     config = preset()
-    learner = beside(config, SHAPE, "gradient 8")
+    learner = memory_beside(config, SHAPE, "gradient 8")
     assert learner["optimizer"] == 2 * ADAPTER
     assert learner["adapter"] == ADAPTER
     assert learner["base"] == learner["kv_local"] == 0
-    reading = beside(config, SHAPE, "prefill 320")
-    slots = held(config, SHAPE, "empty")
-    prompts = held(config, SHAPE, "prefill 320")
+    reading = memory_beside(config, SHAPE, "prefill 320")
+    slots = program_memory(config, SHAPE, "empty")
+    prompts = program_memory(config, SHAPE, "prefill 320")
     assert reading["kv_local"] == slots["kv_local"] + prompts["kv_local"]
-    assert beside(config, SHAPE, "segment 512")["kv_global"] == prompts["kv_global"]
+    assert memory_beside(config, SHAPE, "segment 512")["kv_global"] == prompts["kv_global"]
 
 
-def test_further_adapters_are_beside():
+def test_further_adapters_count_beside_a_program():
     kept = preset(learner__kl_coef=0.1, lora__start="/an/adapter")
     teacher = preset(learner__teacher="/a/teacher", learner__distill_coef=0.5)
     for config in (kept, teacher):
-        assert beside(config, SHAPE, "gradient 8")["adapter"] == 2 * ADAPTER
+        assert memory_beside(config, SHAPE, "gradient 8")["adapter"] == 2 * ADAPTER
 
 
 @pytest.mark.parametrize("kind", ["merged", "int8", "int8_matmul"])
-def test_a_copy_for_rollouts_is_there_in_both_phases(kind):
+def test_the_weight_copy_counts_in_both_phases(kind):
     config = preset(plan__rollout_weights=kind, learner__importance_cap=2.0)
     layers = 26 * 2 * SHAPE.layer_parameters
-    drawing = moment(config, SHAPE, "segment 512", phase="decode").parts
-    learning = moment(config, SHAPE, "gradient 8", phase="update").parts
+    drawing = memory_during(config, SHAPE, "segment 512", phase="decode").parts
+    learning = memory_during(config, SHAPE, "gradient 8", phase="update").parts
     copy = SHAPE.base_bytes("bfloat16", quantization="none" if kind == "merged" else kind)
     assert drawing["base"] == copy + layers
     if kind == "merged":
         assert learning["base"] == BASE + layers
-        # The learner's, and the zeros that stand for none: the sampler's is in its weights.
+        # The learner's adapter and the zero one for the reference; the sampler's is merged.
         assert drawing["adapter"] == 2 * ADAPTER
     else:
         assert BASE < learning["base"] < BASE + layers
 
 
-def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
+def test_a_separate_sampler_holds_nothing_of_the_learner():
     split = {
         "plan__placement": "split",
         "plan__samplers": 4,
@@ -152,7 +152,7 @@ def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
         "plan__slots": 64,
     }
     config = preset(**split)
-    found = estimate(config, SHAPE)
+    found = estimate_memory(config, SHAPE)
     assert list(found) == ["prefill", "decode", "score", "update"]
     assert found["decode"].parts["optimizer"] == 0
     assert found["decode"].parts["adapter"] == ADAPTER
@@ -160,9 +160,9 @@ def test_a_sampler_of_its_own_has_nothing_of_the_learner_s():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_are_told_by_phase_and_fit(name):
+def test_presets_fit_in_every_phase(name):
     config = preset(name)
-    found = estimate(config, shape_of(config))
+    found = estimate_memory(config, shape_of(config))
     assert list(found) == ["prefill", "decode", "score", "update", "colocated"]
     for phase, memory in found.items():
         assert memory.phase == phase
@@ -174,7 +174,7 @@ def test_presets_are_told_by_phase_and_fit(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_program_of_a_run_is_known(name):
+def test_every_program_of_a_run_has_an_estimate(name):
     config = preset(name)
     for program in programs_of(config):
         assert total(config, program, shape_of(config)) > 0
@@ -187,7 +187,7 @@ def test_more_slots_hold_more(slots, more):
     many = preset(plan__slots=8 * (slots + more), plan__slot_buckets=[])
     small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
     assert small < large
-    # By their caches and something more.
+    # By their caches and a little more.
     row = (22 * 512 + 4 * 1024) * 1024
     assert row * more < large - small < 1.5 * row * more
 
@@ -211,7 +211,7 @@ def test_more_rows_hold_more(kind, rows, more):
         ("prefill 320", {"plan__prefill_tokens": 1024}, {}),
         ("gradient 8", {"plan__remat": "offload"}, {}),
         ("gradient 8", {}, {"plan__remat": "dots"}),
-        # Where a loop takes the rows: there nothing is computed twice, and everything is kept.
+        # Where a loop splits the rows, nothing is recomputed and everything is saved.
         ("gradient 32", {"plan__remat": "dots"}, {"plan__remat": "none"}),
         ("gradient 8", {"lora__rank": 8}, {}),
         ("gradient 8", {"learner__kl": "k3"}, {}),
@@ -223,44 +223,46 @@ def test_more_rows_hold_more(kind, rows, more):
         ),
     ],
 )
-def test_settings_do_what_they_say(program, less, more):
+def test_settings_change_memory_as_documented(program, less, more):
     assert total(preset(**less), program) < total(preset(**more), program)
 
 
-def test_weights_that_are_split_take_less():
+def test_sharded_weights_take_less():
     whole, shape = preset("gemma3_4b"), shape_of(preset("gemma3_4b"))
     split = preset("gemma3_4b", plan__fsdp=8)
-    parts = held(split, shape, "gradient 8")
-    assert parts["base"] < held(whole, shape, "gradient 8")["base"] / 7.9
-    # Most layers are gathered ahead of their use.
-    gathered = parts["temporaries"] - held(whole, shape, "gradient 8")["temporaries"]
+    parts = program_memory(split, shape, "gradient 8")
+    assert parts["base"] < program_memory(whole, shape, "gradient 8")["base"] / 7.9
+    # Most layers are prefetched.
+    gathered = parts["temporaries"] - program_memory(whole, shape, "gradient 8")["temporaries"]
     assert gathered == 30 * 2 * shape.layer_parameters
 
 
-def test_layers_are_gathered_ahead_while_there_is_room():
+def test_layers_are_prefetched_while_there_is_room():
     shape = shape_of(preset("gemma3_4b"))
     layer = 2 * shape.layer_parameters
 
     def gathered(rows):
         settings = {"plan__micro_batch_tokens": 2048 * rows, "plan__remat": "full"}
         parts = [
-            held(preset("gemma3_4b", plan__fsdp=fsdp, **settings), shape, f"gradient {rows}")
+            program_memory(
+                preset("gemma3_4b", plan__fsdp=fsdp, **settings), shape, f"gradient {rows}"
+            )
             for fsdp in (8, 1)
         ]
         return (parts[0]["temporaries"] - parts[1]["temporaries"]) / layer
 
-    # In one part all the way; around loops fewer; where the micro-batch leaves no room, four.
+    # In one part everything is prefetched; around loops fewer layers; without room four.
     assert [gathered(rows) for rows in (8, 32, 400)] == [30, 18, 4]
 
 
 def test_tp_splits_heads_where_it_can():
     shape = shape_of(preset("gemma3_4b"))
-    whole = held(preset("gemma3_4b"), shape, "empty")
-    halves = held(preset("gemma3_4b", plan__tp=2), shape, "empty")
-    # Twice the rows on a chip, of each half of the heads.
+    whole = program_memory(preset("gemma3_4b"), shape, "empty")
+    halves = program_memory(preset("gemma3_4b", plan__tp=2), shape, "empty")
+    # Twice the rows on a chip, each with half of the heads.
     assert halves["kv_local"] == whole["kv_local"]
-    one_head = held(preset(plan__tp=2), SHAPE, "empty")
-    assert one_head["kv_local"] == 2 * held(preset(), SHAPE, "empty")["kv_local"]
+    one_head = program_memory(preset(plan__tp=2), SHAPE, "empty")
+    assert one_head["kv_local"] == 2 * program_memory(preset(), SHAPE, "empty")["kv_local"]
 
 
 def test_it_imports_no_jax():

@@ -16,7 +16,7 @@ from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.cost_model.programs import built_programs
 from pipeline.plan.forecast import forecast
-from pipeline.plan.search.search import Case, measured
+from pipeline.plan.search.fitting import PlanCase, estimate_plan
 from tests import tiny
 
 ROW = 42
@@ -30,7 +30,7 @@ FEW: dict[str, Any] = {"plan": {"slot_buckets": (1,)}}
 
 
 def compiled(config: Config, layers: tuple[str, ...]) -> list[str]:
-    """Names from the logs of a real sampler and a real learner."""
+    """Names from the build logs of a real sampler and a real learner."""
     hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
     policy = tiny.make_policy(**hf)
     base = tiny.make_base(policy)
@@ -51,8 +51,8 @@ def test_a_plan_counts_what_is_compiled(tables: dict[str, Any], layers: tuple[st
     shape = read_model_shape(tiny.hf_config(**hf))
     found = compiled(config, layers)
     assert sorted(built_programs(config, shape)) == sorted(found)
-    case = Case(config, shape, topology_of(config, None), Lengths.expected(config))
-    assert forecast(case, measured(case, "", config)).programs == len(found)
+    case = PlanCase(config, shape, topology_of(config, None), Lengths.expected(config))
+    assert forecast(case, estimate_plan(case, "", config)).programs == len(found)
 
 
 def test_a_window_longer_than_everything_is_a_ring_like_the_others() -> None:

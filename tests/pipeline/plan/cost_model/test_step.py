@@ -1,20 +1,20 @@
-"""A step is the work of its phases at the pace of its programs."""
+"""A step's times are the roofline times of its phases."""
 
 from __future__ import annotations
 
 import pytest
 
-from pipeline.plan.cost_model.step import PHASES, drawing, imitation_s
-from pipeline.plan.search.search import Case, with_plan
+from pipeline.plan.cost_model.step import PHASES, estimate_sampling, sft_step_s
+from pipeline.plan.search.fitting import PlanCase, with_plan
 from tests.pipeline.plan.presets import case, preset
 
 
 @pytest.fixture
-def one() -> Case:
+def one() -> PlanCase:
     return case(preset("gemma3_1b"))
 
 
-def test_phases_add_up_to_the_step(one: Case) -> None:
+def test_phases_add_up_to_the_step(one: PlanCase) -> None:
     step = one.step(one.config)
     assert tuple(step.seconds) == PHASES
     for end in ("low", "expected", "high"):
@@ -26,8 +26,8 @@ def test_phases_add_up_to_the_step(one: Case) -> None:
     assert step.tokens_per_s == pytest.approx(step.tokens / step.total.expected)
 
 
-def test_learning_is_its_micro_batches(one: Case) -> None:
-    step, pace = one.step(one.config), one.pace(one.config)
+def test_learning_is_the_sum_of_its_micro_batches(one: PlanCase) -> None:
+    step, pace = one.step(one.config), one.roofline(one.config)
     # 14 micro-batches of a row of 2,048 on each chip; see test_workload.
     gradient = pace.gradient(2048, seq=406.4).expected
     assert step.seconds["update"].expected == pytest.approx(14 * gradient + pace.apply().expected)
@@ -43,19 +43,19 @@ def test_without_a_kl_term_nothing_is_scored() -> None:
     assert found.step(found.config).seconds["score"].expected == 0
 
 
-def test_updates_on_the_same_rollouts_are_paid_for_each(one: Case) -> None:
+def test_each_update_on_the_same_rollouts_counts(one: PlanCase) -> None:
     twice = case(preset("gemma3_1b", ("learner.updates_per_batch", "2")))
     first, second = (c.step(c.config).seconds["update"].expected for c in (one, twice))
     assert second == pytest.approx(2 * first)
 
 
-def test_further_prompts_of_a_step_are_the_upper_end_of_drawing(one: Case) -> None:
+def test_further_prompts_of_a_step_raise_the_high_end_of_sampling(one: PlanCase) -> None:
     for mode in ("capped", "adaptive"):
         more = (("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96"))
         dynamic = case(preset("gemma3_1b", ("plan.fixed", "false"), *more))
         config = with_plan(dynamic.config, {"fixed": True})
         off, on = one.step(one.config), dynamic.step(config)
-        whole = drawing(dynamic.pace(config), one.lengths, prompts=96, samples=16)
+        whole = estimate_sampling(dynamic.roofline(config), one.lengths, prompts=96, samples=16)
         for phase, most in (("prefill", whole.prefill), ("decode", whole.decode)):
             assert on.seconds[phase].expected == off.seconds[phase].expected
             assert on.seconds[phase].high >= most.high
@@ -67,24 +67,24 @@ def test_further_prompts_of_a_step_are_the_upper_end_of_drawing(one: Case) -> No
         assert on.total.high > off.total.high
 
 
-def test_a_group_is_read_once(one: Case) -> None:
-    pace = one.pace(one.config)
-    # Four prompts on each chip, in a bucket of 192; 21 would fit one read.
-    few = drawing(pace, one.lengths, prompts=32, samples=16)
+def test_a_prompt_is_prefilled_once_per_group(one: PlanCase) -> None:
+    pace = one.roofline(one.config)
+    # Four prompts on each chip, in a bucket of 192; one prefill holds 21.
+    few = estimate_sampling(pace, one.lengths, prompts=32, samples=16)
     assert few.prefill.expected == pytest.approx(pace.prefill(21 * 192, seq=192).expected)
-    many = drawing(pace, one.lengths, prompts=8 * 22, samples=16)
+    many = estimate_sampling(pace, one.lengths, prompts=8 * 22, samples=16)
     assert many.prefill.expected == pytest.approx(2 * few.prefill.expected)
 
 
-def test_refilled_slots_are_used_better(one: Case) -> None:
-    pace = one.pace(with_plan(one.config, {"slots": 64}))
-    refilled = drawing(pace, one.lengths, prompts=32, samples=16).slots_useful
-    once = drawing(pace, one.lengths, prompts=4, samples=16).slots_useful
+def test_refilled_slots_are_used_better(one: PlanCase) -> None:
+    pace = one.roofline(with_plan(one.config, {"slots": 64}))
+    refilled = estimate_sampling(pace, one.lengths, prompts=32, samples=16).slots_useful
+    once = estimate_sampling(pace, one.lengths, prompts=4, samples=16).slots_useful
     assert once < refilled
     assert refilled > 0.85
 
 
-def test_a_split_adapter_travels() -> None:
+def test_a_split_placement_copies_the_adapter() -> None:
     split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
     sizes = (("plan.slots", "64"), ("plan.micro_batch_tokens", "8192"))
     there, here = case(preset("gemma3_1b", *split, *sizes)), case(preset("gemma3_1b"))
@@ -110,10 +110,10 @@ def test_a_step_ahead_takes_the_longer_of_the_two() -> None:
     assert two.total.expected == pytest.approx(max(drawn, learned) + s["sync"])
 
 
-def test_a_warm_step_is_gradients_of_full_rows() -> None:
+def test_an_sft_step_is_gradients_of_full_rows() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl")]
     found = case(preset("gemma3_1b", *sft, ("sft.sequences_per_step", "16")))
-    pace = found.pace(found.config)
+    pace = found.roofline(found.config)
     # 16 rows of 2,048 are two micro-batches of 8.
     expected = 2 * pace.gradient(2048, seq=1024).expected + pace.apply().expected
-    assert imitation_s(pace).expected == pytest.approx(expected)
+    assert sft_step_s(pace).expected == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Lengths, slots and rows of a step, counted by hand where that can be done."""
+"""Lengths, slots and rows of a step, computed by hand where possible."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.speeds import Lengths
 from pipeline.plan.cost_model.workload import (
-    Turns,
+    DecodeSchedule,
     completion_lengths,
-    decode_turns,
-    expected_turns,
+    decode_schedule,
+    expected_schedule,
     packed_positions,
 )
-from pipeline.plan.search.search import with_plan
+from pipeline.plan.search.fitting import with_plan
 from tests.pipeline.plan.presets import preset
 
 
-def test_what_is_assumed_and_what_is_known() -> None:
+def test_assumed_and_given_lengths() -> None:
     config = preset("gemma3_1b")  # prompts of at most 320, completions of at most 704
     assert Lengths.expected(config).prompt == 160.0
     assert Lengths.expected(config).completion == pytest.approx(246.4)
@@ -39,7 +39,7 @@ def test_lengths_have_the_mean_and_keep_the_cap(count: int, share: float, cap: i
     assert mean(found) == pytest.approx(share * cap, abs=1.5 + cap / count)
 
 
-def test_neighbours_are_not_sorted() -> None:
+def test_lengths_are_shuffled() -> None:
     found = completion_lengths(512, mean=250, cap=700)
     first, second = found[:256], found[256:]
     assert mean(first) == pytest.approx(mean(second), rel=0.1)
@@ -50,7 +50,7 @@ def test_neighbours_are_not_sorted() -> None:
     [
         # Two slots: 10 and 30 begin, 20 follows the first at 10, all end at 30.
         ([10, 30, 20], (2,), {2: 3}),
-        # With a slot to move into: after 10 steps one is left, but 20 still waits for its slot.
+        # With a smaller bucket: after 10 steps one slot runs, but 20 still waits for its slot.
         ([10, 30, 20], (2, 1), {2: 3}),
         ([10, 40], (2, 1), {2: 1, 1: 3}),
         # A started segment counts whole.
@@ -59,7 +59,7 @@ def test_neighbours_are_not_sorted() -> None:
     ],
 )
 def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments: object) -> None:
-    assert decode_turns(lengths, sizes=sizes, segment_steps=10).segments == segments
+    assert decode_schedule(lengths, sizes=sizes, segment_steps=10).segments == segments
 
 
 @given(
@@ -68,7 +68,7 @@ def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments:
     steps=st.integers(1, 16),
 )
 def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> None:
-    found = decode_turns(lengths, sizes=(slots,), segment_steps=steps).segments
+    found = decode_schedule(lengths, sizes=(slots,), segment_steps=steps).segments
     needed = sum(-(-length // steps) for length in lengths)
     longest = max(-(-length // steps) for length in lengths)
     assert found[slots] * slots >= needed
@@ -78,7 +78,7 @@ def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> N
 def test_more_slots_take_fewer_segments_and_waste_more() -> None:
     lengths = completion_lengths(256, mean=250, cap=700)
     spent = [
-        decode_turns(lengths, sizes=(n,), segment_steps=32).segments[n] for n in (8, 16, 32, 64)
+        decode_schedule(lengths, sizes=(n,), segment_steps=32).segments[n] for n in (8, 16, 32, 64)
     ]
     assert spent == sorted(spent, reverse=True)
     wasted = [n * segments for n, segments in zip((8, 16, 32, 64), spent, strict=True)]
@@ -88,32 +88,34 @@ def test_more_slots_take_fewer_segments_and_waste_more() -> None:
 @pytest.mark.parametrize(
     ("lengths", "sizes", "segments"),
     [
-        # 10 and 30 begin; 20 follows 10 on the first device, 10 whoever ends next.
+        # 10 and 30 begin; 20 follows 10 on the first device, 10 the next slot that finishes.
         ([10, 30, 20, 10], (1,), {1: 4}),
         # Each device has one of 40 left after 10 steps.
         ([10, 10, 40, 40], (2, 1), {2: 1, 1: 3}),
-        # One device has both: nobody moves before it is done.
+        # One device has both: nothing is compacted before it finishes one.
         ([10, 40, 10, 40], (2, 1), {2: 4}),
     ],
 )
-def test_the_device_with_the_most_left_decides(
+def test_the_fullest_device_decides(
     lengths: list[int], sizes: tuple[int, ...], segments: object
 ) -> None:
-    assert decode_turns(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
+    assert decode_schedule(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
 
 
 @pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 1), (16, 2), (24, 8), (200, 4)])
 @pytest.mark.parametrize("slots", [1, 2, 8])
-def test_what_is_expected_is_the_mean_over_many_steps(count: int, shards: int, slots: int) -> None:
+def test_the_expected_schedule_is_the_mean_over_many_steps(
+    count: int, shards: int, slots: int
+) -> None:
     sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))
-    found = expected_turns(count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
+    found = expected_schedule(count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
     rng = np.random.default_rng(count)
     every = completion_lengths(4096, mean=90, cap=256)
     drawn = [rng.choice(every, count).tolist() for _ in range(10_000 // count)]
-    steps = [decode_turns(one, sizes=sizes, segment_steps=8, shards=shards) for one in drawn]
+    steps = [decode_schedule(one, sizes=sizes, segment_steps=8, shards=shards) for one in drawn]
 
-    def cost(turns: Turns) -> float:
-        """As if a segment took a second, and another for each eight slots."""
+    def cost(turns: DecodeSchedule) -> float:
+        """A segment takes a second, and another second per eight slots."""
         return sum(number * (1 + size / 8) for size, number in turns.segments.items())
 
     assert cost(found) == pytest.approx(np.mean([cost(turns) for turns in steps]), rel=0.03)

@@ -1,0 +1,77 @@
+"""The exporter's process: one base, one adapter, and the programs that verify an export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.schema import Config
+from pipeline.compute.opening import open_model
+from pipeline.contracts.adapters import Format
+from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
+from pipeline.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pipeline.compute.learner.export import Exporter, Tuned
+
+
+class ExporterActor:
+    """Exports one checkpoint; a plain class that `actors.handles` runs as a Ray actor.
+
+    Args:
+        config: of model and scoring; `lora.start` is the adapter.
+        described: the run's configuration, for the model card.
+        examples: completions whose log-probs are compared; empty: no verification.
+    """
+
+    def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:
+        self.config, self.described = config, described
+        self.examples = examples
+        self.exporter: Exporter
+        self.tuned: Tuned
+        self.unfinished: Path
+
+    def start(self) -> str:
+        """Opens devices, model and adapter, compiles; returns a description of the adapter.
+
+        Raises:
+            ValueError: if devices, weights or adapter do not match the configuration.
+            FileNotFoundError: if weights or adapter are missing.
+        """
+        opened = open_model(self.config, role="learner")
+        from pipeline.compute.learner.export import Exporter, Tuned
+        from pipeline.compute.model.adapter_source import load_adapter
+
+        assert self.config.lora.start is not None
+        loaded = load_adapter(self.config.lora.start, opened.policy)
+        self.tuned = Tuned(loaded.adapter, loaded.version)
+        self.exporter = Exporter(
+            opened.policy,
+            opened.base,
+            self.config,
+            opened.vocabulary,
+            like=find_model(self.config.model),
+            tokenizer=open_tokenizer(self.config.model).path,
+            verify=bool(self.examples),
+            described=self.described,
+            evaluations=partial(RunFolder.of(self.described).valid_entries, "evaluated"),
+        )
+        return loaded.what
+
+    def begin(self, folder: str) -> None:
+        """Makes the temporary folder beside `folder` that the export is written to."""
+        from pipeline.compute.learner.export import begin
+
+        self.unfinished = begin(Path(folder))
+
+    def add(self, kind: Format) -> float | None:
+        """See `pipeline.compute.learner.export.Exporter.add`."""
+        return self.exporter.add(self.unfinished, kind, self.tuned, examples=self.examples)
+
+    def finish(self, folder: str, formats: Sequence[Format]) -> None:
+        """See `pipeline.compute.learner.export.Exporter.finish`."""
+        self.exporter.finish(self.unfinished, Path(folder), self.tuned, formats=formats)

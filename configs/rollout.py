@@ -1,0 +1,247 @@
+"""Settings of rollout generation, and what they require of other tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Problem, Strings, Table, refuse
+from configs.budget import Budget
+from configs.learner import Learner
+from configs.plan import Plan
+
+
+def min_finished(rollouts: int, *, cut_off: float) -> int:
+    """The share `cut_off` of a sampler's requested rollouts, which must finish; rounded up."""
+    # The inner rounding keeps a float's last bit from adding one.
+    return math.ceil(round(cut_off * rollouts, 6))
+
+
+class Rollout(Table):
+    """Generation of rollouts."""
+
+    group_size: int = Field(8, ge=2, le=1024, description="rollouts per prompt (the group of GRPO)")
+    prompts_per_step: int = Field(ge=1, le=16_384, description="prompts in a step")
+    min_prompts_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="minimum number of prompts to which the last steps may shrink to fit into a "
+        "time budget; default: prompts_per_step (steps never shrink)",
+    )
+    max_prompt_tokens: int = Field(ge=1, description="longer prompts are excluded and counted")
+    max_new_tokens: int = Field(ge=1, description="maximum length of a completion")
+    temperature: float = Field(1.0, gt=0, description="temperature of sampler and learner")
+    top_k: int = Field(0, ge=0, description="sample from the k most likely tokens; 0: off")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample from the nucleus of probability mass p; 1: off"
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="sample from tokens whose probability is at least p times that of the most "
+        "likely one; 0: off",
+    )
+    overlong_tokens: int = Field(
+        0,
+        ge=0,
+        description="soft overlong punishment (DAPO): over this many last tokens of max_new_tokens "
+        'the reward falls linearly by 1; a separate part of the reward, "overlong"; 0: off',
+    )
+    partial: Literal["off", "keep", "drop"] = Field(
+        "off",
+        description="partial rollouts: what happens to unfinished rollouts once cut_off is "
+        "reached. off: wait for all rollouts; keep: continue them in the next step under its "
+        "policy version; drop: train on their groups without them, which favours short completions",
+    )
+    cut_off: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of a sampler's requested rollouts that must finish before its part of "
+        "the step ends; required with partial",
+    )
+    dynamic_sampling: Literal["off", "capped", "adaptive"] = Field(
+        "off",
+        description="replace groups whose rewards are all equal, which have no gradient. capped: "
+        "sample further prompts until prompts_per_step groups have signal or max_prompts_per_step "
+        "is reached; adaptive: only while this yields more groups with signal per second than the "
+        "next step would (DAPO, arXiv:2503.14476)",
+    )
+    max_prompts_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="maximum number of prompts that a step samples; required with dynamic_sampling",
+    )
+    ahead: Literal["off", "one"] = Field(
+        "off",
+        description="one: generate the next step's rollouts while the learner updates, so that all "
+        "rollouts after the first step are one policy version old; split placement only",
+    )
+    stop_tokens: Strings = Field(
+        ("<end_of_turn>", "<eos>"),
+        description="tokens that end a completion; they are trained on",
+    )
+    stop_strings: Strings = Field(
+        (),
+        description="texts that end a completion once generated; the token that completes the text "
+        'is the last one, and the text belongs to the completion, e.g. "</answer>"',
+    )
+    forbidden_tokens: Strings = Field(
+        ("<pad>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"),
+        description="tokens that are never sampled",
+    )
+
+    @model_validator(mode="after")
+    def _tokens(self) -> Rollout:
+        both = sorted(set(self.stop_tokens) & set(self.forbidden_tokens))
+        problems: list[Problem] = []
+        if not self.stop_tokens:
+            what = "no completion could end; give at least one token"
+            problems.append(("stop_tokens", what))
+        if "" in self.stop_strings:
+            problems.append(
+                ("stop_strings", "contains an empty string, which ends every completion; remove it")
+            )
+        if any("\ufffd" in string for string in self.stop_strings):
+            what = "contains U+FFFD, the replacement character of undecodable bytes; remove it"
+            problems.append(("stop_strings", what))
+        if both:
+            what = f"{', '.join(both)}: also in stop_tokens; a stop token must not be forbidden"
+            problems.append(("forbidden_tokens", what))
+        if self.partial == "off" and self.cut_off is not None:
+            what = 'has no effect with rollout.partial = "off"; remove it, or set that to "keep"'
+            problems.append(("cut_off", what))
+        if self.partial != "off" and self.cut_off is None:
+            problems.append(("partial", "needs rollout.cut_off, e.g. 0.9; set that"))
+        if (self.min_prompts_per_step or 1) > self.prompts_per_step:
+            what = f"must be at most prompts_per_step; nearest valid: {self.prompts_per_step}"
+            problems.append(("min_prompts_per_step", what))
+        if self.overlong_tokens > self.max_new_tokens:
+            what = f"must be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
+            problems.append(("overlong_tokens", what))
+        refuse([*problems, *self._dynamic_problems()])
+        return self
+
+    def _dynamic_problems(self) -> list[Problem]:
+        most, mode = self.max_prompts_per_step, self.dynamic_sampling
+        if mode == "off":
+            what = 'has no effect with rollout.dynamic_sampling = "off"; remove it, or set that'
+            return [] if most is None else [("max_prompts_per_step", what)]
+        problems: list[Problem] = []
+        wanted, key = self.prompts_per_step, "dynamic_sampling"
+        if most is None:
+            what = f"needs rollout.max_prompts_per_step, e.g. {3 * wanted}; set that"
+            problems.append((key, what))
+        elif most <= wanted:
+            what = f"must be above prompts_per_step; nearest valid: {wanted + 1}"
+            problems.append(("max_prompts_per_step", what))
+        if self.partial != "off":
+            what = (
+                f'"{mode}" needs all rewards of a group before the step ends, and '
+                f'rollout.partial = "{self.partial}" ends steps without them; nearest valid: "off"'
+            )
+            problems.append((key, what))
+        if mode == "adaptive" and self.ahead != "off":
+            what = (
+                '"adaptive" compares seconds of sampling with seconds of learning, which overlap '
+                f'with rollout.ahead = "{self.ahead}"; nearest valid: "capped"'
+            )
+            problems.append((key, what))
+        return problems
+
+    @property
+    def truncates(self) -> bool:
+        """Whether `top_k`, `top_p` or `min_p` restrict sampling to the most likely tokens."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+    @property
+    def size(self) -> int:
+        """Rollouts in a step."""
+        return self.group_size * self.prompts_per_step
+
+    @property
+    def fewest_prompts(self) -> int:
+        """Minimum number of prompts in a step."""
+        return self.min_prompts_per_step or self.prompts_per_step
+
+    @property
+    def prefill_lengths(self) -> tuple[int, ...]:
+        """Longest prefill of each kind, in tokens, ascending.
+
+        A prompt; with `partial = "keep"` also a prompt with half of a completion, and a prompt with
+        a completion that lacks its last token.
+        """
+        if self.partial != "keep":
+            return (self.max_prompt_tokens,)
+        whole, half = self.max_tokens, self.max_prompt_tokens + self.max_new_tokens // 2
+        return tuple(sorted({self.max_prompt_tokens, half, whole}))
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum length of a sequence: prompt and completion."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
+
+def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+    """Requirements of `rollout.partial` and `rollout.cut_off` on other tables."""
+    if rollout.cut_off is not None:
+        share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
+        if min_finished(share, cut_off=rollout.cut_off) == share:
+            what = f"would truncate none of a sampler's {share} rollouts in a step"
+            nearest = math.floor(100 * (share - 1) / share) / 100
+            return [("rollout.cut_off", f"{what}; nearest valid: {nearest}")]
+    if rollout.partial == "keep" and not learner.importance_cap:
+        what = (
+            '"keep" trains on tokens of older policy versions, which needs importance weights; set '
+            "learner.importance_cap above 0, e.g. 2"
+        )
+        return [("rollout.partial", what)]
+    return []
+
+
+def dynamic_problems(rollout: Rollout, plan: Plan) -> list[Problem]:
+    """Requirements of `rollout.dynamic_sampling` on the plan."""
+    if rollout.dynamic_sampling == "adaptive" and plan.fixed:
+        what = (
+            '"adaptive" decides by measured seconds, and plan.fixed = true excludes decisions by '
+            'the clock; nearest valid: "capped", or plan.fixed = false'
+        )
+        return [("rollout.dynamic_sampling", what)]
+    return []
+
+
+def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+    """Requirements of `rollout.ahead` on other tables."""
+    if rollout.ahead == "off":
+        return []
+    problems: list[Problem] = []
+    if plan.placement == "colocated":
+        what = (
+            'needs plan.placement = "split": a process that owns all devices cannot sample and '
+            'learn at the same time; nearest valid: "off"'
+        )
+        problems.append(("rollout.ahead", what))
+    if not learner.importance_cap:
+        what = (
+            '"one" trains on rollouts of the previous policy version, which needs importance '
+            "weights; set learner.importance_cap above 0, e.g. 2"
+        )
+        problems.append(("rollout.ahead", what))
+    return problems
+
+
+def shrink_problems(rollout: Rollout, budget: Budget) -> list[Problem]:
+    """Requirements of `rollout.min_prompts_per_step` on other settings."""
+    if rollout.min_prompts_per_step is None:
+        return []
+    what = None
+    if budget.steps is not None:
+        what = "has no effect with budget.steps, where all steps have one size; remove it"
+    elif rollout.dynamic_sampling != "off":
+        what = 'needs rollout.dynamic_sampling = "off", which refills steps; remove one of them'
+    elif rollout.ahead != "off":
+        what = 'needs rollout.ahead = "off", which samples before a step is sized; remove one'
+    return [] if what is None else [("rollout.min_prompts_per_step", what)]

@@ -1,0 +1,92 @@
+"""Flags that several commands share, and the files that flags name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def command_flags() -> argparse.ArgumentParser:
+    """Returns an empty parser for a command's own flags, as `configs.cli.parse` takes it."""
+    return argparse.ArgumentParser(add_help=False)
+
+
+def add_json(parser: argparse.ArgumentParser, *, only_with: str = "", default: str = "") -> None:
+    """Adds `--json FILE`.
+
+    Args:
+        parser: of the command.
+        only_with: another flag that `--json` needs.
+        default: where the figures go without the flag.
+    """
+    condition = f"with {only_with}: " if only_with else ""
+    otherwise = f" (default: {default})" if default else ""
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help=f"{condition}write the figures that are shown to FILE as JSON{otherwise}",
+    )
+
+
+def json_file(flags: argparse.Namespace) -> Path | None:
+    """Returns the path that `--json` names; None without the flag.
+
+    Raises:
+        ValueError: if the file cannot be written.
+    """
+    return None if flags.json is None else output_file("--json", flags.json)
+
+
+def add_seeds(parser: argparse.ArgumentParser) -> None:
+    """Adds `--seeds`, one run each."""
+    parser.add_argument(
+        "--seeds",
+        metavar="SEED",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        help="seeds of the runs (default: 0 1 2)",
+    )
+
+
+def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+    """Adds `--dir`, the parent of the run folders."""
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), help="parent of the run folders (default: runs)"
+    )
+
+
+def output_file(flag: str, file: str) -> Path:
+    """Returns the path of an output file, resolved like paths in a configuration.
+
+    Checks before the work starts that the file can be written; an existing file stays unchanged.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    # Imported late: `launch.bench` shows its help without pydantic.
+    from configs.base import scheme_problem
+    from configs.paths import home
+
+    path = home() / Path(file).expanduser()
+    problem = scheme_problem(file) or _write_problem(path)
+    if problem is not None:
+        raise ValueError(f"command line: {flag}: {problem}")
+    return path
+
+
+def _write_problem(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return f"{path} is a folder; name a file"
+        if not path.parent.is_dir():
+            return f"no folder {path.parent}"
+        if path.exists():
+            # Not opened: the reader of a pipe would take the closing as the end of the data.
+            return None if os.access(path, os.W_OK) else f"{path} cannot be written"
+        path.touch()
+        path.resolve().unlink()
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return None

@@ -1,0 +1,292 @@
+"""Roofline model of program times; each result has a range.
+
+The low end is the roofline (https://doi.org/10.1145/1498765.1498785): published operations or bytes
+per second of the chip, whichever takes longer. The expected time uses shares of these limits fitted
+to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured"). No figure was measured on
+a TPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from configs.schema import Config
+from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
+from pipeline.plan.cost_model.hardware import Chip
+from pipeline.plan.cost_model.program_memory import ProcessArrays
+
+Regime = Literal["compute", "bandwidth", "links", "latency"]
+"""The limiting resource of a phase: arithmetic, memory bandwidth, links to other chips, or
+latency."""
+
+# Expected shares of the chip's limits.
+_DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS, _ATTENTION_FLOPS = 0.5, 0.5, 0.44, 0.15
+_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.8, 0.45
+_FAST_ROWS = 128
+"""Rows whose caches are read at the first share of the bandwidth; further rows use the second,
+lower one, as in the compiler's estimates."""
+_SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
+"""The high end as a multiple of the expected time."""
+_DEQUANTIZE = 5.3
+"""Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
+_TRUNCATION_BYTES = 300.0
+"""Bytes moved per entry of the vocabulary for top-k, top-p or min-p truncation."""
+_MOST_SLOTS, _KNEE_GAIN = 4096, 1.25
+"""Most slots of a knee, and the least speed-up of twice as many slots below it."""
+_REDUCE_S = 25e-6
+"""Least seconds of a collective between chips."""
+_LAUNCH_S = 1e-3
+"""Least seconds of a program and of the host's check for finished slots."""
+_PASSES = {"none": 2.0, "dots": 2.1, "full": 3.0, "offload": 3.0}
+"""Forward passes of a layer that a gradient costs, by `plan.remat`; weights have no gradient."""
+_HEAD_PASSES = 3.0
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A time with its range.
+
+    Attributes:
+        low: lower bound by the hardware's limits.
+        expected: value that plans are compared by.
+        high: pessimistic value.
+        regime: resource that takes most of the time.
+    """
+
+    low: float
+    expected: float
+    high: float
+    regime: Regime
+
+    def __add__(self, other: Seconds) -> Seconds:
+        """The time of both, one after the other."""
+        regime = self.regime if self.expected >= other.expected else other.regime
+        low, expected = self.low + other.low, self.expected + other.expected
+        return Seconds(low, expected, self.high + other.high, regime)
+
+    def longer(self, other: Seconds) -> Seconds:
+        """The time of both, at the same time."""
+        regime = self.regime if self.expected >= other.expected else other.regime
+        low, expected = max(self.low, other.low), max(self.expected, other.expected)
+        return Seconds(low, expected, max(self.high, other.high), regime)
+
+    def __mul__(self, times: float) -> Seconds:
+        """The time of `times` repetitions."""
+        return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
+
+
+def fixed_time(seconds: float, *, chip: Chip) -> Seconds:
+    """A time that does not depend on the model, with the same relative high end."""
+    spread = _SPREAD[chip.platform]
+    return Seconds(seconds / spread, seconds, seconds * spread, "latency")
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Resources that a program uses on each chip."""
+
+    flops: float = 0.0
+    attention_flops: float = 0.0
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    rows: int = 0
+    link_bytes: float = 0.0
+    latency_s: float = 0.0
+
+    def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
+        """The time on a chip."""
+        peak = chip.int8_flops if int8 else chip.bf16_flops
+        link_s = self.link_bytes / chip.link_bytes_per_s
+        compute = (self.flops / peak) + self.attention_flops / chip.bf16_flops
+        memory = (self.weight_bytes + self.cache_bytes) / chip.bytes_per_s
+        low = max(compute, memory, link_s)
+        slow_compute = self.flops / (flops_share * chip.bf16_flops)
+        slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
+        weights = self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
+        caches = self._caches_s(chip)
+        return _seconds_of(
+            low,
+            {
+                "compute": slow_compute,
+                "bandwidth": weights + caches,
+                "links": link_s,
+                "latency": self.latency_s,
+            },
+            additive=bool(self.cache_bytes),
+            chip=chip,
+        )
+
+    def _caches_s(self, chip: Chip) -> float:
+        """Seconds of reading the caches."""
+        full = min(1.0, _FAST_ROWS / max(1, self.rows)) * self.cache_bytes
+        further = self.cache_bytes - full
+        return (full / _CACHE_BYTES + further / _SLOW_CACHE_BYTES) / chip.bytes_per_s
+
+
+def _seconds_of(low: float, parts: dict[Regime, float], *, additive: bool, chip: Chip) -> Seconds:
+    """Combines times of resources; with `additive` arithmetic and memory do not overlap."""
+    regime: Regime = max(parts, key=lambda name: parts[name])
+    busy = parts["compute"], parts["bandwidth"]
+    total = (sum(busy) if additive else max(busy)) + parts["links"] + parts["latency"]
+    expected = max(low, total)
+    return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
+
+
+@lru_cache
+def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> float:
+    """Bytes read for one product with every matrix of the base."""
+    found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
+    if quantization in {"int8", "nf4"}:
+        found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
+    return found
+
+
+@lru_cache
+def _parameters(shape: ModelShape) -> tuple[int, int]:
+    """Parameters of the base, and those without the embedding."""
+    return shape.parameters, shape.parameters - shape.embedding_parameters
+
+
+@dataclass(frozen=True)
+class RooflineModel:
+    """Times of a configuration's programs on a chip.
+
+    Attributes:
+        config: placement, dtypes and lengths; its sizes are ignored.
+        shape: the model.
+        chip: the kind of chip.
+    """
+
+    config: Config
+    shape: ModelShape
+    chip: Chip
+
+    def decode_step(self, slots: int) -> Seconds:
+        """A decode step with `slots` slots on a shard: a chip, or a group of tp chips."""
+        plan, shape, tp = self.config.plan, self.shape, self.config.plan.tp_of_sampler
+        base = self._base_bytes(of_sampler=True)
+        cache = slots * self.kv_bytes_per_row(recent=self.config.segment_steps)
+        truncation = (
+            _TRUNCATION_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
+        )
+        merged = plan.rollout_weights == "merged"
+        load = _Load(
+            flops=2 * slots * (_parameters(shape)[0] + (0 if merged else self._adapter)) / tp,
+            attention_flops=0.0,
+            weight_bytes=base + truncation / tp,
+            cache_bytes=cache,
+            rows=slots,
+            link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
+            # An adapted matrix needs two more small products.
+            latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
+            + self._reductions(tp),
+        )
+        int8 = self.config.sampler_quantization == "int8_matmul"
+        return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
+
+    def flush(self, slots: int) -> Seconds:
+        """The end of a segment: moving new positions to the ring caches, and the host's check."""
+        size = 2 * slots * self.kv_bytes_per_row()
+        load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
+        return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
+
+    def prefill(self, positions: int, *, seq: int) -> Seconds:
+        """Prefill of `positions` prompt positions on a shard, in prompts of `seq` positions."""
+        tp = self.config.plan.tp_of_sampler
+        body = _parameters(self.shape)[1] + self._adapter
+        load = _Load(
+            flops=2 * positions * body / tp,
+            attention_flops=positions * self.attention_flops(seq) / tp,
+            weight_bytes=self._base_bytes(of_sampler=True),
+            link_bytes=self._gathered(self.config.plan.fsdp_of_sampler, tp)
+            + self._reduced(positions, tp),
+            latency_s=_LAUNCH_S + self._reductions(tp),
+        )
+        int8 = self.config.sampler_quantization == "int8_matmul"
+        return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
+
+    def score(self, positions: int, *, seq: float) -> Seconds:
+        """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch.
+
+        The exact top k reads the logits twice.
+        """
+        head = 2.0 if self.config.learner.uses_reference_top_k else 1.0
+        return self._learn(positions, seq=seq, passes=1.0, head=head)
+
+    def gradient(self, positions: int, *, seq: float) -> Seconds:
+        """The gradient at `positions` positions of a shard's micro-batch."""
+        passes = _PASSES[self.config.plan.remat]
+        return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES)
+
+    def apply(self) -> Seconds:
+        """All-reduce of the adapter's gradient, and one update."""
+        size = 4.0 * self._adapter
+        links = 2 * size if self.config.plan.learner_devices > 1 else 0.0
+        load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
+        return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
+
+    def knee(self) -> int:
+        """Slots of a shard above which doubling them raises the speed by less than a quarter."""
+        few, many = 1, _MOST_SLOTS
+        while few < many:
+            slots = (few + many) // 2
+            gain = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
+            few, many = (few, slots) if gain < _KNEE_GAIN else (slots + 1, many)
+        return few
+
+    def kv_bytes_per_row(self, *, recent: int = 0) -> int:
+        """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""
+        arrays = ProcessArrays.of(self.config, self.shape, "empty")
+        rings = arrays.caches(1, self.config.rollout.max_tokens), arrays.caches(1, recent)
+        return sum(sum(ring.values()) for ring in rings)
+
+    def attention_flops(self, seq: float) -> float:
+        """Operations of attention scores and values per position of a sequence, over all layers."""
+        shape = self.shape
+        seen = shape.local_layers * min(shape.window, seq / 2) + shape.global_layers * seq / 2
+        return 4 * shape.heads * shape.head_dim * seen
+
+    def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
+        shape, plan = self.shape, self.config.plan
+        body = _parameters(shape)[1]
+        # The adapter's own gradient needs one more product.
+        adapter = self._adapter * (passes + (1 if passes > 1 else 0))
+        flops = 2 * positions * (passes * body + head * shape.embedding_parameters + adapter)
+        # The backward pass computes scores for keys, values and queries.
+        attention = positions * self.attention_flops(seq) * (passes + (1 if passes > 1 else 0))
+        load = _Load(
+            flops=flops / plan.tp,
+            attention_flops=attention / plan.tp,
+            weight_bytes=passes * self._base_bytes(of_sampler=False),
+            link_bytes=passes
+            * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp)),
+            latency_s=_LAUNCH_S + passes * self._reductions(plan.tp),
+        )
+        int8 = self.config.model.quantization == "int8_matmul"
+        return load.seconds(self.chip, flops_share=_LEARN_FLOPS, int8=int8)
+
+    @property
+    def _adapter(self) -> int:
+        return self.shape.adapter_parameters(self.config.lora)
+
+    def _base_bytes(self, *, of_sampler: bool) -> float:
+        """Bytes that a chip reads for one product with every matrix of the base."""
+        plan, shape, dtype = self.config.plan, self.shape, self.config.model.dtype
+        kind = self.config.sampler_quantization if of_sampler else self.config.model.quantization
+        tp = plan.tp_of_sampler if of_sampler else plan.tp
+        return _base_bytes(shape, dtype, kind, tp)
+
+    def _gathered(self, fsdp: int, tp: int) -> float:
+        """Bytes of weights that a chip receives from others."""
+        return (1 - 1 / fsdp) * _base_bytes(self.shape, self.config.model.dtype, "none", tp)
+
+    def _reduced(self, positions: int, tp: int) -> float:
+        """Bytes that a chip exchanges in tensor-parallel reductions."""
+        size = DTYPE_BYTES[self.config.model.dtype] * positions * self.shape.embed
+        return 4 * self.shape.layers * size * (tp - 1) / tp
+
+    def _reductions(self, tp: int) -> float:
+        """Seconds of two reductions in each layer."""
+        return 2 * self.shape.layers * _REDUCE_S if tp > 1 else 0.0

@@ -1,0 +1,362 @@
+"""Fits a run to its chips: for each placement the fastest sizes that fit, and the best placement.
+
+Plans are compared by trained tokens per second. Among plans within a percent of the best, the
+configuration's own settings and the smallest sizes win: larger ones would only use more memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import Config
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.speeds import Lengths
+from pipeline.contracts.topology import GIB
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.hardware import Topology, device_count, topology_of
+from pipeline.plan.cost_model.memory import RESIDENT, PhaseMemory, estimate_memory
+from pipeline.plan.cost_model.roofline import RooflineModel
+from pipeline.plan.cost_model.step import StepEstimate, estimate_step
+from pipeline.plan.search.placements import PLACEMENT_KEYS, placement_candidates, with_placement
+from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
+
+RESERVE = 0.05
+"""Share of the memory left free for the error of the estimates."""
+COMPILED_RESERVE = 0.01
+"""Share of the memory left free where the compiler reports sizes, for fragmentation."""
+MIN_GAIN = 0.02
+"""Least relative gain of tokens per second that justifies other settings."""
+_TIE = 0.01
+"""Options whose seconds differ by at most this share count as equally fast."""
+_CHOSEN_WITH_SIZES = ("segment_steps", "prefill_tokens", "remat")
+"""Settings chosen together with the sizes of a placement that is not the configuration's."""
+
+
+@dataclass(frozen=True)
+class PlanCase:
+    """The input of the planner.
+
+    Attributes:
+        config: the configuration as given.
+        shape: the model.
+        topology: the chips.
+        lengths: expected lengths.
+        memory_ratio: by phase, the memory reported by the compiler as a multiple of the estimate.
+    """
+
+    config: Config
+    shape: ModelShape
+    topology: Topology
+    lengths: Lengths
+    memory_ratio: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: Config) -> PlanCase:
+        """The case of a run on the configuration's own devices, with default lengths.
+
+        Raises:
+            FileNotFoundError: if the model's folder is missing.
+            ValueError: if the memory of its devices is unknown.
+        """
+        if config.plan.platform == "gpu":
+            raise ValueError(
+                'plan.platform = "gpu": the memory of the device is unknown until it is opened; '
+                "set plan.slots and plan.micro_batch_tokens to the largest sizes to use"
+            )
+        lengths = Lengths.expected(config)
+        return PlanCase(config, shape_of(config), topology_of(config, None), lengths)
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of a chip that a plan may use by estimate: all but `RESERVE`."""
+        return int((1 - RESERVE) * self.topology.chip.hbm_gib * GIB)
+
+    @property
+    def compiled_limit_bytes(self) -> int:
+        """Bytes of a chip that a plan may use by the compiler: all but `COMPILED_RESERVE`."""
+        return int((1 - COMPILED_RESERVE) * self.topology.chip.hbm_gib * GIB)
+
+    def memory_share(self, memory: Mapping[str, PhaseMemory]) -> float:
+        """Memory of the fullest phase as a share of its limit: a plan fits up to 1.
+
+        The limit is `limit_bytes`, or `compiled_limit_bytes` for phases in `memory_ratio`.
+        """
+        return max(self._share(one) for phase, one in memory.items() if phase != "colocated")
+
+    def _share(self, memory: PhaseMemory) -> float:
+        ratio = self.memory_ratio.get(memory.phase)
+        if ratio is None:
+            return memory.total / self.limit_bytes
+        return ratio * memory.total / self.compiled_limit_bytes
+
+    def roofline(self, config: Config) -> RooflineModel:
+        """Times of a configuration's programs on these chips."""
+        return RooflineModel(config, self.shape, self.topology.chip)
+
+    def step(self, config: Config) -> StepEstimate:
+        """Times of a step of a configuration with sizes."""
+        return estimate_step(config, self.shape, chip=self.topology.chip, lengths=self.lengths)
+
+
+@dataclass(frozen=True)
+class SizedPlan:
+    """A placement with the sizes chosen for it, and their estimates.
+
+    Attributes:
+        name: name of the placement.
+        configured: whether the placement and all given settings are the configuration's.
+        config: the configuration with all sizes.
+        step: times of a step.
+        memory: memory of a chip, by phase.
+        fits: whether every phase fits.
+        same_run: whether the run computes the same updates as the configuration.
+    """
+
+    name: str
+    configured: bool
+    config: Config
+    step: StepEstimate
+    memory: Mapping[str, PhaseMemory]
+    fits: bool
+    same_run: bool = True
+
+    @property
+    def fullest(self) -> PhaseMemory:
+        """The phase that uses the most memory."""
+        phases = [memory for phase, memory in self.memory.items() if phase != "colocated"]
+        return max(phases, key=lambda memory: memory.total)
+
+
+@dataclass(frozen=True)
+class PlacementChoice:
+    """The chosen plan and those it was compared with.
+
+    Attributes:
+        chosen: the plan.
+        compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
+            Plans that would be a different run are listed but never chosen.
+    """
+
+    chosen: SizedPlan
+    compared: tuple[SizedPlan, ...]
+
+    @property
+    def best(self) -> SizedPlan:
+        """The fastest plan of the same run that fits; if none fits, the closest to fitting."""
+        return next(plan for plan in self.compared if plan.same_run)
+
+    @property
+    def others(self) -> tuple[SizedPlan, ...]:
+        """Other plans of the same run that fit, the fastest first."""
+        same = (plan for plan in self.compared if plan.same_run and plan.fits)
+        return tuple(plan for plan in same if plan is not self.chosen)
+
+
+def choose_placement(case: PlanCase) -> PlacementChoice:
+    """Plans every placement and chooses one.
+
+    The configuration's own placement is chosen if its sizes are fixed, or if no other is faster by
+    `MIN_GAIN`; otherwise the fastest that fits. If none fits, the closest to fitting is chosen.
+
+    Raises:
+        ValueError: if no placement on the topology suits the configuration's other settings.
+    """
+
+    def rank(plan: SizedPlan) -> tuple[bool, float]:
+        speed = -plan.step.tokens_per_s
+        return not plan.fits, speed if plan.fits else case.memory_share(plan.memory)
+
+    refused: list[str] = []
+    ranked = sorted(_sized_plans(case, refused), key=rank)
+    configured = next((plan for plan in ranked if plan.configured), None)
+    chosen = next((plan for plan in ranked if plan.same_run), None)
+    if chosen is None:
+        raise ValueError(_no_placement(case, refused))
+    if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
+        chosen = configured
+    return PlacementChoice(chosen, tuple(ranked))
+
+
+def planned_sizes(case: PlanCase) -> Sizes:
+    """The sizes of a run in the configuration's own placement.
+
+    Raises:
+        ValueError: if even the smallest do not fit; names what takes too much memory.
+    """
+    own = placement_candidates(case.config, case.shape, case.topology)[0]
+    assert own.configured, "a run's own placement is on its own topology"
+    found = _as_configured(case, own.name)
+    if not found.fits:
+        raise ValueError(f"plan: no sizes fit: {shortage(case, found)}")
+    return Sizes.of(found.config)
+
+
+def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
+    """The sizes that a process starts with: recorded, else configured, else planned.
+
+    Args:
+        config: the run.
+        recorded: content of its `plan.json`, which `plan.fixed` overrides; None: there is none.
+
+    Raises:
+        FileNotFoundError: if sizes have to be planned and the model's folder is missing.
+        ValueError: if sizes have to be planned and none fit or the devices are unknown.
+    """
+    plan = config.plan
+    if recorded is not None and not plan.fixed:
+        return Sizes.of_json(recorded["at_checkpoint"] or recorded["in_force"])
+    if plan.slots is not None and plan.micro_batch_tokens is not None:
+        return Sizes.of(config)
+    return planned_sizes(PlanCase.of(config))
+
+
+def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
+    """Plans another case in the placement of `plan`.
+
+    Chooses sizes again unless they are fixed. Outside of the configuration's own placement it
+    starts from `plan`'s segment, prefill and remat settings and chooses these again, too.
+    """
+    if plan.configured:
+        return _as_configured(case, plan.name)
+    placement = {key: getattr(plan.config.plan, key) for key in PLACEMENT_KEYS}
+    config = with_placement(case.config, placement)
+    own = {key: getattr(plan.config.plan, key) for key in _CHOSEN_WITH_SIZES}
+    return estimate_plan(case, plan.name, _with_sizes(case, with_plan(config, own), free=True))
+
+
+def shortage(case: PlanCase, plan: SizedPlan) -> str:
+    """Why a plan does not fit, by estimate; what no size can reduce is named first."""
+    full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
+    base, resident = (sum(full.parts[part] for part in parts) for parts in (("base",), RESIDENT))
+    if base > case.limit_bytes:
+        copied = plan.config.plan.rollout_weights != "shared"
+        what = "the base and its copy for rollouts alone take" if copied else "the base alone takes"
+        return f"{plan.name}: {what} ~{base / GIB:.2f} {limit}"
+    if resident > case.limit_bytes:
+        what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
+        return f"{plan.name}: {what}, in {full.phase}"
+    largest = max(full.parts, key=lambda name: full.parts[name])
+    return (
+        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} {limit}, "
+        f"{largest} ~{full.parts[largest] / GIB:.2f}"
+    )
+
+
+def with_plan(config: Config, update: Mapping[str, Any]) -> Config:
+    """The configuration with other settings in [plan], not validated."""
+    return config.model_copy(update={"plan": config.plan.model_copy(update=dict(update))})
+
+
+def validated(config: Config) -> Config:
+    """The same configuration after validation.
+
+    Raises:
+        ValueError: if a size does not suit the other settings.
+    """
+    return sized(config, Sizes.of(config))
+
+
+def estimate_plan(
+    case: PlanCase, name: str, config: Config, *, configured: bool = False
+) -> SizedPlan:
+    """A configuration with sizes, with its estimated step time and memory."""
+    memory = estimate_memory(config, case.shape)
+    fits = case.memory_share(memory) <= 1
+    return SizedPlan(name, configured, config, case.step(config), memory, fits)
+
+
+def _as_good(one: SizedPlan, best: SizedPlan) -> bool:
+    return one.fits and one.step.tokens_per_s * (1 + MIN_GAIN) >= best.step.tokens_per_s
+
+
+def _sized_plans(case: PlanCase, refused: list[str]) -> Iterator[SizedPlan]:
+    """Every placement with its sizes; appends to `refused` why a run cannot have one."""
+    own: SizedPlan | None = None
+    for candidate in placement_candidates(case.config, case.shape, case.topology):
+        if candidate.configured:
+            own = _as_configured(case, f"as configured ({candidate.name})")
+            yield replace(own, config=validated(own.config))
+        config = _with_sizes(case, candidate.config, free=True)
+        if own is not None and config.plan == own.config.plan:
+            continue
+        try:
+            found = estimate_plan(case, candidate.name, validated(config))
+        except ConfigError as error:
+            refused.append(str(error))
+            continue
+        yield replace(found, same_run=candidate.same_run)
+
+
+def _as_configured(case: PlanCase, name: str) -> SizedPlan:
+    """The configured placement, with planned sizes unless they are fixed."""
+    fixed = case.config.plan.fixed
+    config = case.config if fixed else _with_sizes(case, case.config, free=False)
+    return estimate_plan(case, name, config, configured=True)
+
+
+def _no_placement(case: PlanCase, refused: Sequence[str]) -> str:
+    """Why there is no placement to compare; only `rollout.ahead` excludes colocated ones."""
+    topology, ahead = case.topology, case.config.rollout.ahead
+    if refused:
+        return f"{topology.name}: no placement on it suits the configuration: {refused[0]}"
+    return (
+        f'{topology.name}: rollout.ahead = "{ahead}" needs plan.placement = "split", and '
+        f"{topology.chips} chip(s) of {topology.hosts} host(s) allow none but the "
+        f"configuration's own, which takes {device_count(case.config)}; nearest valid: "
+        'rollout.ahead = "off"'
+    )
+
+
+def _with_sizes(case: PlanCase, config: Config, *, free: bool) -> Config:
+    """The configuration with the best sizes within its bounds; if none fit, the closest to fitting.
+
+    Memory of the sampler's phases does not depend on micro-batches, nor that of the learner's on
+    slots, so the two are chosen separately.
+
+    Args:
+        case: the planner's input.
+        config: the placement; its sizes are bounds, unless the plan is fixed.
+        free: whether to choose segment, prefill and remat settings, too.
+    """
+    plan, bounded = config.plan, not case.config.plan.fixed
+    max_slots = plan.slots if bounded else None
+    max_tokens = plan.micro_batch_tokens if bounded else None
+    model, lengths = case.roofline(config), case.lengths
+    for_slots = slot_options(config, model, lengths, max_slots=max_slots, free=free)
+    for_rows = row_options(config, model, lengths, max_tokens=max_tokens, free=free)
+    smallest = with_plan(with_plan(config, for_slots[-1].update), for_rows[-1].update)
+    sampler = _best_update(case, smallest, for_slots, ("prefill", "decode"))
+    learner = _best_update(case, smallest, for_rows, ("score", "update"))
+    return with_plan(with_plan(config, sampler), learner)
+
+
+def _best_update(
+    case: PlanCase, config: Config, options: Sequence[SizeOption], phases: Collection[str]
+) -> Mapping[str, Any]:
+    """The settings of the fastest option that fits, or of a preferred one that is equally fast.
+
+    If none fits, the option that takes the least memory; of these the fastest.
+    """
+
+    def memory_share(option: SizeOption) -> float:
+        memory = estimate_memory(with_plan(config, option.update), case.shape)
+        return case.memory_share({phase: memory[phase] for phase in phases})
+
+    by_speed = sorted(options, key=_seconds)
+    fastest = next((one for one in by_speed if memory_share(one) <= 1), None)
+    if fastest is None:
+        return min(by_speed, key=memory_share).update
+    good = [one for one in options if one.seconds <= (1 + _TIE) * fastest.seconds]
+    return next(one for one in sorted(good, key=_preference) if memory_share(one) <= 1).update
+
+
+def _seconds(option: SizeOption) -> float:
+    return option.seconds
+
+
+def _preference(option: SizeOption) -> tuple[int, int]:
+    return option.changed, option.size

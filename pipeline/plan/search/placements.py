@@ -1,0 +1,167 @@
+"""Placements and meshes that the planner compares: those that processes can lease and open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.plan import TPU_LEASES
+from configs.schema import Config
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.plan.cost_model.hardware import Topology, device_count
+
+PLACEMENT_KEYS = (
+    "placement",
+    "learner_devices",
+    "samplers",
+    "sampler_devices",
+    "fsdp",
+    "tp",
+    "sampler_tp",
+)
+"""Settings of [plan] that define a placement."""
+
+_IMPORTANCE_CAP = 2.0
+"""Cap of importance weights where they are required and the configuration sets none."""
+
+
+@dataclass(frozen=True)
+class PlacementCandidate:
+    """A placement to compare.
+
+    Attributes:
+        name: the placement in words.
+        config: the configuration in this placement; for its sizes see `with_placement`.
+        configured: whether it is the configuration's own.
+        same_run: whether the run computes the same updates; false with `rollout.ahead`.
+    """
+
+    name: str
+    config: Config
+    configured: bool = False
+    same_run: bool = True
+
+
+def placement_candidates(
+    config: Config, shape: ModelShape, topology: Topology
+) -> list[PlacementCandidate]:
+    """The configuration's own placement first, if it fits the topology, then all others.
+
+    With `rollout.ahead` all others are split; without, each split is listed with it, too.
+    """
+    ahead = config.rollout.ahead != "off"
+    found = [with_placement(config, placement) for placement in _placements(shape, topology)]
+    found = [one for one in found if one.plan.placement == "split" or not ahead]
+    first, others = [], found
+    if _holds(topology, config):
+        first = [PlacementCandidate(_name(config, topology), config, configured=True)]
+        others = [one for one in found if _identity(one) != _identity(config)]
+    rest = [PlacementCandidate(_name(one, topology), one) for one in others]
+    if not ahead and config.rollout.dynamic_sampling != "adaptive":
+        splits = [_with_ahead(one) for one in found if one.plan.placement == "split"]
+        rest += [PlacementCandidate(_name(one, topology), one, same_run=False) for one in splits]
+    return [*first, *rest]
+
+
+def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
+    """The configuration in another placement, not validated.
+
+    Sizes per device stay what the configuration sets, rounded down to whole shards, with at least
+    one slot and one row on each.
+
+    Args:
+        config: the configuration as given.
+        placement: settings of `PLACEMENT_KEYS`; those left out have no value.
+    """
+    own = config.plan
+    settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
+    plan = own.model_copy(update={**settings, "slot_buckets": None})
+    samplers, learners = own.devices_per_sampler, own.learner_devices
+    slots, tokens = own.slots, own.micro_batch_tokens
+    if slots is not None:
+        slots = slots * plan.devices_per_sampler // samplers
+        slots = _multiple(slots, plan.sampler_shards)
+    if tokens is not None:
+        tokens = tokens * plan.learner_devices // learners
+        tokens = _multiple(tokens, config.row_tokens * plan.learner_shards)
+    sizes = {"slots": slots, "micro_batch_tokens": tokens}
+    return config.model_copy(update={"plan": plan.model_copy(update=sizes)})
+
+
+def _multiple(size: int, unit: int) -> int:
+    """The largest multiple of `unit` up to `size`; at least `unit`."""
+    return max(1, size // unit) * unit
+
+
+def _identity(config: Config) -> tuple[object, ...]:
+    """Resolved values that are equal for equal placements."""
+    plan = config.plan
+    learner = plan.placement, plan.learner_devices, plan.fsdp, plan.tp
+    return *learner, plan.num_samplers, plan.devices_per_sampler, plan.tp_of_sampler
+
+
+def _with_ahead(config: Config) -> Config:
+    """The configuration with `rollout.ahead` and the importance weights that it requires."""
+    cap = config.learner.importance_cap or _IMPORTANCE_CAP
+    return config.model_copy(
+        update={
+            "rollout": config.rollout.model_copy(update={"ahead": "one"}),
+            "learner": config.learner.model_copy(update={"importance_cap": cap}),
+        }
+    )
+
+
+def _holds(topology: Topology, config: Config) -> bool:
+    """Whether the topology has the devices of the configuration; several hosts are used whole."""
+    if topology.hosts > 1:
+        return device_count(config) == topology.chips
+    return device_count(config) <= topology.chips
+
+
+def _placements(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
+    chips, platform = topology.chips, topology.chip.platform
+    if platform == "cpu":
+        return  # virtual devices share the same cores in every placement
+    for fsdp, tp in _meshes(shape, topology):
+        yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
+    if platform == "tpu" and topology.hosts == 1:
+        for learner in TPU_LEASES:
+            samplers = chips - learner
+            if samplers > 0:
+                yield {
+                    "placement": "split",
+                    "learner_devices": learner,
+                    "samplers": samplers,
+                    "sampler_devices": 1,
+                    "fsdp": 1,
+                    "tp": 1,
+                }
+
+
+def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
+    """Values of (fsdp, tp); both axes stay within a host."""
+    within = topology.chips // topology.hosts
+    found = [(1, 1), (within, 1), (1, 2), (1, 4), (within // 2, 2)]
+    for fsdp, tp in dict.fromkeys(found):
+        parts = fsdp * tp
+        if parts and within % parts == 0 and shape.heads % tp == 0 and shape.vocab % parts == 0:
+            yield fsdp, tp
+
+
+def _name(config: Config, topology: Topology) -> str:
+    """The placement in words; names the number of devices if a colocated one leaves some idle."""
+    plan = config.plan
+    mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
+    if plan.placement == "colocated":
+        devices = plan.learner_devices
+        if devices == 1:
+            return "colocated, one device"
+        some = f" on {devices} of {topology.chips}" if devices < topology.chips else ""
+        return f"colocated{some}, {', '.join(mesh) or 'base on every device'}"
+    each = plan.devices_per_sampler
+    samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
+    sampler_mesh = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
+    parts = ", ".join([*mesh, *sampler_mesh])
+    parts = ", ".join([parts] * bool(parts) + ["a step ahead"] * (config.rollout.ahead != "off"))
+    return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

@@ -1,0 +1,159 @@
+"""Sizes that the planner tries: slots with segment and prefill sizes, micro-batches with remat.
+
+Slots beyond the rollouts of a step, and rows beyond those that a step fills, are not tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.schema import Config
+from pipeline.contracts.speeds import Lengths
+from pipeline.plan.cost_model.roofline import RooflineModel
+from pipeline.plan.cost_model.step import estimate_learning, estimate_sampling
+from pipeline.plan.cost_model.workload import packed_positions
+
+GROWTH = 1.25
+"""Ratio of a size that is tried to the next smaller one."""
+_UNALIGNED_SLOTS = 16
+"""Larger numbers of slots are multiples of a quarter to an eighth of their power of two: devices
+compute several slots at once, also in the smaller buckets into which the last rollouts move."""
+_SEGMENTS = (16, 32, 64)
+_PREFILLS = (2048, 4096, 8192)
+_REMATS = ("none", "dots", "full", "offload")
+
+
+@dataclass(frozen=True)
+class SizeOption:
+    """Settings of a plan to try.
+
+    Attributes:
+        update: values of the settings.
+        seconds: expected seconds of the phases that they affect.
+        changed: number of settings that differ from the configuration's.
+        size: slots or rows of a shard, with which memory grows.
+    """
+
+    update: Mapping[str, Any]
+    seconds: float
+    changed: int
+    size: int
+
+
+def slot_options(
+    config: Config, model: RooflineModel, lengths: Lengths, *, max_slots: int | None, free: bool
+) -> list[SizeOption]:
+    """Options for generating rollouts, the smallest last.
+
+    Args:
+        config: the placement; its own sizes are ignored.
+        model: times of the programs.
+        lengths: expected lengths.
+        max_slots: most slots of a sampler, at least one per shard; None: no bound.
+        free: whether to try other segment and prefill sizes than the configuration's.
+    """
+    plan, useful = config.plan, max_useful_slots(config)
+    prompts, samples = config.rollout.prompts_per_step, config.rollout.group_size
+    bound = useful if max_slots is None else min(useful, max_slots // plan.sampler_shards)
+    found = []
+    for slots_per_shard in sizes_up_to(bound):
+        for segment, prefill in _segments_and_prefills(config, free=free):
+            slots = slots_per_shard * plan.sampler_shards
+            update = {
+                "slots": slots,
+                "segment_steps": segment,
+                "prefill_tokens": prefill,
+                "slot_buckets": _below(slots, plan.slot_buckets),
+            }
+            tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
+            sampling = estimate_sampling(
+                replace(model, config=tried), lengths, prompts=prompts, samples=samples
+            )
+            seconds = (sampling.prefill + sampling.decode).expected
+            changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
+            found.append(SizeOption(update, seconds, changed, slots_per_shard))
+    return sorted(found, key=lambda option: -option.size)
+
+
+def _below(slots: int, buckets: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if buckets is None else tuple(size for size in buckets if size < slots)
+
+
+def max_useful_slots(config: Config) -> int:
+    """Slots of a shard that hold all its rollouts of a step at once."""
+    plan, rollout = config.plan, config.rollout
+    share = math.ceil(rollout.prompts_per_step / plan.num_samplers) * rollout.group_size
+    return math.ceil(share / plan.sampler_shards)
+
+
+def max_useful_rows(config: Config, lengths: Lengths) -> int:
+    """Packed rows of a shard that hold all its sequences of a step at once."""
+    unit = config.row_tokens * config.plan.learner_shards
+    update = {"micro_batch_tokens": unit}
+    smallest = config.model_copy(update={"plan": config.plan.model_copy(update=update)})
+    return len(packed_positions(smallest, lengths, sequences=config.rollout.size))
+
+
+def _segments_and_prefills(config: Config, *, free: bool) -> Iterator[tuple[int, int]]:
+    plan = config.plan
+    segments = {plan.segment_steps, *(_SEGMENTS if free else ())}
+    prefills = {plan.prefill_tokens, *(_PREFILLS if free else ())}
+    longest = config.rollout.max_new_tokens
+    for segment in sorted(segments):
+        if segment <= longest or segment == plan.segment_steps:
+            for prefill in sorted(prefills):
+                yield segment, prefill
+
+
+def row_options(
+    config: Config, model: RooflineModel, lengths: Lengths, *, max_tokens: int | None, free: bool
+) -> list[SizeOption]:
+    """Options for learning, the smallest last.
+
+    Args:
+        config: the placement; its own sizes are ignored.
+        model: times of the programs.
+        lengths: expected lengths.
+        max_tokens: most positions of a micro-batch, at least a row per shard; None: no bound.
+        free: whether to try other remat settings than the configuration's.
+    """
+    plan, useful = config.plan, max_useful_rows(config, lengths)
+    unit = config.row_tokens * plan.learner_shards
+    bound = useful if max_tokens is None else min(useful, max_tokens // unit)
+    remats = {plan.remat, *(_REMATS if free else ())}
+    if plan.platform == "cpu":
+        remats -= {"offload"} - {plan.remat}
+    found = []
+    for rows in sizes_up_to(bound, aligned=False):
+        for remat in sorted(remats):
+            update = {"micro_batch_tokens": rows * unit, "remat": remat}
+            tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
+            seconds = estimate_learning(replace(model, config=tried), lengths)
+            total = (seconds["score"] + seconds["update"]).expected
+            found.append(SizeOption(update, total, int(remat != plan.remat), rows))
+    return sorted(found, key=lambda option: -option.size)
+
+
+def sizes_up_to(largest: int, *, aligned: bool = True) -> list[int]:
+    """Increasing sizes up to and including `largest`, each about `GROWTH` times the one before.
+
+    Empty if `largest` is below 1.
+    """
+    found: list[int] = []
+    size = 1
+    while size < largest:
+        found.append(size)
+        size = next_larger(size, aligned=aligned)
+    return [*found, largest] if largest >= 1 else []
+
+
+def next_larger(size: int, *, aligned: bool = True) -> int:
+    """The next larger size to try; with `aligned` a number of slots that devices compute well."""
+    found = max(size + 1, math.floor(GROWTH * size))
+    if found <= _UNALIGNED_SLOTS or not aligned:
+        return found
+    unit = 1 << (found.bit_length() - 3)
+    return (2 * found + unit - 1) // (2 * unit) * unit

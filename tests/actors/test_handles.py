@@ -1,0 +1,101 @@
+"""The proxy of Ray actors: calls, errors, adapters that stay in the object store; with fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.handles import RayRewardWorker, RayWorker
+from actors.reward_actors import WorkerDied
+from pipeline.contracts.adapters import Published
+from pipeline.contracts.memory import OutOfMemory
+
+
+class FakeMethod:
+    """A method of a Ray actor; `answer` computes the value of the reference."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self._answer = answer
+        self._returns = 1
+
+    def options(self, *, num_returns: int) -> FakeMethod:
+        self._returns = num_returns
+        return self
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        async def reference(number: int) -> Any:
+            value = self._answer(*args, **kwargs)
+            return value if self._returns == 1 else value[number]
+
+        if self._returns == 1:
+            return reference(0)
+        # The driver awaits the first reference only; the others stay in the object store.
+        return reference(0), *(f"reference {n}" for n in range(1, self._returns))
+
+
+class FakeActor:
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        for name, answer in methods.items():
+            setattr(self, name, FakeMethod(answer))
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def answer(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return answer
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("method", "traceback", cause)
+
+
+def test_each_method_of_the_actor_is_an_async_method():
+    worker = RayWorker(FakeActor(score=lambda rows, *, which: (rows, which)))
+    assert asyncio.run(worker.score([1, 2], which="current")) == ([1, 2], "current")
+    with pytest.raises(AttributeError):
+        worker.no_such_method  # noqa: B018
+    assert copy.copy(worker).actor is worker.actor
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), OutOfMemory("update", "no room")])
+def test_an_error_of_the_actor_is_raised_as_itself(error: Exception):
+    worker = RayWorker(FakeActor(update=raises(task_error(error))))
+    with pytest.raises(type(error)) as caught:
+        asyncio.run(worker.update([]))
+    assert caught.value is error
+    assert caught.value.__cause__ is None
+
+
+def test_a_dead_process_is_a_runtime_error():
+    worker = RayWorker(FakeActor(update=raises(RayActorError())))
+    with pytest.raises(RuntimeError, match="an actor's process ended unexpectedly: "):
+        asyncio.run(worker.update([]))
+
+
+def test_an_adapter_is_published_and_loaded_as_a_reference():
+    loaded: list[tuple[Any, ...]] = []
+
+    def load(version: int, sha256: str, payload: Any) -> str:
+        loaded.append((version, sha256, payload))
+        return sha256
+
+    learner = RayWorker(FakeActor(publish=lambda *, which: ((3, f"hash of {which}"), "arrays")))
+    sampler = RayWorker(FakeActor(load=load))
+    published = asyncio.run(learner.publish("best"))
+    assert published == Published(3, "hash of best", "reference 1")
+    assert asyncio.run(sampler.load(published)) == "hash of best"
+    assert loaded == [(3, "hash of best", "reference 1")]
+
+
+@pytest.mark.parametrize("error", [RayActorError(), task_error(ValueError("interrupted"))])
+def test_a_reward_process_without_an_answer_has_died(error: Exception):
+    worker = RayRewardWorker(FakeActor(score=raises(error), start=lambda: None))
+    asyncio.run(worker.start())
+    with pytest.raises(WorkerDied):
+        asyncio.run(worker.score("length", []))

@@ -1,0 +1,104 @@
+"""The learner's process: published adapters, and recovery of the best one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.colocated_actor import ColocatedActor
+from actors.learner_actor import LearnerActor
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.model import lora
+from pipeline.run.run_folder import RunFolder
+from tests import tiny
+
+
+def test_the_previous_version_is_published_with_rollouts_ahead():
+    learner = tiny.learner(
+        learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "importance_cap": 1e3},
+        plan={"placement": "split"},
+        rollout={"ahead": "one"},
+    )
+    actor = LearnerActor(tiny.make_config())
+    actor.learner = learner
+    sent = {}
+    for _ in range(2):
+        (version, sha256), _ = actor.publish(which="current")
+        sent[version] = sha256
+        actor.update(tiny.make_rollouts([(3, 9), (14, 28)], advantages=[1.0, -1.0]))
+    label, payload = actor.publish(which="previous")
+    assert label == (1, sent[1])
+    assert lora.sha256(payload) == sent[1] != sent[0]
+    assert all(isinstance(value, np.ndarray) for value in payload.values())
+
+
+def trained(folder: Path) -> LearnerActor:
+    """A learner after one update, in an empty run folder."""
+    config = tiny.make_config(run={"dir": str(folder), "name": "run"})
+    RunFolder.of(config).path.mkdir()
+    actor = LearnerActor(config)
+    actor.learner = tiny.learner()
+    actor.checkpoints = Checkpoints(RunFolder.of(config).checkpoints, keep=2)
+    update(actor)
+    return actor
+
+
+def update(actor: LearnerActor) -> None:
+    actor.update(tiny.make_rollouts([(3, 9), (14, 28)], advantages=[1.0, -1.0]))
+
+
+def test_the_initial_adapter_is_available_after_a_step(tmp_path: Path):
+    actor = trained(tmp_path)
+    (version, sha256), adapter = actor.publish(which="initial")
+    assert (version, sha256) == (0, lora.sha256(tiny.learner().host_adapter()))
+    # A fresh LoRA changes nothing: one of the two factors is zero.
+    assert all(not value.any() for name, value in adapter.items() if name.endswith("_lora_b"))
+
+
+@pytest.mark.parametrize("damage", ["none", "truncated", "missing", "other version"])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_best_adapter_is_recovered_from_its_file_or_a_checkpoint(
+    tmp_path: Path, damage: str, checkpoint: bool
+):
+    actor = trained(tmp_path)
+    if checkpoint:
+        actor.save({})
+    actor.keep_best()
+    (version, sha256), _ = actor.publish(which="best")
+    update(actor)
+    folder = RunFolder.of(actor.config)
+    file = folder.checkpoints / "best" / "adapter.safetensors"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "missing":
+        file.unlink()
+    elif damage == "other version":
+        actor.keep_best()
+    found = actor.recover_best(version, sha256)
+    rescued = "recovered" if checkpoint else "lost"
+    assert found == ("whole" if damage == "none" else rescued)
+    if found != "lost":
+        assert actor.publish(which="best")[0] == (version, sha256)
+    else:
+        assert not file.exists()
+    if damage in {"truncated", "other version"}:
+        assert (folder.path / "superseded/0001/checkpoints/best/adapter.safetensors").is_file()
+
+
+def test_one_process_samples_under_the_adapter_that_it_published(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    actor = ColocatedActor(tiny.make_config())
+    actor.learner = tiny.learner()
+    loaded: list[str] = []
+    monkeypatch.setattr(actor, "set_adapter", lambda _, **label: loaded.append(label["sha256"]))
+    update(actor)
+    sent = []
+    for which in ("initial", "current", "probe"):
+        (version, sha256), payload = actor.publish(which=which)
+        actor.load(version, sha256, payload)
+        sent.append(sha256)
+    assert loaded == sent
+    assert len(set(sent)) == 3

@@ -1,0 +1,163 @@
+"""The sampler's process: opened and loaded adapters, and merged or quantized weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from actors.colocated_actor import ColocatedActor
+from actors.sampler_actor import SamplerActor
+from configs.schema import Config
+from launch.bench.counting import compilations
+from pipeline.compute.decode.rollout_weights import RolloutWeights
+from pipeline.compute.model import lora
+from pipeline.compute.model.adapter_file import write_adapter_file
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import OpenedModel, open_model
+from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.rollout.parity import Bounds
+from tests import tiny
+from tests.demo_texts import write_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
+DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
+
+
+@pytest.fixture
+def sampler() -> SamplerActor:
+    actor = SamplerActor(tiny.make_config())
+    actor.policy = tiny.policy(layers=2)
+    actor.weights = RolloutWeights(actor.policy, tiny.base(layers=2), actor.config)
+    return actor
+
+
+def write_best(folder: Path) -> str:
+    adapter = jax.device_get(tiny.probe(layers=2))
+    write_adapter_file(folder / "checkpoints" / "best", adapter, version=7)
+    return lora.sha256(adapter)
+
+
+def test_without_a_path_it_is_the_base(sampler: SamplerActor):
+    opened = sampler.open_adapter(None)
+    assert (opened.version, opened.what) == (0, "the base")
+    assert not any(np.asarray(value).any() for value in sampler.adapter.values())
+    assert (sampler.version, sampler.sha256) == (0, opened.sha256)
+
+
+def test_a_runs_adapter_is_opened_once(sampler: SamplerActor, tmp_path: Path):
+    sha256 = write_best(tmp_path)
+    opened = sampler.open_adapter(str(tmp_path))
+    assert (opened.version, opened.sha256) == (7, sha256)
+    assert opened.what == f"step 7 of {tmp_path / 'checkpoints' / 'best'}"
+    base = sampler.open_adapter(None)
+    assert sampler.sha256 == base.sha256 != sha256
+    # Not read again: the run may replace its best adapter meanwhile.
+    (tmp_path / "checkpoints" / "best" / "adapter.safetensors").unlink()
+    assert sampler.open_adapter(str(tmp_path)) == opened
+    assert (sampler.version, sampler.sha256) == (7, sha256)
+    assert lora.sha256(sampler.adapter) == sha256
+
+
+def test_a_path_without_an_adapter_leaves_the_old_one_loaded(sampler: SamplerActor, tmp_path: Path):
+    base = sampler.open_adapter(None)
+    with pytest.raises(FileNotFoundError, match="is no PEFT folder"):
+        sampler.open_adapter(str(tmp_path))
+    assert sampler.sha256 == base.sha256
+
+
+def config(kind: str, **tables: dict[str, Any]) -> Config:
+    return tiny.make_config(
+        learner={"importance_cap": 2.0, "lr": 0.5},
+        plan={"rollout_weights": kind} | tables.pop("plan", {}),
+        **tables,
+    )
+
+
+def opened() -> OpenedModel:
+    tokenizer = read_tokenizer(DEMO)
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+    return OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)
+
+
+def sample(actor: SamplerActor) -> Sequence[Completion]:
+    return actor.generate(tiny.make_requests([3, 14, 6]), temperature=0.8)
+
+
+def tokens(completions: Sequence[Completion]) -> list[list[int]]:
+    return [completion.tokens.tolist() for completion in completions]
+
+
+@pytest.mark.parametrize("kind", ["shared", "merged", "int8"])
+def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
+    actor = SamplerActor(config(kind))
+    actor.open_engine(opened())
+    sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
+    first = actor.load(0, "", sent[0])
+    before = sample(actor)
+    with compilations() as seen:
+        second = actor.load(1, "", sent[1])
+        other = sample(actor)
+        again = actor.load(2, "", sent[0])
+        after = sample(actor)
+    assert seen == []
+    # The hash is the adapter's, before merging or quantization.
+    assert [first, second, again] == [lora.sha256(sent[number]) for number in (0, 1, 0)]
+    assert {(one.version, one.adapter_sha256) for one in after} == {(2, first)}
+    assert tokens(before) == tokens(after) != tokens(other)
+    for one, two in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+
+
+@pytest.mark.parametrize("kind", ["merged", "int8"])
+def test_a_colocated_sampler_follows_the_learner(kind: str):
+    actor = ColocatedActor(config(kind))
+    actor.learner = tiny.learner(learner={"importance_cap": 2.0, "lr": 0.5})
+    model = opened()
+    actor.open_engine(model)
+    pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
+    bounds, drawn = Bounds.of(actor.config), []
+    learned = tiny.make_rollouts([(3, 20), (3, 17)], advantages=[1.0, -1.0])
+    for which in ("probe", "current"):
+        if which == "current":
+            actor.learner.update(learned)
+        (version, sha256), payload = actor.publish(which=which)
+        assert payload == which  # the adapter itself does not move
+        assert actor.load(version, sha256, payload) == sha256
+        drawn.append(sample(actor))
+        assert {(d.version, d.adapter_sha256) for d in drawn[-1]} == {(version, sha256)}
+        scored = np.concatenate(actor.learner.score(drawn[-1], adapter=actor.adapter))
+        sampled = np.concatenate([completion.logprobs for completion in drawn[-1]])
+        apart = np.abs(scored - sampled)
+        assert apart.max() <= bounds.probe
+        assert kind == "merged" or apart.max() > 1e-4
+    assert tokens(drawn[0]) != tokens(drawn[1])
+    # The learner's base is unchanged and was not copied.
+    assert pointers == {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
+
+
+def test_a_split_sampler_keeps_no_unquantized_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = write_tokenizer(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name, model)
+    mesh = make_mesh(jax.devices()[:1])
+    monkeypatch.setattr("pipeline.compute.opening.open_mesh", lambda **_: mesh)
+    monkeypatch.setattr("pipeline.compute.opening.check_tokenizer", lambda *_, **__: None)
+    split = config("int8", model={"path": str(model)}, plan={"placement": "split"})
+    learner, sampler = open_model(split, role="learner"), open_model(split, role="sampler")
+    assert (learner.policy.quantization, sampler.policy.quantization) == ("none", "int8")
+    assert sampler.policy.adapter_shapes == learner.policy.adapter_shapes
+    assert any(name.endswith((".w", ".kernel")) for name in learner.base)
+    assert not any(name.endswith((".w", ".kernel")) for name in sampler.base)
+    # There is no further copy.
+    weights = RolloutWeights(sampler.policy, sampler.base, split)
+    assert weights.policy is sampler.policy
+    assert all(weights.base[name] is value for name, value in sampler.base.items())

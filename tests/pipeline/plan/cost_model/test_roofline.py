@@ -1,0 +1,136 @@
+"""The roofline by hand, the compiler's estimates that it was fitted to, and monotonicity.
+
+The compiler's figures are those of README's tables for a v5e: jax 0.10.2, libtpu 0.0.42.1.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
+from tests.pipeline.plan.presets import preset
+
+V5E = TOPOLOGIES["v5e-8"].chip
+LONG = (("rollout.max_prompt_tokens", "256"), ("rollout.max_new_tokens", "1056"))
+"""README's rows: 1,312 positions."""
+
+
+def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> RooflineModel:
+    config = preset(model, *LONG, *overrides)
+    return RooflineModel(config, shape_of(config), V5E)
+
+
+def test_the_low_end_of_a_decode_step_is_its_bytes() -> None:
+    found = pace().decode_step(64)
+    shape = pace().shape
+    base = 2 * shape.parameters
+    # 22 local layers hold 512 positions, 4 hold 1,312, all 32 more in a segment: 1,024 bytes each.
+    cache = 1024 * (22 * 512 + 4 * 1312 + 26 * 32)
+    assert found.low == pytest.approx((base + 64 * cache) / 819e9)
+    assert found.regime == "bandwidth"
+
+
+def test_the_low_end_of_a_prefill_is_its_arithmetic() -> None:
+    found = pace().prefill(4096, seq=256)
+    shape = pace().shape
+    body = shape.parameters - shape.embedding_parameters
+    adapter = shape.adapter_parameters(pace().config.lora)
+    # Scores and values: 4 heads of 256, 2 operations each; half of 256 positions seen on average.
+    attention = 26 * 4 * 4 * 256 * 128
+    assert found.low == pytest.approx(4096 * (2 * (body + adapter) + attention) / 197e12)
+    assert found.regime == "compute"
+
+
+@pytest.mark.parametrize(
+    ("slots", "ms"),
+    [
+        (8, 4.57),
+        (32, 5.55),
+        (64, 7.33),
+        (96, 9.53),
+        (128, 9.62),
+        (256, 18.4),
+        (512, 37.5),
+        (768, 57.3),
+    ],
+)
+def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> None:
+    found = pace().decode_step(slots)
+    assert 1e3 * found.expected == pytest.approx(ms, rel=0.12)
+    assert 1e3 * found.low < ms < 1e3 * found.high
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots", "ms"),
+    [
+        ([("plan.kv_cache", "int8")], 512, 28.8),
+        ([("plan.kv_cache", "int8")], 768, 42.5),
+        ([("plan.rollout_weights", "merged"), ("learner.importance_cap", "2.0")], 64, 5.86),
+        ([("plan.rollout_weights", "int8"), ("learner.importance_cap", "2.0")], 64, 16.4),
+        ([("rollout.top_k", "64")], 128, 24.1),
+    ],
+)
+def test_other_forms_of_the_sampler(settings: list[tuple[str, str]], slots: int, ms: float) -> None:
+    assert 1e3 * pace("gemma3_1b", *settings).decode_step(slots).expected == pytest.approx(
+        ms, rel=0.2
+    )
+
+
+def test_a_4b_model_is_near_the_compilers_estimate() -> None:
+    found = pace("gemma3_4b").decode_step(32)
+    assert 1e3 * found.expected == pytest.approx(21.7, rel=0.1)
+    assert 1e3 * found.low < 21.7 < 1e3 * found.high
+
+
+@pytest.mark.parametrize(
+    ("positions", "seq", "us"),
+    [(1024, 1024, 78.1), (2048, 1024, 73.6), (131_072, 1024, 76.5), (81_920, 8192, 95.1)],
+)
+def test_a_gradient_is_near_the_compilers_estimate(positions: int, seq: int, us: float) -> None:
+    found = pace().gradient(positions, seq=seq)
+    assert 1e6 * found.expected / positions == pytest.approx(us, rel=0.12)
+    assert found.regime == "compute"
+    assert 1e6 * found.low / positions < us < 1e6 * found.high / positions
+
+
+def test_recomputing_costs_a_pass() -> None:
+    full = pace().gradient(2048, seq=1024)
+    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024)
+    assert pace().score(2048, seq=1024).expected < none.expected < full.expected
+
+
+def test_the_knee_is_where_doubling_gains_a_quarter() -> None:
+    one = pace()
+    knee = one.knee()
+    gained = 2 * one.decode_step(knee).expected / one.decode_step(2 * knee).expected - 1
+    assert gained == pytest.approx(0.25, abs=0.02)
+    assert 64 < knee < 128  # README: more than 128 slots hold more, but generate no faster
+
+
+def test_sharded_weights_cost_link_time() -> None:
+    whole = pace("gemma3_4b").decode_step(16)
+    gathered = pace("gemma3_4b", ("plan.fsdp", "8")).decode_step(16)
+    split = pace("gemma3_4b", ("plan.tp", "4")).decode_step(16)
+    assert gathered.regime == "links"
+    assert split.expected < whole.expected < gathered.expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(small=st.integers(1, 500), more=st.integers(1, 500))
+def test_more_takes_longer(small: int, more: int) -> None:
+    one = pace()
+    for run in (one.decode_step, one.flush):
+        assert run(small).expected < run(small + more).expected
+    assert one.prefill(64 * small, seq=64).low <= one.prefill(64 * (small + more), seq=64).low
+    assert one.gradient(8 * small, seq=8).low <= one.gradient(8 * (small + more), seq=8).low
+
+
+def test_ranges_add_up() -> None:
+    total = Seconds(1, 2, 4, "compute") + Seconds(0.5, 3, 5, "bandwidth") * 2
+    assert total == Seconds(2.0, 8, 14, "bandwidth")
+    some = fixed_time(1.6, chip=V5E)
+    assert (some.low, some.expected, some.high) == pytest.approx((1.0, 1.6, 2.56))

@@ -1,0 +1,322 @@
+"""The choice of placement and sizes by estimates, and the first sizes of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.load import load_config, presets
+from configs.schema import Config
+from launch.chat import _single_question_config
+from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.topology import GIB
+from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.cost_model.memory import estimate_memory
+from pipeline.plan.forecast import forecast
+from pipeline.plan.search.fitting import (
+    MIN_GAIN,
+    RESERVE,
+    PlanCase,
+    choose_placement,
+    first_sizes,
+    plan_again,
+    planned_sizes,
+    shortage,
+    validated,
+    with_plan,
+)
+from pipeline.plan.search.size_options import (
+    max_useful_rows,
+    max_useful_slots,
+    next_larger,
+    sizes_up_to,
+)
+from pipeline.run.run_folder import RunFolder
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+
+MODELS = [name.split("/")[1].partition("_gsm8k")[0] for name in presets() if "gsm8k" in name]
+
+
+def small_chip(config: PlanCase, gib: float) -> PlanCase:
+    """The same case on chips with less memory."""
+    chip = replace(config.topology.chip, hbm_gib=gib)
+    return replace(config, topology=replace(config.topology, chip=chip))
+
+
+@given(most=st.integers(1, 3000), aligned=st.booleans())
+def test_sizes_grow_by_about_a_quarter(most: int, aligned: bool) -> None:
+    found = sizes_up_to(most, aligned=aligned)
+    assert found[-1] == most
+    assert found == sorted(set(found))
+    for small, large in pairwise(found[:-1]):
+        assert large == next_larger(small, aligned=aligned)
+        assert large <= max(small + 1, 1.34 * small)
+    assert sizes_up_to(0) == []
+
+
+@given(size=st.integers(1, 5000))
+def test_every_size_has_a_larger_aligned_one(size: int) -> None:
+    found = next_larger(size)
+    assert max(size + 1, 1.06 * size) <= found <= max(size + 1, 1.42 * size)
+    while found > 16:
+        assert found % 4 == 0
+        found //= 2
+
+
+def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
+    config = preset("gemma3_1b", *FREE)
+    assert max_useful_slots(config) == 64  # 512 rollouts on 8 chips
+    assert max_useful_rows(config, case(config).lengths) == 14
+    odd = with_plan(config, {"placement": "split", "samplers": 7, "learner_devices": 1})
+    assert max_useful_slots(odd) == 80  # five samplers with 32 prompts at most, 16 rollouts each
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_preset_has_a_plan(model: str) -> None:
+    given_ = case(preset(model, *FREE))
+    found = choose_placement(given_)
+    assert found.chosen.fits
+    assert found.chosen.fullest.total <= (1 - RESERVE) * 15.75 * GIB
+    assert {one.name for one in found.compared} > {"split, 7 + 1", "split, 4 + 4"}
+    fitting = [one for one in found.compared if one.fits]
+    speeds = [one.step.tokens_per_s for one in fitting]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found.chosen.same_run
+    assert found.best is next(one for one in found.compared if one.same_run)
+    assert (
+        max(one.step.tokens_per_s for one in fitting if one.same_run)
+        <= (1 + MIN_GAIN) * found.chosen.step.tokens_per_s
+    )
+    for one in found.compared:
+        assert validated(one.config) == one.config  # a run accepts it
+
+
+def test_replicated_wins_for_a_base_that_is_small() -> None:
+    found = choose_placement(case(preset("gemma3_1b", *FREE)))
+    assert found.chosen.config.plan.placement == "colocated"
+    assert found.chosen.config.plan.fsdp * found.chosen.config.plan.tp == 1
+
+
+def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
+    config = preset("gemma3_1b", ("plan.slots", "64"))
+    found = choose_placement(case(config))
+    assert found.chosen.configured
+    assert found.chosen.config == config
+    assert found.best.step.tokens_per_s > 1.2 * found.chosen.step.tokens_per_s
+
+
+def test_given_sizes_are_bounds_where_they_are_planned() -> None:
+    bounds = [("plan.fixed", "false"), ("plan.slots", "128")]
+    found = choose_placement(case(preset("gemma3_1b", *bounds)))
+    for one in found.compared:
+        plan = one.config.plan
+        assert one.config.slots <= 128
+        assert one.config.micro_batch_rows * one.config.row_tokens <= 16_384
+        assert one.config.slots % plan.sampler_shards == 0
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_has_a_plan_on_every_topology(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
+    config = load_config(name)
+    own = config.plan
+    assert own.slots is not None
+    assert own.micro_batch_tokens is not None
+    for topology in (*TOPOLOGIES, "cpu"):
+        kind = "cpu" if topology == "cpu" else TOPOLOGIES[topology].chip.platform
+        given_ = config
+        if kind != own.platform:
+            with pytest.raises(ValueError, match=f"nearest valid: .* --plan.platform {kind}"):
+                case(config, topology)
+            if kind == "cpu" or own.platform == "cpu":
+                continue
+            given_ = with_plan(config, {"platform": kind})
+        asked = case(given_, topology)
+        found = choose_placement(asked)
+        assert found.chosen.fits, topology
+        assert forecast(asked, found.chosen).outcomes["expected"].steps > 0, topology
+        if kind == "cpu":
+            continue
+        places = [one.config.plan for one in found.compared]
+        chips = TOPOLOGIES[topology].chips
+        whole = [
+            plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1
+        ]
+        assert {plan.learner_devices for plan in whole} == {chips}, topology
+        for plan in places:  # the preset's bounds, per device
+            slots, tokens = plan.slots, plan.micro_batch_tokens
+            assert slots is not None
+            assert tokens is not None
+            assert slots * 8 <= own.slots * plan.devices_per_sampler
+            assert tokens * 8 <= own.micro_batch_tokens * plan.learner_devices
+
+
+def test_placements_that_a_run_refuses_are_left_out() -> None:
+    few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "4")]
+    # Of a sampler's 8 rollouts none can be truncated; of the 32 of a single sampler some can.
+    cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("learner.importance_cap", "2")]
+    config = preset("gemma3_1b", *FREE, *few)
+    split = {one.config.plan.placement for one in choose_placement(case(config)).compared}
+    assert split == {"colocated", "split"}
+    cut_config = preset("gemma3_1b", *FREE, *few, *cut)
+    assert {one.config.plan.placement for one in choose_placement(case(cut_config)).compared} == {
+        "colocated"
+    }
+
+
+def test_the_reason_is_reported_if_a_run_refuses_all_placements() -> None:
+    split = [("plan.placement", "split"), ("plan.samplers", "1"), ("plan.sampler_devices", "4")]
+    few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "2")]
+    cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("rollout.ahead", "one")]
+    more = [("plan.learner_devices", "4"), ("learner.importance_cap", "2")]
+    config = preset("gemma3_1b", *FREE, *split, *few, *cut, *more)
+    message = r"^v5e-4: no placement .*: rollout.cut_off = 0.9: of a sampler's 8 rollouts .* none"
+    with pytest.raises(ValueError, match=message):
+        choose_placement(case(config, "v5e-4"))
+
+
+def test_rollout_ahead_without_a_split_placement_is_refused() -> None:
+    split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
+    ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "3")]
+    config = preset("gemma3_1b", *split, *ahead)
+    assert choose_placement(case(config, "v5e-4")).chosen.fits
+    for topology in ("v5e-1", "v5e-16"):
+        with pytest.raises(ValueError, match=r"rollout.ahead = \"one\" needs .* which takes 8;"):
+            choose_placement(case(config, topology))
+
+
+def test_of_equally_fast_plans_the_smallest_is_chosen() -> None:
+    given_ = case(preset("gemma3_1b", *FREE))
+    plan = choose_placement(given_).chosen
+    slots, tokens = plan.config.slots, plan.config.micro_batch_rows * 2048
+    for update in ({"slots": slots - 64}, {"micro_batch_tokens": 2 * tokens}):
+        other = given_.step(with_plan(plan.config, update))
+        assert other.tokens_per_s < 1.02 * plan.step.tokens_per_s
+
+
+def test_less_memory_means_fewer_slots_until_nothing_fits() -> None:
+    given_ = case(preset("gemma3_4b", *FREE))
+    rows = []
+    for gib in (15.75, 12.0, 10.5):
+        one = small_chip(given_, gib)
+        sizes = planned_sizes(one)
+        memory = estimate_memory(with_plan(given_.config, vars(sizes)), given_.shape)
+        assert max(phase.total for phase in memory.values()) <= one.limit_bytes
+        rows.append(sizes.slots)
+    assert rows == sorted(rows, reverse=True)
+    assert rows[0] > rows[-1]
+    with pytest.raises(ValueError, match=r"no sizes fit: .* takes ~.* GiB of the 2\.85"):
+        planned_sizes(small_chip(given_, 3.0))
+    assert not choose_placement(small_chip(given_, 0.5)).chosen.fits
+
+
+def test_a_run_plans_within_its_own_placement() -> None:
+    config = preset("gemma3_4b", *FREE)
+    sizes = planned_sizes(case(config))
+    assert sizes.slots % 8 == 0
+    assert sizes.micro_batch_tokens % 16_384 == 0
+    assert (
+        Sizes.of(choose_placement(case(config)).chosen.config) != sizes
+    )  # another placement is better
+
+
+def test_compiled_memory_replaces_the_reserve() -> None:
+    given_ = case(preset("gemma3_4b", *FREE))
+    free = planned_sizes(given_)
+    low = planned_sizes(replace(given_, memory_ratio={"prefill": 1.5, "decode": 1.5}))
+    assert low.slots < free.slots
+    assert low.micro_batch_tokens == free.micro_batch_tokens
+
+
+def test_without_a_fit_the_closest_plan_is_chosen() -> None:
+    given_ = small_chip(case(preset("gemma3_4b", ("plan.fixed", "false")), "v5e-1"), 8.0)
+    found = choose_placement(given_).chosen
+    assert not found.fits
+    smallest = {"slots": 1, "micro_batch_tokens": 2048}
+    totals = {}
+    for remat in ("none", "dots", "full", "offload"):
+        config = with_plan(found.config, {**smallest, "remat": remat})
+        totals[remat] = estimate_memory(config, given_.shape)["update"].total
+    assert found.memory["update"].total == min(totals.values()) < totals["dots"] / 1.5
+    # Among placements, too: a quarter of the base is closer than all of it.
+    several = choose_placement(small_chip(case(preset("gemma3_4b", *FREE)), 0.5))
+    totals_ = [one.fullest.total for one in several.compared]
+    assert totals_ == sorted(totals_)
+    assert several.chosen is several.best
+
+
+def test_fewer_slots_have_fewer_slot_buckets() -> None:
+    buckets = [("plan.slot_buckets", "[1000, 512]"), ("plan.hbm_gib", "1.8")]
+    given_ = case(preset("gemma3_270m", ("plan.fixed", "false"), *buckets))
+    plan = next(one for one in choose_placement(given_).compared if one.configured)
+    assert plan.config.slots < 1000
+    assert plan.config.plan.slot_buckets == (512,)
+    assert plan_again(given_, plan) == plan
+
+
+def test_fixed_sizes_stay_in_another_case() -> None:
+    given_ = case(preset("gemma3_1b", ("plan.slots", "64")))
+    plan = choose_placement(given_).chosen
+    assert plan_again(small_chip(given_, 100.0), plan).config == plan.config
+
+
+def test_the_configured_plan_stays_configured_when_planned_again() -> None:
+    given_ = case(preset("gemma3_4b", *FREE))
+    plan = next(one for one in choose_placement(given_).compared if one.configured)
+    for ratio in (1.3, 1.5):
+        learned = replace(given_, memory_ratio=dict.fromkeys(plan.memory, ratio))
+        again = plan_again(learned, plan)
+        assert again.configured
+        for key in ("segment_steps", "prefill_tokens", "remat"):
+            assert getattr(again.config.plan, key) == getattr(plan.config.plan, key)
+        plan = again
+
+
+def test_a_shortage_names_phase_and_part() -> None:
+    given_ = small_chip(case(preset("gemma3_4b")), 9.0)
+    told = shortage(given_, choose_placement(given_).chosen)
+    assert told.startswith("as configured (colocated, base on every device): prefill takes ~11.")
+    assert "of the 8.55 that may be used, base ~7.23" in told
+
+
+def demo(folder: Path, *overrides: tuple[str, str]) -> Config:
+    return load_config(PROJECT / "configs/demo.toml", [("run.dir", str(folder)), *overrides])
+
+
+def test_first_sizes_are_the_configured_ones_where_both_are_set(tmp_path: Path) -> None:
+    for overrides in ((), FREE[:1]):
+        assert first_sizes(demo(tmp_path, *overrides), None) == Sizes(192, 6144)
+
+
+def test_first_sizes_are_planned_within_the_configured_bounds(tmp_path: Path) -> None:
+    config = demo(tmp_path, *FREE)
+    found = first_sizes(config, None)
+    assert found == planned_sizes(PlanCase.of(config))
+    assert found.slots % 2 == found.micro_batch_tokens % (2 * 192) == 0
+    assert Sizes.of(sized(config, found)) == found
+    bounded = demo(tmp_path, *FREE[:2], ("plan.micro_batch_tokens", "384"))
+    assert first_sizes(bounded, None).micro_batch_tokens == 384
+
+
+def test_a_resumed_run_starts_with_the_sizes_of_its_checkpoint(tmp_path: Path) -> None:
+    config = demo(tmp_path, *FREE)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    sizes = [Sizes(8, 384), Sizes(4, 384)]
+    folder.write_plan({"in_force": sizes[0].to_json(), "at_checkpoint": None})
+    assert first_sizes(config, folder.plan) == sizes[0]
+    folder.write_plan({"in_force": sizes[0].to_json(), "at_checkpoint": sizes[1].to_json()})
+    assert first_sizes(config, folder.plan) == sizes[1]
+    folder.close()
+
+
+def test_chat_sets_its_own_sizes(tmp_path: Path) -> None:
+    one = _single_question_config(demo(tmp_path, *FREE), adapter="somewhere")
+    assert sized(one, Sizes.of(one)).plan.slot_ladder == (2,)

@@ -1,0 +1,139 @@
+"""The placements compared are those that processes can lease and mesh."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs.load import load_config
+from configs.plan import TPU_LEASES
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
+from pipeline.plan.search.placements import placement_candidates
+from tests.pipeline.plan.presets import PROJECT, preset
+
+
+def names(model: str, topology: str, *overrides: tuple[str, str]) -> list[str]:
+    config = preset(model, *overrides)
+    return [
+        one.name for one in placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
+    ]
+
+
+def test_eight_chips() -> None:
+    assert names("gemma3_1b", "v5e-8") == [
+        "colocated, base on every device",
+        "colocated, fsdp 8",
+        "colocated, tp 2",
+        "colocated, tp 4",
+        "colocated, fsdp 4, tp 2",
+        "split, 7 + 1",
+        "split, 4 + 4",
+        "split, 7 + 1, a step ahead",
+        "split, 4 + 4, a step ahead",
+    ]
+
+
+def test_a_step_ahead_is_another_run_unless_it_is_asked_for() -> None:
+    config = preset("gemma3_1b")
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-8"])
+    others = [one for one in found if not one.same_run]
+    assert [one.name for one in others] == [
+        "split, 7 + 1, a step ahead",
+        "split, 4 + 4, a step ahead",
+    ]
+    for one in others:
+        assert one.config.rollout.ahead == "one"
+        assert one.config.learner.importance_cap > 0
+    split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
+    ahead = (("rollout.ahead", "one"), ("learner.importance_cap", "3"))
+    asked = preset("gemma3_1b", *split, *ahead)
+    found = placement_candidates(asked, shape_of(asked), TOPOLOGIES["v5e-8"])
+    assert [(one.name, one.same_run) for one in found] == [
+        ("split, 4 + 4, a step ahead", True),
+        ("split, 7 + 1, a step ahead", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("topology", "splits"),
+    [("v5e-1", []), ("v5e-4", ["split, 3 + 1"]), ("v5e-8", ["split, 7 + 1", "split, 4 + 4"])],
+)
+def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) -> None:
+    config = preset("gemma3_1b")
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
+    split = [one for one in found if one.config.plan.placement == "split" and one.same_run]
+    assert [one.name for one in split] == splits
+    for one in split:
+        plan = one.config.plan
+        assert {plan.learner_devices, plan.devices_per_sampler} <= set(TPU_LEASES)
+        assert plan.learner_devices + plan.num_samplers == TOPOLOGIES[topology].chips
+
+
+def test_the_configurations_own_comes_first_where_it_has_room() -> None:
+    split = (("plan.placement", "split"), ("plan.samplers", "2"), ("plan.learner_devices", "4"))
+    found = names("gemma3_1b", "v5e-8", *split)
+    assert found[0] == "split, 2 + 4"
+    assert "colocated, base on every device" in found
+    config = preset("gemma3_1b")
+    on_four = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-4"])
+    assert not any(one.configured for one in on_four)
+    assert on_four[0].name == "colocated, base on every device"
+
+
+@pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5p-8", "v5e-16", "v6e-256", "gpu-80x2"])
+def test_the_base_on_every_device_is_compared_on_any_number(topology: str) -> None:
+    config, chips = preset("gemma3_1b"), TOPOLOGIES[topology].chips
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
+    places = [one.config.plan for one in found if not one.configured]
+    whole = [plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1]
+    assert [plan.learner_devices for plan in whole] == [chips]
+
+
+def test_some_chips_are_another_placement_than_all() -> None:
+    four = (("plan.learner_devices", "4"), ("plan.micro_batch_tokens", "8192"))
+    found = names("gemma3_1b", "v5e-8", *four)
+    assert found[:2] == [
+        "colocated on 4 of 8, base on every device",
+        "colocated, base on every device",
+    ]
+    assert len(found) == len(set(found))
+
+
+def test_sizes_stay_what_they_are_for_each_device() -> None:
+    config = preset("gemma3_1b")  # 512 slots and 16,384 tokens on 8
+    for topology, split in (("v5e-4", "split, 3 + 1"), ("v5e-8", "split, 4 + 4")):
+        found = {
+            one.name: one.config.plan
+            for one in placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
+        }
+        chips = TOPOLOGIES[topology].chips
+        for name in ("colocated, base on every device", "colocated, tp 2"):
+            assert found[name].slots == 64 * chips
+            assert found[name].micro_batch_tokens == 2048 * chips
+        assert found[split].slots == 64
+        assert found[split].micro_batch_tokens == 2048 * found[split].learner_devices
+    halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
+    one = placement_candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan
+    assert one.micro_batch_tokens == 2048  # rows cannot be halved
+
+
+def test_heads_are_not_split_further_than_there_are() -> None:
+    assert "colocated, tp 4" in names("gemma3_1b", "v5e-4")  # 4 heads
+    assert "colocated, fsdp 2, tp 2" in names("gemma3_1b", "v5e-4")
+    assert not any("tp 8" in name for name in names("gemma2_2b", "v5e-8"))
+
+
+def test_over_hosts_only_batches_are_shared() -> None:
+    config = preset("gemma3_4b")
+    found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-64"])
+    assert {one.config.plan.placement for one in found} == {"colocated"}
+    assert {one.config.plan.learner_devices for one in found} == {64}
+    parts = {one.config.plan.fsdp * one.config.plan.tp for one in found}
+    assert max(parts) == 8
+    assert min(parts) == 1  # the whole base on each chip
+
+
+def test_a_cpus_devices_are_all_the_same_cores() -> None:
+    config = load_config(PROJECT / "configs/demo.toml")
+    found = placement_candidates(config, shape_of(config), topology_of(config, None))
+    assert [(one.name, one.configured) for one in found] == [("split, 1 x 2 + 2", True)]

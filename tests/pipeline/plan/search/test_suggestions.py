@@ -1,0 +1,263 @@
+"""Suggested changes: gains, remedies, and the settings that make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from configs.load import load_config, presets
+from configs.schema import Config
+from configs.toml_text import show_value
+from pipeline.plan.cost_model.memory import estimate_memory
+from pipeline.plan.cost_model.step import estimate_step
+from pipeline.plan.search.fitting import PlanCase, choose_placement
+from pipeline.plan.search.suggestions import (
+    gains,
+    new_settings,
+    remedies,
+    settings_text,
+    with_settings,
+)
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+
+TWICE = {
+    "twice the memory": ("hbm_gib",),
+    "twice the memory's bandwidth": ("bytes_per_s",),
+    "twice the arithmetic": ("bf16_flops", "int8_flops"),
+    "twice the links between chips": ("link_bytes_per_s",),
+}
+
+
+def twice(given: PlanCase, names: Collection[str]) -> PlanCase:
+    chip = given.topology.chip
+    chip = replace(chip, **{name: 2 * getattr(chip, name) for name in names})
+    return replace(given, topology=replace(given.topology, chip=chip))
+
+
+def tokens_per_s(given: PlanCase, config: Config) -> float:
+    chip = given.topology.chip
+    return estimate_step(config, given.shape, chip=chip, lengths=given.lengths).tokens_per_s
+
+
+def best_by_hand(given: PlanCase) -> float:
+    """Trained tokens per second of the best sizes in the configured placement, by exhaustive
+    search."""
+    plan, rollout = given.config.plan, given.config.rollout
+    unit = given.config.row_tokens * plan.learner_shards
+
+    def seconds(slots: int, rows: int, phases: tuple[str, str]) -> float | None:
+        update = {"slots": slots * plan.sampler_shards, "micro_batch_tokens": rows * unit}
+        config = given.config.model_copy(update={"plan": plan.model_copy(update=update)})
+        memory = estimate_memory(config, given.shape)
+        most = 0.95 * given.topology.chip.hbm_gib * 2**30
+        if any(memory[phase].total > most for phase in phases):
+            return None
+        chip = given.topology.chip
+        step = estimate_step(config, given.shape, chip=chip, lengths=given.lengths)
+        return step.total.expected
+
+    most_slots = rollout.size // plan.sampler_shards
+    most_rows = rollout.size * rollout.max_tokens // unit
+    drawn = [seconds(n, 1, ("prefill", "decode")) for n in range(1, most_slots + 1)]
+    learned = [seconds(1, n, ("score", "update")) for n in range(1, most_rows + 1)]
+    both = seconds(1, 1, ("prefill", "update"))
+    assert both is not None
+    fastest = [min(s for s in found if s is not None) for found in (drawn, learned)]
+    return rollout.size * given.lengths.completion / (sum(fastest) - both)
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "binding"),
+    [
+        ("gemma3_1b", 15.75, "twice the memory's bandwidth"),
+        ("gemma3_4b", 11.0, "twice the memory"),  # limits the slots
+    ],
+)
+def test_gains_are_those_of_the_best_sizes_with_more_of_it(
+    model: str, gib: float, binding: str
+) -> None:
+    given = case(preset(model, *FREE, ("rollout.prompts_per_step", "64")))
+    chip = replace(given.topology.chip, hbm_gib=gib)
+    given = replace(given, topology=replace(given.topology, chip=chip))
+    plan = next(one for one in choose_placement(given).compared if one.configured)
+    found = {gain.change: gain.share for gain in gains(given, plan)}
+    now = best_by_hand(given)
+    assert plan.step.tokens_per_s == pytest.approx(now, rel=0.02)
+    for change, names in TWICE.items():
+        expected = best_by_hand(twice(given, names)) / now - 1
+        assert found.get(change, 0.0) == pytest.approx(expected, abs=0.035), change
+    assert found[binding] > 0.05
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert min(found.values()) >= 0.01
+
+
+def test_fixed_sizes_stay_with_more_hardware() -> None:
+    given = case(preset("gemma3_1b", ("plan.slots", "8")))
+    plan = choose_placement(given).chosen
+    assert plan.config == given.config
+    found = {gain.change: gain.share for gain in gains(given, plan)}
+    now = tokens_per_s(given, given.config)
+    for change, names in TWICE.items():
+        expected = tokens_per_s(twice(given, names), given.config) / now - 1
+        if expected >= 0.01:
+            assert found[change] == pytest.approx(expected)
+        else:
+            assert change not in found
+    assert "twice the memory" not in found
+    assert "twice the links between chips" not in found
+
+
+def test_freeing_given_sizes_is_a_change_of_its_own() -> None:
+    left = next(
+        one for one in choose_placement(case(preset("gemma3_1b", *FREE))).compared if one.configured
+    )
+    for fixed, change in (
+        ("true", "plan.fixed = false, no plan.slots, no plan.micro_batch_tokens"),
+        ("false", "no plan.slots, no plan.micro_batch_tokens"),
+    ):
+        given = case(preset("gemma3_1b", ("plan.fixed", fixed), ("plan.slots", "8")))
+        plan = next(one for one in choose_placement(given).compared if one.configured)
+        found = gains(given, plan)
+        assert found[0].change == change
+        assert found[0].is_setting
+        expected = left.step.tokens_per_s / plan.step.tokens_per_s - 1
+        assert found[0].share == pytest.approx(expected)
+    free = case(preset("gemma3_1b", *FREE))
+    assert not any("slots" in one.change for one in gains(free, left))
+
+
+def test_links_need_more_than_one_chip() -> None:
+    demo = case(load_config(PROJECT / "configs/demo.toml"))
+    slow = replace(demo.topology.chip, link_bytes_per_s=1e3)  # as if they took all of the time
+    demo = replace(demo, topology=replace(demo.topology, chip=slow))
+    single = case(preset("gemma3_270m", ("plan.fixed", "false")), "v5e-1")
+    for given in (demo, single):
+        changes = {gain.change for gain in gains(given, choose_placement(given).chosen)}
+        assert changes
+        assert not any("links" in change for change in changes)
+    sharded = case(preset("gemma3_1b", ("plan.fsdp", "8")))
+    changes = {gain.change for gain in gains(sharded, choose_placement(sharded).chosen)}
+    assert "twice the links between chips" in changes
+
+
+def test_settings_already_in_force_are_not_suggested() -> None:
+    settings = [("plan.kv_cache", "int8"), ("learner.kl_coef", "0"), ("learner.kl", "k3")]
+    given = case(preset("gemma3_1b", *settings, ("learner.kl_top_k", "128")))
+    changes = [
+        gain.change for gain in gains(given, choose_placement(given).chosen) if gain.is_setting
+    ]
+    assert not any("kv_cache" in change or "kl_coef" in change for change in changes)
+    assert "rollout.prompts_per_step = 64" in changes
+
+
+CAPPED = (("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96"))
+SPLIT = (
+    *FREE,
+    ("plan.placement", "split"),
+    ("plan.learner_devices", "4"),
+    ("plan.samplers", "4"),
+    ("learner.importance_cap", "2"),
+    ("rollout.ahead", "one"),
+)
+CASES = [
+    (),
+    FREE,
+    SPLIT,
+    CAPPED,
+    (*FREE, *CAPPED, ("rollout.dynamic_sampling", "adaptive")),
+    (*FREE, ("plan.slots", "64"), ("plan.slot_buckets", "[32]")),
+    (("model.quantization", "int8"),),
+    (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
+    (("rollout.top_k", "64"), ("rollout.top_p", "0.9"), ("rollout.min_prompts_per_step", "8")),
+]
+
+
+@pytest.mark.parametrize("overrides", CASES)
+@pytest.mark.parametrize("model", ["gemma3_1b", "gemma3_4b"])
+def test_a_run_accepts_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
+    given = case(preset(model, *overrides))
+    found = [gain for gain in gains(given, choose_placement(given).chosen) if gain.is_setting]
+    assert found
+    for gain in found:
+        texts = {key: show_value(value) for key, value in gain.settings.items()}
+        assert preset(model, *overrides, *texts.items()) != given.config
+        for key, text in texts.items():
+            assert (f"no {key}" if text == "none" else f"{key} = {text}") in gain.change
+
+
+def test_more_prompts_raise_their_bound_in_proportion() -> None:
+    given = case(preset("gemma3_1b", *FREE, *CAPPED))
+    changes = [gain.change for gain in gains(given, choose_placement(given).chosen)]
+    assert "rollout.prompts_per_step = 64, rollout.max_prompts_per_step = 192" in changes
+
+
+@pytest.mark.parametrize("name", presets())
+def test_no_settings_leave_the_case_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)
+    given = case(load_config(PROJECT / name))
+    assert with_settings(given, {}) == given
+
+
+def test_settings_that_a_run_refuses_are_not_planned() -> None:
+    given = case(preset("gemma3_1b"))
+    other = with_settings(given, {"plan.kv_cache": "int8", "lora.rank": 8})
+    assert other is not None
+    assert other.config == preset("gemma3_1b", ("plan.kv_cache", "int8"), ("lora.rank", "8"))
+    assert (
+        with_settings(given, {"learner.kl_coef": 0.0}) is None
+    )  # learner.kl = "topk" has no use then
+    assert with_settings(given, {"plan.slots": 7}) is None
+
+
+def test_only_differing_settings_are_listed() -> None:
+    config = preset("gemma3_1b", ("plan.slot_buckets", "[64]"))
+    settings = {"plan.slot_buckets": None, "plan.kv_cache": "model", "plan.remat": "dots"}
+    new = new_settings(config, settings)
+    assert new == {"plan.slot_buckets": None, "plan.remat": "dots"}
+    assert settings_text(new) == 'no plan.slot_buckets, plan.remat = "dots"'
+
+
+FOUR = "gemma3_4b"
+REMEDY_CASES = [
+    ("v5e-1", (*FREE, ("plan.hbm_gib", "6"))),
+    ("v5e-8", (("plan.slots", "4096"), ("rollout.prompts_per_step", "256"))),
+    ("v5e-8", (("plan.slots", "4096"), ("plan.hbm_gib", "5"))),
+    ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2"))),
+    ("v5e-8", (("plan.remat", "none"), ("plan.micro_batch_tokens", "131072"))),
+]
+
+
+@pytest.mark.parametrize(("topology", "overrides"), REMEDY_CASES)
+def test_every_remedy_makes_the_plan_fit(
+    topology: str, overrides: tuple[tuple[str, str], ...]
+) -> None:
+    given = case(preset(FOUR, *overrides), topology)
+    plan = choose_placement(given).chosen
+    assert not plan.fits
+    found = remedies(given, plan)
+    assert any(one.settings for one in found)
+    for one in found:
+        assert one.gib <= one.limit_gib
+        texts = {key: show_value(value) for key, value in one.settings.items()}
+        taken = (*overrides, *texts.items())
+        named = re.match(r"--topology (\S+)", one.change)
+        again = case(preset(FOUR, *taken), named[1] if named else topology)
+        if chips := re.match(r"chips of ([\d.]+) GiB", one.change):
+            chip = replace(again.topology.chip, hbm_gib=float(chips[1]))
+            again = replace(again, topology=replace(again.topology, chip=chip))
+        choice = choose_placement(again)
+        assert (choice.best if named else choice.chosen).fits, one.change
+
+
+def test_remedies_are_combined_only_if_no_single_one_is_enough() -> None:
+    few = case(preset(FOUR, *FREE, ("plan.hbm_gib", "9")), "v5e-1")
+    changes = [one.change for one in remedies(few, choose_placement(few).chosen) if one.settings]
+    assert changes[:2] == ['model.quantization = "int8"', "lora.rank = 16"]
+    tight = (("plan.slots", "4096"), ("plan.hbm_gib", "5"))
+    fixed = case(preset(FOUR, *tight))
+    (together,) = [one for one in remedies(fixed, choose_placement(fixed).chosen) if one.settings]
+    assert together.settings["plan.fixed"] is False
+    assert together.settings["model.quantization"] == "nf4"
