@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from actors.learner_actor import LearnerActor
-from actors.memory import guarded, memory_use
-from actors.opening import begin_model
-from actors.program_cache import share_programs
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory, memory_use
+from pipeline.compute.opening import start_loading
+from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.builds import Ready
 from pipeline.contracts.memory import MemoryUse
@@ -27,7 +27,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
         """Opens devices and model once for both; see `LearnerActor.prepare`."""
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         if self.opening is None:
-            self.opening = begin_model(self.config, which="learner")
+            self.opening = start_loading(self.config, role="learner")
         load_s = self.open_learner(self.opening)
         self.open_engine(self.opening)
         share_programs()
@@ -54,7 +54,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
             adapter, _ = self._adapter(payload)
             self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))
 
-        guarded("sync", load)
+        catch_out_of_memory("sync", load)
         return self.sha256
 
     def memory(self) -> MemoryUse:

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.opening import open_model
 from configs.schema import Config
+from pipeline.compute.opening import open_model
 from pipeline.contracts.adapters import Format
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.hub.model_source import find_model
@@ -42,7 +42,7 @@ class ExporterActor:
             ValueError: if devices, weights or adapter do not match the configuration.
             FileNotFoundError: if weights or adapter are missing.
         """
-        opened = open_model(self.config, which="learner")
+        opened = open_model(self.config, role="learner")
         from pipeline.compute.learner.export import Exporter, Tuned
         from pipeline.compute.model.adapter_source import load_adapter
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.memory import guarded, memory_use
-from actors.opening import OpenedModel, OpeningModel, begin_model
-from actors.program_cache import share_programs
 from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory, memory_use
+from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
+from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, BuildLog, Ready
@@ -46,7 +46,7 @@ class LearnerActor:
     def __init__(self, config: Config) -> None:
         self.requested = self.config = config
         self.log = BuildLog()
-        self.opening: OpeningModel | None = None
+        self.opening: LoadingModel | None = None
         self.learner: Learner
         self.exporter: Exporter
         self.checkpoints: Checkpoints
@@ -64,12 +64,12 @@ class LearnerActor:
         """
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         if self.opening is None:
-            self.opening = begin_model(self.config, which="learner")
+            self.opening = start_loading(self.config, role="learner")
         load_s = self.open_learner(self.opening)
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def open_learner(self, model: OpeningModel | OpenedModel) -> float:
+    def open_learner(self, model: LoadingModel | OpenedModel) -> float:
         """Compiles while the base is loaded; returns the seconds that loading took.
 
         Raises:
@@ -80,17 +80,17 @@ class LearnerActor:
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
         if not hasattr(self, "learner"):
-            self.learner = guarded(
+            self.learner = catch_out_of_memory(
                 "update",
                 lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
             )
-            self._set_base(guarded("load", model.wait))
+            self._set_base(catch_out_of_memory("load", model.wait))
             folder = RunFolder.of(config)
             self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
-            guarded("update", lambda: self.learner.resize(config, log=self.log))
-            guarded("update", lambda: self._set_base(model.wait()))
+            catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
+            catch_out_of_memory("update", lambda: self._set_base(model.wait()))
         self._tokens = tokens
         return model.wait().load_s
 
@@ -124,7 +124,7 @@ class LearnerActor:
             OutOfMemory: if a checkpoint does not fit into memory.
         """
         where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
-        found = guarded("load", lambda: self.checkpoints.restore(self.learner.state))
+        found = catch_out_of_memory("load", lambda: self.checkpoints.restore(self.learner.state))
         if found is None:
             return Restored(None, where=where)
         self.learner.state, meta, damaged = found
@@ -154,7 +154,7 @@ class LearnerActor:
             payload = jax.device_get(adapter)
             return (version, lora.sha256(payload)), payload
 
-        return guarded("publish", fetch)
+        return catch_out_of_memory("publish", fetch)
 
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
         """Returns the log-probs of the completions' tokens.
@@ -165,10 +165,10 @@ class LearnerActor:
 
         def work() -> list[np.ndarray]:
             adapter = self._adapter(which)[0]
-            self._check_room("score")
+            self._check_fits("score")
             return self.learner.score(completions, adapter=adapter)
 
-        return guarded("score", work)
+        return catch_out_of_memory("score", work)
 
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
@@ -203,23 +203,23 @@ class LearnerActor:
         host_state = learner.host_state() if several_parts else None
 
         def check_and_update() -> dict[str, float]:
-            self._check_room("update")
+            self._check_fits("update")
             return work()
 
         try:
-            return guarded("update", check_and_update)
+            return catch_out_of_memory("update", check_and_update)
         except OutOfMemory as error:
             if host_state is not None:
-                learner.put_back(host_state)
-            elif learner.state is not state_before or not learner.state.is_whole:
+                learner.restore_state(host_state)
+            elif learner.state is not state_before or not learner.state.is_intact:
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 
-    def _check_room(self, what: Literal["score", "update"]) -> None:
-        from pipeline.compute.model.footprint import check_room
+    def _check_fits(self, what: Literal["score", "update"]) -> None:
+        from pipeline.compute.device_memory import check_fits
 
         if self.config.plan.hbm_gib is not None:
-            check_room(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
+            check_fits(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
 
     def learner_speed(self) -> LearnerSpeed:
         """See `pipeline.compute.learner.learner.Learner.speed`.
@@ -229,10 +229,10 @@ class LearnerActor:
         """
 
         def work() -> LearnerSpeed:
-            self._check_room("update")
+            self._check_fits("update")
             return self.learner.speed()
 
-        return guarded("update", work)
+        return catch_out_of_memory("update", work)
 
     def memory(self) -> MemoryUse:
         """Returns the memory of scoring and training, as needed and as measured."""
@@ -296,7 +296,7 @@ class LearnerActor:
             tuned = Tuned(*self._adapter(which))
             return self.exporter.export(Path(folder), tuned, examples=examples)
 
-        return guarded("export", work)
+        return catch_out_of_memory("export", work)
 
     @property
     def _best(self) -> Path:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.devices import environment
 from configs.schema import Plan
+from pipeline.compute.devices import environment
 
 cluster_is_gone = threading.Event()
 """Set if the cluster ends before this process: calls get no answer, devices need no release."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.memory import guarded, memory_use
-from actors.opening import OpenedModel, OpeningModel, begin_model
-from actors.program_cache import share_programs
 from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory, memory_use
+from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
+from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.adapters import OpenedAdapter
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse
@@ -33,7 +33,7 @@ class SamplerActor:
     def __init__(self, config: Config) -> None:
         self.requested = self.config = config
         self.log = BuildLog()
-        self.opening: OpeningModel | None = None
+        self.opening: LoadingModel | None = None
         self.policy: Policy
         self.engine: Engine
         self.weights: RolloutWeights
@@ -55,12 +55,12 @@ class SamplerActor:
         """
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         if self.opening is None:
-            self.opening = begin_model(self.config, which="sampler")
+            self.opening = start_loading(self.config, role="sampler")
         load_s = self.open_engine(self.opening)
         share_programs()
         return Ready(load_s, self.log.read().done[known:])
 
-    def open_engine(self, model: OpeningModel | OpenedModel) -> float:
+    def open_engine(self, model: LoadingModel | OpenedModel) -> float:
         """Compiles while the base is loaded; returns the seconds that loading took.
 
         Raises:
@@ -72,7 +72,7 @@ class SamplerActor:
         config, slots = self.config, self.config.plan.slots
         if not hasattr(self, "engine"):
             self.policy = model.policy
-            self.engine = guarded(
+            self.engine = catch_out_of_memory(
                 "generate",
                 lambda: Engine(
                     rollout_policy(model.policy, config),
@@ -83,13 +83,13 @@ class SamplerActor:
                     log=self.log,
                 ),
             )
-            opened = guarded("load", model.wait)
-            self.weights = guarded(
+            opened = catch_out_of_memory("load", model.wait)
+            self.weights = catch_out_of_memory(
                 "load", lambda: RolloutWeights(opened.policy, opened.base, config)
             )
         elif slots != self._slots:
             self._slots = None  # no programs exist unless resizing succeeds
-            guarded("generate", lambda: self.engine.resize(config, log=self.log))
+            catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
         return model.wait().load_s
 
@@ -111,7 +111,7 @@ class SamplerActor:
             adapter = self.policy.place_adapter(payload)
             self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))
 
-        guarded("sync", load)
+        catch_out_of_memory("sync", load)
         return self.sha256
 
     def set_adapter(self, adapter: Params, *, version: int, sha256: str) -> None:
@@ -155,7 +155,7 @@ class SamplerActor:
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
-        return guarded(
+        return catch_out_of_memory(
             "generate",
             lambda: self._generate(requests, temperature=temperature, min_finished=min_finished),
         )
@@ -187,13 +187,13 @@ class SamplerActor:
                 self.weights.load(self.policy.no_adapter())
             return self.engine.speed(self.weights.base, self.weights.adapter)
 
-        return guarded("generate", work)
+        return catch_out_of_memory("generate", work)
 
     def _check_slots(self) -> None:
-        from pipeline.compute.model.footprint import check_room
+        from pipeline.compute.device_memory import check_fits
 
         if self.config.plan.hbm_gib is not None:
-            check_room(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
+            check_fits(self.engine.needs, hbm_gib=self.config.plan.hbm_gib)
 
     def work(self) -> DecodeWork:
         """Returns the amount of work of the last `generate`."""

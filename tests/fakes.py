@@ -244,7 +244,7 @@ class FakeSampler(Prepares):
         order = sorted(drawn, key=lambda completion: (completion.num_new, completion.name))
         ended = {completion.name for completion in order[:min_finished]}
         steps = order[min_finished - 1].num_new
-        return [one if one.name in ended else cut(one, steps) for one in drawn]
+        return [one if one.name in ended else truncated(one, steps) for one in drawn]
 
     def draw(self, request: RolloutRequest, temperature: float) -> Completion:
         key = request.name.key(self.seed)
@@ -265,7 +265,7 @@ class FakeSampler(Prepares):
             version=self.version,
             adapter_sha256=self.adapter,
         )
-        return drawn if request.begun is None else behind(request.begun, drawn)
+        return drawn if request.partial is None else continued(request.partial, drawn)
 
     async def work(self) -> DecodeWork:
         return self.done
@@ -279,25 +279,25 @@ class FakeSampler(Prepares):
         self.aborted.clear()
 
 
-def behind(begun: Completion, drawn: Completion) -> Completion:
-    """What a sampler has begun, and from there on what it would draw now, at least a stop token."""
-    size = len(begun.tokens)
+def continued(partial: Completion, drawn: Completion) -> Completion:
+    """`partial`, continued with the tokens that are sampled now, at least a stop token."""
+    size = len(partial.tokens)
     tokens = drawn.tokens[size:] if len(drawn.tokens) > size else np.array([EOS], np.int32)
     new = logprobs(tokens, drawn.adapter_sha256)
     return replace(
         drawn,
-        tokens=np.concatenate([begun.tokens, tokens]),
-        logprobs=np.concatenate([begun.logprobs, new]),
+        tokens=np.concatenate([partial.tokens, tokens]),
+        logprobs=np.concatenate([partial.logprobs, new]),
         stop_reason="eos" if tokens[-1] == EOS else "length",
-        begun=begun.version_spans,
+        earlier_spans=partial.version_spans,
     )
 
 
-def cut(drawn: Completion, new: int) -> Completion:
-    """The first `new` tokens of what was drawn now, but not the last one."""
+def truncated(drawn: Completion, new: int) -> Completion:
+    """The first `new` of the tokens that were sampled now, without the last one."""
     size = len(drawn.tokens) - max(drawn.num_new - new, 1)
     tokens, logprobs = drawn.tokens[:size], drawn.logprobs[:size]
-    return replace(drawn, tokens=tokens, logprobs=logprobs, stop_reason="cut")
+    return replace(drawn, tokens=tokens, logprobs=logprobs, stop_reason="truncated")
 
 
 class Disk(dict[int, tuple[str, dict[str, Any]]]):
@@ -399,7 +399,7 @@ class FakeLearner(Prepares):
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
-            if drawn.begun:
+            if drawn.earlier_spans:
                 digest.update(f"{drawn.logprobs.tolist()} {drawn.version_spans}".encode())
         self.previous = self.adapter
         self.adapter, self.version = digest.hexdigest(), self.version + 1

@@ -1,8 +1,8 @@
-"""A random tiny Gemma 3 for tests, and everything else that it takes to run one.
+"""A tiny random Gemma 3 for tests, with a configuration, policies, engines and learners.
 
-Seven layers, so that local and global layers and the wrap of their pattern exist; a window of 8;
-several query heads to a kv head; head_dim other than width / heads. Nothing in it is zero, so that
-every parameter matters. What takes seconds to compile is made once in a test run and shared.
+Seven layers, so that local and global layers and the wrap of their pattern occur; a window of 8;
+several query heads per kv head; head_dim different from width / heads. No parameter is zero, so
+that every parameter matters. Objects that take seconds to compile are shared within a test run.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LORA = Lora(rank=3, alpha=6.0)
 GEMMA2: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"],
     "model_type": "gemma2",
-    # Small, so that they bite.
+    # Small enough to have an effect.
     "attn_logit_softcapping": 4.0,
     "final_logit_softcapping": 3.0,
     "rope_theta": 10_000.0,
     "rope_local_base_freq": None,
 }
-"""Changes that make a Gemma 2 of it."""
+"""Changes of `hf_config` that give a Gemma 2."""
 
 _CONFIG: dict[str, dict[str, Any]] = {
     "run": {"name": "tiny", "seed": 5},
@@ -58,7 +58,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
         "platform": "cpu",
         "placement": "colocated",
         "slots": 4,
-        "slot_buckets": (),  # one program; compaction has tests of its own
+        "slot_buckets": (),  # one program; compaction has its own tests
         "segment_steps": 4,
         "head_tokens": 32,
     },
@@ -67,7 +67,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
 
 
 def hf_config(**changes: Any) -> dict[str, Any]:
-    """A `config.json` as transformers 4 writes it; a value of None leaves the key out."""
+    """A `config.json` as transformers 4 writes it; a value of None removes the key."""
     config = {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -111,7 +111,7 @@ def make_policy(
 
 
 def make_base(policy: Policy, *, seed: int = 0) -> Params:
-    """Random parameters whose logits have a deviation of about 1; norms are not the identity."""
+    """Random parameters; logits have a standard deviation of about 1, norms are no identity."""
     rng = np.random.default_rng(seed)
     base = {}
     shapes, _ = policy.abstract_params()
@@ -124,7 +124,7 @@ def make_base(policy: Policy, *, seed: int = 0) -> Params:
 
 
 def make_probe(policy: Policy, *, seed: int = 1) -> Params:
-    """A random adapter. From numpy: JAX would compile a generator for every shape."""
+    """A random adapter. From NumPy: JAX would compile a generator for every shape."""
     rng = np.random.default_rng(seed)
     shapes = sorted(policy.adapter_shapes.items())
     return policy.place_adapter(
@@ -135,7 +135,7 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
 def make_config(**tables: dict[str, Any]) -> Config:
     """A small valid configuration; `tables` change single keys: `plan={"slots": 8}`.
 
-    A micro-batch has a row on each device if nothing else is said: then there is one shape only.
+    By default a micro-batch has one row per device, so that there is only one shape.
     """
     names = _CONFIG.keys() | tables.keys()
     given = {name: _CONFIG.get(name, {}) | tables.get(name, {}) for name in names}
@@ -147,7 +147,7 @@ def make_config(**tables: dict[str, Any]) -> Config:
 
 @functools.cache
 def policy(*, layers: int = 7, **mesh: Any) -> Policy:
-    """The shared float32 policy of so many layers; `mesh` is devices, fsdp and tp."""
+    """The shared float32 policy with this number of layers; `mesh` is devices, fsdp and tp."""
     return make_policy(num_hidden_layers=layers, **mesh)
 
 
@@ -177,7 +177,7 @@ def _engine(layers: int, config: Config) -> Engine:
 
 
 def text_of(tokens: np.ndarray) -> str:
-    """A character for each token, but none for what is special."""
+    """One character per token, none for special tokens."""
     silent = (VOCABULARY.pad, *VOCABULARY.stops, *VOCABULARY.forbidden)
     return "".join(chr(32 + token) for token in tokens.tolist() if token not in silent)
 
@@ -185,7 +185,7 @@ def text_of(tokens: np.ndarray) -> str:
 def learner(*, layers: int = 2, **tables: dict[str, Any]) -> Learner:
     """The shared learner of this configuration, in its initial state.
 
-    Two layers: what depends on more of them is tested at the model.
+    Two layers: the tests of the model cover more layers.
     """
     found = _learner(layers, make_config(**tables))
     found.state = found._fresh()

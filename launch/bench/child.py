@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from actors.devices import kept_memory
+from pipeline.compute.devices import malloc_environment
 
-CPU_ONLY = {"JAX_PLATFORMS": "cpu", **kept_memory()}
+CPU_ONLY = {"JAX_PLATFORMS": "cpu", **malloc_environment()}
 """Environment of measurements on the CPU, the same as in a run's processes."""
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.compute.aot.compile import DoesNotFitError, Program
-from pipeline.compute.aot.figures import estimated_seconds, whole_logits
+from pipeline.compute.aot.cost_figures import HBM, estimated_seconds, whole_logits
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.aot.memory_report import HBM
 from pipeline.contracts.topology import GIB, HBM_GIB
 
 

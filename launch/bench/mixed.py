@@ -12,9 +12,9 @@ import configs
 from configs.load import load_config
 from launch.bench.counting import compilations
 from pipeline.compute.learner.learner import Learner
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.opening import open_policy
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 
 _ROOT = Path(configs.__file__).parents[1]

@@ -127,7 +127,7 @@ BENCHMARK = Benchmark(
             _COLUMNS,
             (
                 _row("1b, score 2 rows", "score 2", FITTED, length=1024),
-                _row("1b, keep 16 rows", "keep 16", CHECKED, length=1024),
+                _row("1b, reference_top_k 16 rows", "reference_top_k 16", CHECKED, length=1024),
             ),
             claims,
         ),

@@ -48,7 +48,7 @@ def _config(model: str, program: str, *, length: int, settings: dict[str, Any]) 
     devices = settings.pop("plan__learner_devices", 1)
     kind, size = split_name(program)
     shards = devices // settings.get("plan__tp", 1)
-    rows = size if kind in {"score", "keep", "gradient"} else shards
+    rows = size if kind in {"score", "reference_top_k", "gradient"} else shards
     slots = size if kind == "segment" else 16 * devices
     return bench_config(
         model,

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from launch.bench.bytes_read import bytes_read
 from launch.bench.models import VOCAB
 from pipeline.compute.aot.compile import compile_for, v5e_devices
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.aot.reads import bytes_read
 from pipeline.compute.model.head import Head, TopK, score
 from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
 

@@ -19,9 +19,8 @@ from pipeline.compute.aot.compile import (
     compile_for,
     v5e_devices,
 )
-from pipeline.compute.aot.figures import estimated_seconds, whole_logits
+from pipeline.compute.aot.cost_figures import HBM, estimated_seconds, whole_logits
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.aot.memory_report import HBM
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import rollout_policy

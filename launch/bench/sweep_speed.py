@@ -13,7 +13,7 @@ import numpy as np
 from launch.bench.rollout_case import PROMPT, VOCABULARY, case_config, make_policy
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import RolloutWeights
-from pipeline.compute.decode.state import DecodeState, Heat
+from pipeline.compute.decode.state import DecodeState, SamplingParams
 from pipeline.compute.model.sharding import build, by_row
 
 
@@ -53,12 +53,12 @@ def segments(*, slots: int, length: int, repeats: int, **settings: Any) -> dict[
     programs = DecodePrograms(weights.policy, config, VOCABULARY)
     state = build(programs.trace_empty(), policy.mesh)()
     segment = build(programs.trace_segment(slots), policy.mesh)
-    steps, heat, seconds = config.segment_steps, Heat.of(1.0), []
+    steps, sampling, seconds = config.segment_steps, SamplingParams.of(1.0), []
     for _ in range(1 + repeats):
         state = _halfway(programs, state)
         jax.block_until_ready(state)
         began = time.perf_counter()
-        state = jax.block_until_ready(segment(weights.base, weights.adapter, state, heat))
+        state = jax.block_until_ready(segment(weights.base, weights.adapter, state, sampling))
         seconds.append(time.perf_counter() - began)
         assert (np.asarray(state.count) == steps).all(), state.count
     step = statistics.median(seconds[1:]) / steps

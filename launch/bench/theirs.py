@@ -15,7 +15,7 @@ from launch.bench.compiled import figures
 from launch.bench.models import PROMPT, VOCAB, own_sizes
 from launch.bench.tunix_sampler import TunixSampler
 from pipeline.compute.aot.compile import VOCABULARY, DoesNotFitError, compile_for, v5e_devices
-from pipeline.compute.aot.memory_report import HBM
+from pipeline.compute.aot.cost_figures import HBM
 from pipeline.contracts.topology import GIB, HBM_GIB
 
 BETA = 0.08

@@ -48,9 +48,9 @@ def measure(config: Config, *, prompts: int) -> Ability:
     import numpy as np
 
     from pipeline.compute.decode.engine import Engine
-    from pipeline.compute.model.open_policy import open_policy
     from pipeline.compute.model.sharding import make_mesh
     from pipeline.compute.model.vocabulary import Vocabulary
+    from pipeline.compute.opening import open_policy
     from pipeline.evaluate.evaluation import judge, requests
     from pipeline.inputs.dataset.load import load_data
     from pipeline.inputs.text.prompts import PromptMaker

@@ -240,7 +240,7 @@ class Rehearsal:
         return PhaseOutcome(
             self._rows_note(rows),
             lambda expected: expected.sft_update(rows),
-            self._row_programs("imitation"),
+            self._row_programs("sft_gradient"),
         )
 
     async def _update(self) -> PhaseOutcome:
@@ -251,7 +251,7 @@ class Rehearsal:
         )
         programs = self._row_programs("gradient")
         if config.learner.uses_reference_top_k:
-            programs += self._row_programs("keep")
+            programs += self._row_programs("reference_top_k")
         note = f"{self._rows_note(rows)}, {metrics['tokens_trained']:,.0f} tokens"
         return PhaseOutcome(note, lambda expected: expected.update(rows), programs)
 

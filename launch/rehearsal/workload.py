@@ -77,12 +77,14 @@ def prefill_requests(
     requests = []
     for index, tokens in enumerate(_distinct_prompts(prompts, longest, number)):
         name = RolloutName(PHASE, bucket, index, 0)
-        begun = None
+        partial = None
         if bucket > longest:
             part = min(bucket - longest, rollout.max_new_tokens - 1)
-            begun = _completion(config, name, tokens, tokens, part, published)
-        new = 1 if begun is None else len(begun.tokens) + 1
-        requests.append(RolloutRequest(name, tokens, max_new_tokens=new, begun=begun, hold=True))
+            partial = _completion(config, name, tokens, tokens, part, published)
+        new = 1 if partial is None else len(partial.tokens) + 1
+        requests.append(
+            RolloutRequest(name, tokens, max_new_tokens=new, partial=partial, hold=True)
+        )
     return requests
 
 

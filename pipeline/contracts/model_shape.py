@@ -173,6 +173,27 @@ class ModelShape:
         return embedding + self.layers * layer + self.norm_parameters * size
 
 
+@dataclass(frozen=True)
+class ModelConfig:
+    """All settings of a Gemma 2 or 3: its sizes, and settings that do not affect memory.
+
+    Attributes:
+        shape: sizes.
+        query_scale: queries are multiplied by this before attention.
+        global_rope_theta: RoPE base frequency of global layers.
+        global_rope_factor: linear RoPE scaling of global layers; 1: none.
+        local_rope_theta: RoPE base frequency of local layers.
+        local_rope_factor: linear RoPE scaling of local layers; 1: none.
+    """
+
+    shape: ModelShape
+    query_scale: float
+    global_rope_theta: float
+    global_rope_factor: float
+    local_rope_theta: float
+    local_rope_factor: float
+
+
 @lru_cache
 def _adapted(shape: ModelShape, targets: str) -> int:
     """Elements of the adapter at rank 1."""

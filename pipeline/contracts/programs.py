@@ -1,7 +1,8 @@
 """Names of a run's compiled programs, and the devices that execute each. No JAX.
 
-A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a prompt
-(prefill, fill), slots (segment), or packed rows (score, keep, gradient, imitation).
+A name is a kind and, except for `empty` and `apply`, a size over all devices: positions of a
+prompt (prefill, fill), slots (segment), or packed rows (score, reference_top_k, gradient,
+sft_gradient).
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from dataclasses import dataclass
 from configs.schema import Config
 
 SAMPLER = ("empty", "prefill", "fill", "segment")
-"""Kinds of a sampler's programs, without the small ones that compact slots."""
+"""Kinds of a sampler's programs, except those that compact slots, which are small."""
 
-LEARNER = ("score", "keep", "gradient", "imitation", "apply")
+LEARNER = ("score", "reference_top_k", "gradient", "sft_gradient", "apply")
 """Kinds of a learner's programs."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that run a program.
+    """Devices that run a program.
 
     Attributes:
         count: number of devices.
-        fsdp: number of fully sharded data-parallel shards of the weights.
-        tp: number of tensor-parallel shards.
+        fsdp: shards of the weights, which are gathered layer by layer.
+        tp: shards of heads and feed-forward width.
     """
 
     count: int
@@ -38,7 +39,7 @@ class Devices:
 
 
 def split_name(program: str) -> tuple[str, int]:
-    """Kind and size of a program; the size is 0 for kinds without one.
+    """Kind and size of a program; size 0 for `empty` and `apply`.
 
     Raises:
         ValueError: if there is no such program.
@@ -52,7 +53,7 @@ def split_name(program: str) -> tuple[str, int]:
 
 
 def devices_of(config: Config, program: str) -> Devices:
-    """The devices of the process that runs a program."""
+    """The devices of the process that runs the program."""
     kind, _ = split_name(program)
     plan = config.plan
     if kind in SAMPLER:

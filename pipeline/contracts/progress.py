@@ -38,9 +38,9 @@ class PartialRollouts:
     def requests(self) -> list[RolloutRequest]:
         """Requests that continue the truncated rollouts."""
         return [
-            RolloutRequest(completion.name, completion.prompt_tokens, begun=completion)
+            RolloutRequest(completion.name, completion.prompt_tokens, partial=completion)
             for completion in self.completions
-            if completion.stop_reason == "cut"
+            if completion.stop_reason == "truncated"
         ]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -67,8 +67,8 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         for key, dtype in _ARRAYS.items()
     }
     name = RolloutName(**row["name"])
-    begun = tuple(VersionSpan(**stretch) for stretch in row["begun"])
-    return Completion(**{**row, **arrays, "name": name, "begun": begun})
+    earlier_spans = tuple(VersionSpan(**span) for span in row["earlier_spans"])
+    return Completion(**{**row, **arrays, "name": name, "earlier_spans": earlier_spans})
 
 
 @dataclass(frozen=True)

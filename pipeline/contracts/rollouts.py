@@ -1,9 +1,9 @@
-"""The nouns of the pipeline, in the order in which they come to be.
+"""Data types of the pipeline, in the order of the data flow.
 
     Prompt -> RolloutName -> RolloutRequest -> Completion -> Rollout -> TokenBatch
-    Example -> (packed) PackedBatch
+    Demonstration -> PackedBatch
 
-Frozen dataclasses of numpy arrays, strings and ints: they cross process boundaries as they are.
+Frozen dataclasses of NumPy arrays, strings and ints; they cross process boundaries unchanged.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-StopReason = Literal["eos", "stop_string", "length", "cut"]
-"""By a stop token, by a text of `rollout.stop_strings`, or where no more was allowed; "cut": it has
-not ended, the step's sampling has (`rollout.partial`)."""
+StopReason = Literal["eos", "stop_string", "length", "truncated"]
+"""`eos`: a stop token; `stop_string`: one of `rollout.stop_strings`; `length`: the token limit;
+`truncated`: the step's sampling ended before the rollout did (`rollout.partial`)."""
 
 Phase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
@@ -25,17 +25,17 @@ Phase = str
 
 @dataclass(frozen=True)
 class Prompt:
-    """A dataset row as the model sees it.
+    """A dataset row rendered for the model.
 
     Attributes:
-        id: position of the row in its dataset file or split, and which source of a mixture it is
-            from; unique within a split.
+        id: position of the row in its dataset file or split, combined with its source in a
+            mixture; unique within a split.
         text: the rendered prompt, turn tokens included, without the leading <bos> and
             `prompt.answer_prefix`.
         tokens: int32 `seq`, <bos> first, the prefix last.
         answer: the reference answer.
-        row: the row's columns, for reward functions that want more.
-        source: name of its dataset in a mixture; None: there is no mixture.
+        row: the row's columns, for reward functions that need more than the answer.
+        source: name of its dataset in a mixture; None without a mixture.
     """
 
     id: int
@@ -48,12 +48,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A worked example of the supervised phase.
+    """A prompt and its target completion for the SFT phase.
 
     Attributes:
         id: position of the row in its dataset file or split; unique.
-        prompt_tokens: int32 `prompt`, as those of a `Prompt`.
-        completion_tokens: int32 `seq`, what comes behind `prompt.answer_prefix`; the last one is a
+        prompt_tokens: int32 `prompt`, as in `Prompt.tokens`.
+        completion_tokens: int32 `seq`, the tokens after `prompt.answer_prefix`; the last one is a
             stop token, which is learned too.
     """
 
@@ -62,15 +62,15 @@ class Demonstration:
     completion_tokens: np.ndarray
 
     def __len__(self) -> int:
-        """Tokens in all."""
+        """Number of tokens, prompt and completion."""
         return len(self.prompt_tokens) + len(self.completion_tokens)
 
 
 @dataclass(frozen=True, order=True)
 class RolloutName:
-    """What a rollout is called; its sampling noise is a function of this and nothing else.
+    """Identity of a rollout; its sampling noise is a function of the run's seed and this name.
 
-    The step is the one that asked for it first, also where later ones go on with it.
+    `step` is the step that started the rollout, also when later steps continue it.
     """
 
     phase: Phase
@@ -80,11 +80,11 @@ class RolloutName:
 
     @property
     def group(self) -> RolloutName:
-        """The name of the group's first rollout, which all of the group share."""
+        """Name of the group's first rollout, the same for all rollouts of a group."""
         return replace(self, sample=0)
 
     def key(self, seed: int) -> np.ndarray:
-        """The rollout's random key: uint32 `2`, the head of BLAKE2b over seed and name."""
+        """RNG key of the rollout: uint32 `2`, the first bytes of BLAKE2b over seed and name."""
         name = f"{seed}/{self.phase}/{self.step}/{self.prompt_id}/{self.sample}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
@@ -92,46 +92,46 @@ class RolloutName:
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """A rollout to be drawn.
+    """A request to sample one rollout.
 
     Attributes:
-        name: what it will be called.
+        name: identity of the rollout.
         prompt_tokens: int32 `seq`.
-        max_new_tokens: it ends here at the latest; None: at `rollout.max_new_tokens`, which is the
-            most there may be. Tokens of `begun` count.
-        begun: what came back cut when it was asked for the last time; None: it is new.
-        hold: it keeps its slot for as many segments as the longest completion takes, though it has
-            ended, and no stop string ends it; for measurements, which must not depend on what is
-            drawn: a slot costs the same whether anybody draws in it or not.
+        max_new_tokens: limit of the completion's length, tokens of `partial` included; None:
+            `rollout.max_new_tokens`, which is also the maximum.
+        partial: the truncated completion that this request continues; None: a new rollout.
+        hold: the rollout keeps its slot for as many segments as a completion of the maximum length
+            takes, even after it ends, and stop strings do not end it. For measurements, which must
+            not depend on the sampled tokens: a slot costs the same whether it is used or not.
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
     max_new_tokens: int | None = None
-    begun: Completion | None = None
+    partial: Completion | None = None
     hold: bool = False
 
     @property
-    def num_begun(self) -> int:
-        """Tokens that were drawn before."""
-        return 0 if self.begun is None else len(self.begun.tokens)
+    def num_partial(self) -> int:
+        """Number of completion tokens that earlier requests sampled."""
+        return 0 if self.partial is None else len(self.partial.tokens)
 
     @property
-    def read_tokens(self) -> np.ndarray:
-        """What is read before anything is drawn: int32 `prompt + begun`."""
-        if self.begun is None:
+    def prefill_tokens(self) -> np.ndarray:
+        """Tokens that are read before sampling: int32 `prompt + partial`."""
+        if self.partial is None:
             return self.prompt_tokens
-        return np.concatenate([self.prompt_tokens, self.begun.tokens])
+        return np.concatenate([self.prompt_tokens, self.partial.tokens])
 
 
 @dataclass(frozen=True)
 class VersionSpan:
-    """Tokens of a rollout that one policy version drew, one behind the other.
+    """Consecutive tokens of a rollout that one policy version sampled.
 
     Attributes:
         version: policy version.
         adapter_sha256: hash of that version's adapter.
-        tokens: how many, at least one.
+        tokens: number of tokens, at least one.
     """
 
     version: int
@@ -141,21 +141,21 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class Completion:
-    """A drawn rollout.
+    """The sampled tokens of a rollout.
 
     Attributes:
-        name: which rollout this is.
+        name: identity of the rollout.
         prompt_tokens: int32 `prompt`.
         tokens: int32 `seq`, the stop token included when `stop_reason` is "eos"; the last one
-            completes the text when it is "stop_string".
+            completes the stop string when it is "stop_string".
         logprobs: float32 `seq`, of each token under the full temperature-scaled distribution of the
-            version that drew it.
-        stop_reason: why it ended.
-        version: policy version that drew it; where it was cut and continued, the last one.
+            version that sampled it.
+        stop_reason: why sampling ended.
+        version: policy version that sampled it; the last one if it was truncated and continued.
         adapter_sha256: hash of that version's adapter.
-        processed_logprobs: float32 `seq`, under the distribution it was drawn from: renormalised
-            over what could be drawn; None: nothing was cut, `logprobs` is it.
-        begun: what earlier versions drew of it, its first tokens.
+        processed_logprobs: float32 `seq`, under the distribution that was sampled from,
+            renormalised after top-k, top-p and min-p; None: equal to `logprobs`.
+        earlier_spans: the first tokens, sampled by earlier versions.
     """
 
     name: RolloutName
@@ -166,37 +166,37 @@ class Completion:
     version: int
     adapter_sha256: str
     processed_logprobs: np.ndarray | None = None
-    begun: tuple[VersionSpan, ...] = ()
+    earlier_spans: tuple[VersionSpan, ...] = ()
 
     @property
     def num_new(self) -> int:
-        """Tokens that its own version drew."""
-        return len(self.tokens) - sum(stretch.tokens for stretch in self.begun)
+        """Number of tokens that `version` sampled."""
+        return len(self.tokens) - sum(span.tokens for span in self.earlier_spans)
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
-        """Which version drew which tokens, in their order."""
+        """Versions that sampled the tokens, in token order."""
         if not self.num_new:
-            return self.begun
-        return (*self.begun, VersionSpan(self.version, self.adapter_sha256, self.num_new))
+            return self.earlier_spans
+        return (*self.earlier_spans, VersionSpan(self.version, self.adapter_sha256, self.num_new))
 
     @property
     def versions(self) -> np.ndarray:
-        """The policy version that drew each token: int32 `seq`."""
-        versions = [stretch.version for stretch in self.version_spans]
-        counts = [stretch.tokens for stretch in self.version_spans]
+        """Policy version that sampled each token: int32 `seq`."""
+        versions = [span.version for span in self.version_spans]
+        counts = [span.tokens for span in self.version_spans]
         return np.repeat(np.array(versions, np.int32), counts)
 
 
 @dataclass
 class DecodeWork:
-    """What was computed to draw a number of tokens; an account that is added to.
+    """Counters of the sampler's work.
 
     Attributes:
-        segments: decode segments, by slots.
-        slot_steps: steps of a slot in them, whether anybody was in it or not.
-        tokens: tokens that were drawn and kept.
-        prompt_tokens: positions that were prefilled, padding included.
+        segments: number of decode segments, by number of slots.
+        slot_steps: decode steps x slots, empty slots included.
+        tokens: sampled tokens that were kept.
+        prompt_tokens: prefilled positions, padding included.
     """
 
     segments: dict[int, int] = field(default_factory=dict)
@@ -206,19 +206,19 @@ class DecodeWork:
 
     @property
     def useful(self) -> float:
-        """Share of the slot steps that drew a token."""
+        """Share of the slot steps that sampled a kept token."""
         return self.tokens / max(1, self.slot_steps)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What W&B and the run folder are told."""
+        """Metrics for W&B and the run folder."""
         return {
             "rollout/slots_useful": self.useful,
             "rollout/prompt_positions": float(self.prompt_tokens),
         }
 
     def add(self, other: DecodeWork) -> None:
-        """Adds what somebody else has computed."""
+        """Adds the counters of another sampler."""
         for size, count in other.segments.items():
             self.segments[size] = self.segments.get(size, 0) + count
         self.slot_steps += other.slot_steps
@@ -231,12 +231,12 @@ class Rollout:
     """A completion with its text and scores.
 
     Attributes:
-        completion: what was drawn.
+        completion: the sampled tokens.
         text: `prompt.answer_prefix` and the completion's tokens as text, without stop tokens.
         rewards: score of each part, None where the reward function failed.
         reward: weighted sum, None if any part failed; such a rollout is excluded from learning.
-        advantage: 0 where there is no reward or the group carries no signal.
-        source: name of the prompt's dataset in a mixture; None: there is no mixture.
+        advantage: 0 if there is no reward or the group carries no signal.
+        source: name of the prompt's dataset in a mixture; None without a mixture.
     """
 
     completion: Completion

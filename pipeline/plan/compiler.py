@@ -1,6 +1,6 @@
 """Runs the TPU compiler on programs of a run and caches its reports. No JAX, no TPU.
 
-The compiler runs in a child process (`pipeline.compute.aot.compile`). The cache key of a report
+The compiler runs in a child process (`python -m pipeline.compute.aot`). The cache key of a report
 contains everything that it depends on: the program's settings, the model's shape, the versions of
 compiler and libraries, and the sources of the programs.
 """
@@ -30,24 +30,21 @@ from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chip_count
 from pipeline.plan.cost_model.programs import depends_on
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
-_REPORT_SOURCES = tuple(
-    f"pipeline/compute/aot/{name}.py" for name in ("compile", "figures", "hlo", "memory_report")
-)
 _SHARED_SOURCES = (
     "configs/*.py",
+    "pipeline/compute/aot/*.py",
     "pipeline/compute/model/*.py",
+    "pipeline/contracts/batches.py",
+    "pipeline/contracts/model_shape.py",
+    "pipeline/contracts/programs.py",
+    "pipeline/inputs/dataset/batching.py",
+    "pipeline/inputs/dataset/packing.py",
     "pipeline/inputs/hub/hf_config.py",
-    *_REPORT_SOURCES,
+    "pipeline/inputs/hub/model_shape.py",
 )
 _SOURCES = {
     "sampler": ("pipeline/compute/decode/*.py", *_SHARED_SOURCES),
-    "learner": (
-        "pipeline/compute/learner/*.py",
-        "pipeline/contracts/batches.py",
-        "pipeline/inputs/dataset/batching.py",
-        "pipeline/inputs/dataset/packing.py",
-        *_SHARED_SOURCES,
-    ),
+    "learner": ("pipeline/compute/learner/*.py", *_SHARED_SOURCES),
 }
 """Sources of the programs and of the reports, relative to the project's root."""
 
@@ -183,7 +180,7 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     top = str(Path(pipeline.__file__).parents[1])
     paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.compute.aot.compile"],
+        [sys.executable, "-m", "pipeline.compute.aot"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

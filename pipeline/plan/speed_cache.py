@@ -49,7 +49,7 @@ def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
     programs = (
         "segment 1",
         "gradient 1",
-        *(["keep 1"] if config.learner.uses_reference_top_k else []),
+        *(["reference_top_k 1"] if config.learner.uses_reference_top_k else []),
     )
     plan = config.plan.model_dump(mode="json")
     return {

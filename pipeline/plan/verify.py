@@ -36,7 +36,7 @@ _LEAST_OVERSIZE = 1.01
 reports no more than that."""
 PHASE = {
     "gradient": "update",
-    "keep": "score",
+    "reference_top_k": "score",
     "score": "score",
     "segment": "decode",
     "prefill": "prefill",
@@ -284,7 +284,7 @@ def largest_programs(config: Config) -> list[str]:
     return [
         f"gradient {rows}",
         f"segment {config.slots}",
-        f"keep {rows}" if config.learner.uses_reference_top_k else f"score {rows}",
+        f"reference_top_k {rows}" if config.learner.uses_reference_top_k else f"score {rows}",
         f"prefill {bucket}",
     ]
 

@@ -63,12 +63,12 @@ def split_partial(
     found = {completion.name: completion for completion in sampled}
     old = [found.pop(completion.name, completion) for completion in earlier.completions]
     all_rollouts = [*old, *found.values()]
-    truncated = sum(completion.stop_reason == "cut" for completion in sampled)
+    truncated = sum(completion.stop_reason == "truncated" for completion in sampled)
     finished: list[Completion] = []
     left: list[Completion] = []
     for _, members in groupby(all_rollouts, key=lambda completion: completion.name.group):
         group = list(members)
-        own = [completion for completion in group if completion.stop_reason != "cut"]
+        own = [completion for completion in group if completion.stop_reason != "truncated"]
         if mode == "keep" and len(own) < len(group):
             left += group
         else:

@@ -14,10 +14,10 @@ import pytest
 
 import configs
 from actors.colocated_actor import ColocatedActor
-from actors.opening import OpenedModel
 from configs.load import load_config
 from configs.schema import Config
-from pipeline.compute.model.footprint import GIB, resident_bytes
+from pipeline.compute.device_memory import GIB, resident_bytes
+from pipeline.compute.opening import OpenedModel
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.sizes import Sizes

@@ -12,8 +12,8 @@ import pytest
 
 from actors.exporter_actor import ExporterActor
 from pipeline.compute.model.adapter_file import write_adapter_file
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 
@@ -29,8 +29,8 @@ def test_a_checkpoint_is_written_in_all_formats(
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / name, model)
     mesh = make_mesh(jax.devices()[:1])
-    monkeypatch.setattr("actors.opening.open_mesh", lambda **_: mesh)
-    monkeypatch.setattr("actors.opening.check_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("pipeline.compute.opening.open_mesh", lambda **_: mesh)
+    monkeypatch.setattr("pipeline.compute.opening.check_tokenizer", lambda *_, **__: None)
     run = tmp_path / "runs" / "tiny"
     settings = {"rank": 2, "alpha": 4.0}
     described = tiny.make_config(

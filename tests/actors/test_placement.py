@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from actors.devices import kept_memory
 from actors.placement import Lease, device_free_lease, lease, shortage, total_resources
 from configs.schema import Plan
+from pipeline.compute.devices import malloc_environment
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 
@@ -38,7 +38,7 @@ def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
         {"CPU": 1},
         {
             "JAX_PLATFORMS": "cpu",
-            **kept_memory(),
+            **malloc_environment(),
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         },
     )

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from actors.colocated_actor import ColocatedActor
-from actors.opening import OpenedModel, open_model
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
 from launch.bench.counting import compilations
@@ -20,6 +19,7 @@ from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import OpenedModel, open_model
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.rollout.parity import Bounds
@@ -149,10 +149,10 @@ def test_a_split_sampler_keeps_no_unquantized_matrix(
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / name, model)
     mesh = make_mesh(jax.devices()[:1])
-    monkeypatch.setattr("actors.opening.open_mesh", lambda **_: mesh)
-    monkeypatch.setattr("actors.opening.check_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr("pipeline.compute.opening.open_mesh", lambda **_: mesh)
+    monkeypatch.setattr("pipeline.compute.opening.check_tokenizer", lambda *_, **__: None)
     split = config("int8", model={"path": str(model)}, plan={"placement": "split"})
-    learner, sampler = open_model(split, which="learner"), open_model(split, which="sampler")
+    learner, sampler = open_model(split, role="learner"), open_model(split, role="sampler")
     assert (learner.policy.quantization, sampler.policy.quantization) == ("none", "int8")
     assert sampler.policy.adapter_shapes == learner.policy.adapter_shapes
     assert any(name.endswith((".w", ".kernel")) for name in learner.base)

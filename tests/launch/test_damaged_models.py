@@ -180,16 +180,19 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
         (set_tensor("model.layers.4.extra", np.zeros(1)), ["surplus: model.layers.4.extra"]),
         (
             set_tensor(QUERY, np.zeros((8, 40), np.float32)),
-            [f"shape of {QUERY}: (8, 40), the configuration asks for (32, 40)"],
+            [f"shape of {QUERY}: (8, 40), the configuration requires (32, 40)"],
         ),
-        (set_tensor(NORM, np.zeros(40, np.int32)), [f"type of {NORM}: I32, read are float32, fl"]),
-        (set_tensor(NORM, np.zeros(40)), [f"type of {NORM}: F64, read are float32"]),
+        (
+            set_tensor(NORM, np.zeros(40, np.int32)),
+            [f"dtype of {NORM}: I32; supported: float32, fl"],
+        ),
+        (set_tensor(NORM, np.zeros(40)), [f"dtype of {NORM}: F64; supported: float32"]),
         (
             set_config(num_hidden_layers=2, layer_types=None),
             ["surplus: model.layers.2.mlp.up_proj.weight", "surplus: model.layers.3.mlp.up_proj"],
         ),
         (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; supported are"]),
-        (set_config(head_dim=6), [f"shape of {QUERY}: (32, 40), the configuration asks for (24, "]),
+        (set_config(head_dim=6), [f"shape of {QUERY}: (32, 40), the configuration requires (24, "]),
         (with_bytes("config.json", b"{"), ["config.json is not JSON"]),
         (without("config.json"), ["has no config.json"]),
         (set_config(vocab_size=470), ["has 480 pieces, the model's embedding 470 rows"]),

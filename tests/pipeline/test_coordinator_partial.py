@@ -181,7 +181,9 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
 def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
-    assert not any("waiting" in name or "cut" in name for row in run.folder.metrics for name in row)
+    assert not any(
+        "waiting" in name or "truncated" in name for row in run.folder.metrics for name in row
+    )
 
 
 def kill() -> None:
@@ -223,12 +225,16 @@ def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp
     for one, two in zip(
         found, first.coordinator.progress.sampling.partial.completions, strict=True
     ):
-        assert (one.name, one.begun, one.version) == (two.name, two.begun, two.version)
+        assert (one.name, one.earlier_spans, one.version) == (
+            two.name,
+            two.earlier_spans,
+            two.version,
+        )
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
     second.coordinator.controller.deadline.steps = 3
     second.run()
     assert second.folder.metrics[-1]["rollout/continued"] == sum(
-        row["stop_reason"] == "cut" for row in waiting
+        row["stop_reason"] == "truncated" for row in waiting
     )
     assert second.folder.summary is not None
     assert second.folder.summary["rollouts"]["dropped"] == len(disk[3][1]["sampling"]["partial"])

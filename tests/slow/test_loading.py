@@ -1,4 +1,4 @@
-"""What loading a real model's size takes of the host's memory."""
+"""Host memory of loading a model of real size."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Watch:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_model_is_in_host_memory_hardly_more_than_once(tmp_path: Path):
+def test_loading_holds_a_model_in_host_memory_about_once(tmp_path: Path):
     parameters = shapes()
     wanted: dict[str, tuple[int, ...]] = {}
     for name, spec in parameters.items():
@@ -97,7 +97,7 @@ def test_a_model_is_in_host_memory_hardly_more_than_once(tmp_path: Path):
     beyond = watch.peak - watch.before - size
     print(f"{beyond / 1e9:.2f} GB beyond the {size / 1e9:.2f} GB of the parameters")  # noqa: T201  # for README
     assert beyond <= BEYOND_DEVICE
-    # It is what the file says, and no longer the file.
+    # The parameters have the file's values, and are copies.
     stored = stored_tensors(tmp_path)["model.layers.25.mlp.down_proj.weight"]
     expected = np.array(stored.data().view(jnp.bfloat16).reshape(stored.shape))
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -50,7 +50,7 @@ for kind in ("none", "int8", "nf4"):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_what_is_saved_is_not_used_up_by_computing_back():
+def test_dequantizing_does_not_use_the_saved_memory():
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",

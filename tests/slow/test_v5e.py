@@ -30,9 +30,9 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.aot.figures import whole_logits
+from pipeline.compute.aot.cost_figures import whole_logits
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.aot.memory_report import HBM, memory_spaces
+from pipeline.compute.aot.cost_figures import HBM, memory_spaces
 
 which, model, dump = sys.argv[1:]
 config = load_config(f"configs/{model}_gsm8k_v5e8.toml")
@@ -52,7 +52,8 @@ else:
     found = LearnerPrograms(policy, config, vocabulary).compile()
     programs = {f"gradient {size}": program for size, program in found.gradient.items()}
     programs |= {f"score {size}": program for size, program in found.score.items()}
-    programs |= {f"keep {size}": program for size, program in found.keep.items()}
+    for size, program in found.reference_top_k.items():
+        programs[f"reference_top_k {size}"] = program
     programs["apply"] = found.apply
 vocab = policy.vocab_size // (config.plan.fsdp * config.plan.tp)
 reports = {

@@ -1,22 +1,11 @@
-"""Compiles programs of a run for TPU chips that need not be there. The only file here with JAX.
-
-    python -m pipeline.compute.aot.compile            a request, JSON, on standard input
-
-It runs as a child process, in the environment `topology.TPU_COMPILER`; `pipeline.plan.compiler`
-starts it. The request has `config`, `shape` and `programs`; the answers, a line of JSON for each
-program as soon as it is known, in any order, are those that `answer` returns.
-"""
+"""Ahead-of-time compilation for TPU chips on a machine without them; the one module with JAX."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,9 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from configs.schema import Config
-from pipeline.compute.aot.figures import estimated_seconds
+from pipeline.compute.aot.cost_figures import HBM, estimated_seconds, memory_spaces
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.aot.memory_report import HBM, memory_spaces
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import rollout_policy
 from pipeline.compute.learner.programs import LearnerPrograms
@@ -43,27 +31,24 @@ from pipeline.contracts.topology import GIB, HOST
 from pipeline.inputs.hub.model_shape import hf_config_of
 
 VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
-"""Gemma 3's; which tokens they are changes nothing of what a program holds."""
+"""Gemma 3's special tokens; their ids do not affect the figures of a program."""
 
-_AT_ONCE = 2
-"""Programs that are compiled at a time; each keeps one core busy and takes some GiB of memory."""
-
-_TRACING = threading.Lock()  # qwix changes functions of JAX while it traces a model
+_TRACING = threading.Lock()  # qwix patches functions of JAX while it traces a model
 
 _NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
 
 
 def v5e_devices(count: int) -> Sequence[jax.Device]:
-    """The first chips of a v5e-8 that need not be there."""
+    """The first `count` chips of the topology v5e-8."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name=HOST)
     return topology.devices[:count]
 
 
 class DoesNotFitError(Exception):
-    """A program that needs more memory than a chip has.
+    """A program needs more memory than a chip has.
 
     Attributes:
-        needs_gib: by the compiler's account; None: it gives none.
+        needs_gib: the compiler's figure; None if it gives none.
     """
 
     def __init__(self, message: str) -> None:
@@ -79,8 +64,8 @@ class Program:
 
     Attributes:
         text: optimised HLO.
-        bytes_of: what it holds of each memory space, arguments included.
-        stats: sizes of its arguments and results.
+        bytes_of: bytes by memory space, arguments included.
+        stats: sizes of arguments and results.
     """
 
     text: str
@@ -89,10 +74,10 @@ class Program:
 
 
 def compile_for(traced: jax.stages.Traced) -> Program:
-    """Compiles for a TPU and reads the compiler's report on memory.
+    """Compiles for a TPU and reads the compiler's memory report.
 
     Raises:
-        DoesNotFitError: if the compiler finds no way to fit the program into a chip.
+        DoesNotFitError: if the program does not fit into a chip's memory.
     """
     lowered = traced.lower(lowering_platforms=("tpu",))
     with TemporaryDirectory() as folder:
@@ -111,7 +96,7 @@ def compile_for(traced: jax.stages.Traced) -> Program:
 
 
 def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
-    """Traces a program of the run for the chips of a v5e-8; `contracts.programs` has the names.
+    """Traces a program of the run for chips of a v5e-8; see `contracts.programs` for the names.
 
     Raises:
         ValueError: if there is no such program.
@@ -132,8 +117,8 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
     return getattr(LearnerPrograms(policy, config, VOCABULARY), f"trace_{kind}")(*sized)
 
 
-def answer(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
-    """What the compiler says of a program: the fields of `compiler.Figures` as JSON values."""
+def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
+    """Compiles a program; the fields of `plan.compiler.Figures` as JSON values."""
     with _TRACING:
         began = time.monotonic()
         traced = trace(config, shape, program)
@@ -152,20 +137,3 @@ def answer(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
         "seconds": estimated_seconds(parse(compiled.text)),
         "compile_s": time.monotonic() - began,
     }
-
-
-def main() -> None:
-    """The child's side."""
-    request = json.load(sys.stdin)
-    config = Config.model_validate_json(json.dumps(request["config"]))
-    sizes = request["shape"]
-    shape = ModelShape(**{**sizes, "local": tuple(sizes["local"])})
-    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
-        asked = {pool.submit(answer, config, shape, name): name for name in request["programs"]}
-        for future in as_completed(asked):
-            sys.stdout.write(json.dumps({"program": asked[future], **future.result()}) + "\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

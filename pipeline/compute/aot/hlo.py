@@ -1,7 +1,7 @@
-"""Reads the optimised HLO text of a compiled program: its computations, and how often loops run.
+"""Parses the optimised HLO text of a compiled program: computations and trip counts of loops.
 
-Text in, values out: no JAX. Only what the XLA versions in use print for scheduled programs is
-read; a loop whose trips cannot be told is an error, never a guess.
+No JAX. Supports the text that the XLA versions in use print for scheduled programs; a loop with an
+unknown trip count is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 CALLING = {"call", "conditional", "async-start", "fusion"}
-"""Opcodes of instructions that run the computations they call once, where they stand."""
+"""Opcodes of instructions that run the computations they call once."""
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Element type and dimensions of one array."""
+    """Element type and dimensions of an array."""
 
     dtype: str
     dims: tuple[int, ...]
 
     @property
     def elements(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its elements, without the padding of a layout."""
+        """Bytes of the elements, without padding of the layout."""
         return self.elements * self._bits // 8
 
     @property
@@ -62,10 +62,10 @@ class Instruction:
 
     Attributes:
         name: unique in its computation.
-        opcode: what it does.
-        shapes: of its result; several if that is a tuple.
-        operands: names of what it takes, in order.
-        text: everything behind the opcode, operands included.
+        opcode: name of the operation.
+        shapes: shapes of the result; several for a tuple.
+        operands: names of the operands, in order.
+        text: the rest of the line after the opcode, operands included.
         is_root: whether it is the computation's result.
     """
 
@@ -78,7 +78,7 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations it calls once, of a conditional all branches; not those of a loop."""
+        """Computations that it calls once; all branches of a conditional; none of a loop."""
         branches = _BRANCHES.search(self.text)
         if branches:
             return tuple(name.strip().lstrip("%") for name in branches[1].split(","))
@@ -99,7 +99,7 @@ class Computation:
 
     @cached_property
     def root(self) -> Instruction:
-        """What it returns."""
+        """The instruction whose result the computation returns."""
         return next(i for i in self.instructions.values() if i.is_root)
 
 
@@ -111,13 +111,13 @@ class Module:
     entry: str
 
     def trips(self, loop: Instruction, inside: Computation) -> int:
-        """How often the body of a while loop that stands in computation `inside` runs.
+        """Trip count of a while loop in computation `inside`.
 
-        Taken from XLA's own `known_trip_count`, else from the condition: a counter that starts at,
-        grows by and is compared with constants.
+        Read from XLA's `known_trip_count`, or derived from the condition: a counter that starts at,
+        is incremented by and is compared with constants.
 
         Raises:
-            ValueError: if neither tells.
+            ValueError: if the trip count is unknown.
         """
         known = _KNOWN_TRIPS.search(loop.text)
         if known:
@@ -129,7 +129,7 @@ class Module:
         after = self._value(body, body.root.name, (counted,))
         if not isinstance(start, tuple) or not isinstance(after, tuple):
             raise _unknown(loop)
-        # What the body hands on unchanged is what it was at the start.
+        # Elements that the body passes through keep their initial value.
         inputs = tuple(
             first if last == counter else counter
             for counter, first, last in zip(counted, start, after, strict=True)
@@ -152,7 +152,7 @@ class Module:
         return max(0, -(-left // step))
 
     def _value(self, where: Computation, name: str, given: _Given) -> _Value:
-        """What a scalar, or a tuple of them, is made of, as far as this module can tell."""
+        """The value of a scalar, or of a tuple of them, as far as it can be derived."""
         line = where.instructions[name]
         if line.opcode == "constant":
             number = re.match(r"\((-?\d+)\)", line.text)
@@ -187,7 +187,7 @@ class Module:
 
 @dataclass(frozen=True)
 class _Counter:
-    """Element `index` of what a loop carries, as it was before this trip, plus `offset`."""
+    """Element `index` of the loop carry at the start of an iteration, plus `offset`."""
 
     index: int
     offset: int
@@ -218,14 +218,14 @@ def _sum(left: _Value, right: _Value) -> _Value:
 
 
 def _unknown(loop: Instruction) -> ValueError:
-    return ValueError(f"loop {loop.name}: its number of trips stands nowhere in the program")
+    return ValueError(f"loop {loop.name}: the program does not determine its trip count")
 
 
 def parse(text: str) -> Module:
     """Reads `compiled.as_text()`.
 
     Raises:
-        ValueError: if there is no entry computation in it.
+        ValueError: if the text has no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry: str | None = None
@@ -242,7 +242,7 @@ def parse(text: str) -> Module:
             line = _instruction(raw)
             lines[line.name] = line
     if entry is None:
-        raise ValueError("this is no HLO text: it has no ENTRY computation")
+        raise ValueError("not an HLO program: the text has no ENTRY computation")
     return Module(computations, entry)
 
 
@@ -273,7 +273,7 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Where the bracket that opens at `opening` closes."""
+    """Index of the bracket that closes the one at `opening`."""
     depth = 0
     for place in range(opening, len(text)):
         if text[place] == "(":

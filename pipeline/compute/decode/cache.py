@@ -1,17 +1,17 @@
-"""KV caches: a ring per layer, of the window for local layers, of the whole row for global ones.
+"""KV caches: one ring per layer, window-sized for local layers, row-sized for global ones.
 
-Slot `s` of a ring of capacity C holds the last position p < n with p = s (mod C), where n is how
-many positions the row has written. So a row's length alone says what each slot holds; there is no
-array of positions and no mask to carry along. Prompts longer than a ring leave their last C
+Slot `s` of a ring of capacity C holds the last position p < n with p = s (mod C), where n is the
+number of positions that the row has written. A row's length determines the position in each slot,
+so no array of positions and no mask is stored. A prompt longer than a ring leaves its last C
 positions in it.
 
-While a segment is decoded rings are only read. Rows stand at different places, and a TPU would
-write one row after the other, at each step; so new positions go to `recent` rings, in which step i
-of the segment is slot i for every row, and `settle` brings them home when the segment ends.
+While a segment is decoded, rings are only read. Rows are at different positions, and a TPU would
+write one row after another at each step; so new positions go to `recent` rings, in which step i of
+the segment is slot i for every row, and `flush` copies them to the ring when the segment ends.
 
-A ring may be kept in 8 bits: each key and each value as 256 steps of a scale of its own, the
-largest of its numbers being step 127. What is multiplied are the steps; the scores of a key and the
-weight of a value take its scale, so that nothing is ever written out at full size.
+A ring may be stored in 8 bits: each key and each value vector as int8 codes with a scale of its
+own, the largest magnitude being code 127. The products use the codes; a key's scale multiplies its
+score and a value's scale its weight, so no dequantized ring is written to memory.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
-from pipeline.compute.model.attention import UNSEEN, attend_causally, soft_cap
+from pipeline.compute.model.attention import MASKED, attend_causally, soft_cap
 from pipeline.compute.model.gemma import Architecture
 
 RingCache = tuple[Shaped[Array, "batch kv_heads ..."], ...]
-"""Keys and values of one layer, `batch kv_heads slots head_dim`; in 8 bits their steps, then their
+"""Keys and values of one layer, `batch kv_heads slots head_dim`; in 8 bits their codes, then their
 scales, `batch kv_heads slots`.
 
-A kv head's positions stand together: were the heads last but one, a TPU would hold twice the bytes
-where there is one, as in Gemma 3 1b, and a copy of every ring beside it."""
+The positions of a kv head are contiguous: with heads as the last but one axis a TPU would take
+twice the bytes for one kv head, as in Gemma 3 1b, and copy every ring."""
 
-_STEPS = 127
+_LARGEST_CODE = 127
 
 
 def capacity(*, window: int | None, max_tokens: int) -> int:
-    """Slots of a layer's ring in a row of at most `max_tokens` positions."""
+    """Slots of a layer's ring for a row of at most `max_tokens` positions."""
     return max_tokens if window is None else min(window, max_tokens)
 
 
 def empty_rings(
     architecture: Architecture, *, rows: int, max_tokens: int, eight_bits: bool
 ) -> tuple[RingCache, ...]:
-    """Rings of `rows` rows of at most `max_tokens` positions, one a layer, with zeros in them."""
+    """Zero-filled rings for `rows` rows of at most `max_tokens` positions, one per layer."""
     return tuple(
         _zeros(
             architecture,
@@ -59,7 +59,7 @@ def empty_rings(
 def empty_recent(
     architecture: Architecture, *, rows: int, steps: int, eight_bits: bool
 ) -> tuple[RingCache, ...]:
-    """What a segment of so many steps adds to the rings, one a layer, with zeros in them."""
+    """Zero-filled recent rings for a segment of `steps` steps, one per layer."""
     layers = range(architecture.config.num_layers)
     return tuple(
         _zeros(architecture, rows=rows, slots=steps, eight_bits=eight_bits) for _ in layers
@@ -68,8 +68,8 @@ def empty_recent(
 
 def _zeros(architecture: Architecture, *, rows: int, slots: int, eight_bits: bool) -> RingCache:
     config = architecture.config
-    nothing = jnp.zeros((rows, config.num_kv_heads, slots, config.head_dim), config.param_dtype)
-    return _kept(nothing, nothing, eight_bits=eight_bits)
+    zeros = jnp.zeros((rows, config.num_kv_heads, slots, config.head_dim), config.param_dtype)
+    return _stored(zeros, zeros, eight_bits=eight_bits)
 
 
 def bytes_per_row(architecture: Architecture, *, max_tokens: int, eight_bits: bool = False) -> int:
@@ -80,7 +80,7 @@ def bytes_per_row(architecture: Architecture, *, max_tokens: int, eight_bits: bo
     return sum(ring.size * ring.dtype.itemsize for ring in jax.tree.leaves(rings))
 
 
-def _kept(
+def _stored(
     key: Float[Array, "batch kv_heads slots head_dim"],
     value: Float[Array, "batch kv_heads slots head_dim"],
     *,
@@ -88,35 +88,35 @@ def _kept(
 ) -> RingCache:
     if not eight_bits:
         return key, value
-    keys, key_scales = _steps(key)
-    values, value_scales = _steps(value)
+    keys, key_scales = _quantize(key)
+    values, value_scales = _quantize(value)
     return keys, values, key_scales, value_scales
 
 
-def _steps(
+def _quantize(
     x: Float[Array, "batch kv_heads slots head_dim"],
 ) -> tuple[Int8[Array, "batch kv_heads slots head_dim"], Float[Array, "batch kv_heads slots"]]:
-    """The nearest of 255 steps, and how large a step is."""
+    """Int8 codes from -127 to 127, and the scale of each vector."""
     exact = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(exact), axis=-1) / _STEPS
-    steps = jnp.round(exact / jnp.where(scale > 0, scale, 1.0)[..., None])
-    return steps.astype(jnp.int8), scale
+    scale = jnp.max(jnp.abs(exact), axis=-1) / _LARGEST_CODE
+    codes = jnp.round(exact / jnp.where(scale > 0, scale, 1.0)[..., None])
+    return codes.astype(jnp.int8), scale
 
 
 def held_positions(lengths: Int[Array, " batch"], slots: int) -> Int[Array, "batch slots"]:
-    """Position held by each slot of a ring after `lengths` positions; negative: none yet."""
+    """Position held by each slot of a ring after `lengths` positions; negative if empty."""
     last = lengths[:, None] - 1
     return last - (last - jnp.arange(slots)[None, :]) % slots
 
 
 @dataclass(frozen=True)
 class PromptAttention:
-    """`Attend` for prefill: causal attention, and a ring filled with what will still be seen.
+    """`Attend` for prefill: causal attention; returns the filled ring.
 
     Attributes:
-        lengths: real tokens of each row; the padding behind them never enters a ring.
-        max_tokens: longest row that the rings have to serve.
-        eight_bits: how rings are kept.
+        lengths: real tokens of each row; padding never enters a ring.
+        max_tokens: maximum positions of a row of the rings.
+        eight_bits: whether rings are stored in 8 bits.
     """
 
     lengths: Int[Array, " batch"]
@@ -141,22 +141,22 @@ class PromptAttention:
         def ring(x: Float[Array, "batch seq kv_heads head_dim"]) -> jax.Array:
             return jnp.take_along_axis(_by_head(x), source[:, None, :, None], axis=2)
 
-        return encoded, _kept(ring(key), ring(value), eight_bits=self.eight_bits)
+        return encoded, _stored(ring(key), ring(value), eight_bits=self.eight_bits)
 
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """`Attend` for decoding: one new position a row, attending to a ring and what came after it.
+    """`Attend` for decoding: one new position per row, attending to a ring and a recent ring.
 
-    A layer's cache is its ring and its recent ring; what is kept is the recent one.
+    A layer's cache is its ring and its recent ring; the updated recent ring is returned.
 
     Attributes:
-        begun: positions in each row's ring.
-        positions: position of each row's new token; rows may stand at different places.
+        start: positions in each row's ring.
+        positions: position of each row's new token; rows may be at different positions.
         step: slot of the new position in the recent rings, the same for all rows.
     """
 
-    begun: Int[Array, " batch"]
+    start: Int[Array, " batch"]
     positions: Int[Array, " batch"]
     step: Int[Array, ""]
 
@@ -172,42 +172,42 @@ class TokenAttention:
     ) -> tuple[Float[Array, "batch 1 heads head_dim"], RingCache]:
         """See `Attend`."""
         ring, recent = cache
-        new = _kept(_by_head(key), _by_head(value), eight_bits=len(ring) > 2)
+        new = _stored(_by_head(key), _by_head(value), eight_bits=len(ring) > 2)
         recent = tuple(
             jax.lax.dynamic_update_slice_in_dim(slots, x, self.step, axis=2)
             for slots, x in zip(recent, new, strict=True)
         )
         held = jnp.concatenate(
             [
-                held_positions(self.begun, ring[0].shape[2]),
-                self.begun[:, None] + jnp.arange(recent[0].shape[2]),
+                held_positions(self.start, ring[0].shape[2]),
+                self.start[:, None] + jnp.arange(recent[0].shape[2]),
             ],
             axis=1,
         )
-        visible = seen(held, self.positions, window=window)
+        visible = visible_slots(held, self.positions, window=window)
         return _attend(query, ring, recent, visible=visible, softcap=softcap), recent
 
 
-def seen(
+def visible_slots(
     held: Int[Array, "batch slots"], positions: Int[Array, " batch"], *, window: int | None
 ) -> Bool[Array, "batch slots"]:
-    """Slots that a query at `positions` attends to, its own included, by what they hold."""
+    """Slots that a query at `positions` attends to, its own included, given their positions."""
     behind = positions[:, None] - held
     visible = (held >= 0) & (behind >= 0)
     return visible if window is None else visible & (behind < window)
 
 
-def settle(
+def flush(
     ring: RingCache,
     recent: RingCache,
     *,
-    begun: Int[Array, " batch"],
+    start: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
 ) -> RingCache:
-    """The ring with the positions from `begun` to `lengths - 1`, which are in the recent one."""
+    """The ring with positions `start` to `lengths - 1` copied from the recent ring."""
     held = held_positions(lengths, ring[0].shape[2])
-    source = jnp.clip(held - begun[:, None], 0, recent[0].shape[2] - 1)
-    newer = held >= begun[:, None]
+    source = jnp.clip(held - start[:, None], 0, recent[0].shape[2] - 1)
+    newer = held >= start[:, None]
 
     def one(old: jax.Array, new: jax.Array) -> jax.Array:
         more = (1,) * (old.ndim - 3)
@@ -232,15 +232,15 @@ def _attend(
     visible: Bool[Array, "batch all_slots"],
     softcap: float | None,
 ) -> Float[Array, "batch 1 heads head_dim"]:
-    """softmax(capped scores of the keys that are visible) x values, the softmax in float32.
+    """softmax(capped scores of the visible keys) x values, the softmax in float32.
 
-    Recent slots stand behind those of the ring. Each kv head serves heads / kv_heads query heads
-    that stand together.
+    Recent slots follow those of the ring. Each kv head serves heads / kv_heads adjacent query
+    heads.
     """
     slots = ring[0].shape[2]
     grouped = query.reshape(len(query), ring[0].shape[1], -1, query.shape[3])
     scores = jnp.concatenate([_scores(grouped, ring), _scores(grouped, recent)], axis=-1)
-    scores = jnp.where(visible[:, None, None], soft_cap(scores, softcap), UNSEEN)
+    scores = jnp.where(visible[:, None, None], soft_cap(scores, softcap), MASKED)
     weights = jax.nn.softmax(scores, axis=-1)
     encoded = _weighted(weights[..., :slots], ring, query.dtype)
     encoded += _weighted(weights[..., slots:], recent, query.dtype)
@@ -270,4 +270,4 @@ def _weighted(
 
 
 Caches = Sequence[RingCache]
-"""One ring cache a layer."""
+"""One ring cache per layer."""

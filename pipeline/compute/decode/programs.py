@@ -1,11 +1,12 @@
-"""The compiled programs of a sampler: read prompts, fill slots, decode a segment, compact.
+"""The compiled programs of a sampler: prefill, fill slots, decode a segment, compact slots.
 
-All are compiled ahead of time for fixed shapes; a call with another shape is an error, never a
-silent compilation.
+All programs are compiled ahead of time for fixed shapes; a call with another shape is an error,
+never a silent compilation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,13 +25,13 @@ from pipeline.compute.decode.cache import (
     TokenAttention,
     empty_recent,
     empty_rings,
-    settle,
+    flush,
 )
-from pipeline.compute.decode.compiled import Compact, Compiled
-from pipeline.compute.decode.state import DecodeState, Heat, Newcomers
+from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
+from pipeline.compute.device_memory import program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, results
 from pipeline.compute.model.gumbel import keys_at
-from pipeline.compute.model.head import Head, draw
+from pipeline.compute.model.head import Head, sample
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import (
     BATCH_AXES,
@@ -47,15 +48,80 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class CompactProgram:
+    """Keeps some of the slots.
+
+    Runs layer by layer, so that only a small copy of one layer's cache exists beside the caches.
+
+    Attributes:
+        rest: compacts all of the state except the caches.
+        rings: compacts the ring cache of one layer; by shape of the keys.
+    """
+
+    rest: jax.stages.Compiled
+    rings: Mapping[tuple[int, ...], jax.stages.Compiled]
+
+    def __call__(self, state: DecodeState, kept: jax.Array) -> DecodeState:
+        """The `kept` slots, numbered per device; deletes the caches of `state`."""
+        small, caches = self.rest(replace(state, caches=()), kept), []
+        for ring in state.caches:
+            caches.append(self.rings[ring[0].shape](ring, kept))
+            for array in ring:
+                array.delete()
+        return replace(small, caches=tuple(caches))
+
+
+@dataclass(frozen=True)
+class CompiledPrograms:
+    """The compiled programs of a sampler.
+
+    Attributes:
+        empty: makes the state of empty slots.
+        prefill: computes the caches of prompts; by bucket.
+        fill: admits rollouts to slots after a prefill of this bucket; donates the state.
+        segment: decodes; by number of slots; donates the state.
+        compact: keeps some of the slots; by number of kept slots; takes the state of the next
+            larger number.
+    """
+
+    empty: jax.stages.Compiled
+    prefill: Mapping[int, jax.stages.Compiled]
+    fill: Mapping[int, jax.stages.Compiled]
+    segment: Mapping[int, jax.stages.Compiled]
+    compact: Mapping[int, CompactProgram]
+
+    def needs(self, weights: int) -> dict[str, int]:
+        """Peak bytes per device beside base and adapter, by program.
+
+        Counts the slots, which always exist, and one prefilled batch that waits for slots while
+        other slots decode or other prompts are read.
+
+        Args:
+            weights: bytes per device of base and adapter.
+        """
+        slots, waiting = result_bytes(self.empty), max(map(result_bytes, self.prefill.values()))
+        named = {
+            "segment": (self.segment, waiting - weights),
+            "prefill": (self.prefill, waiting + slots - weights),
+            "fill": (self.fill, 0),
+        }
+        return {
+            f"{name} {size}": program_bytes(program) + beside
+            for name, (programs, beside) in named.items()
+            for size, program in programs.items()
+        }
+
+
+@dataclass(frozen=True)
 class DecodePrograms:
-    """Traces a sampler's programs for one policy and one configuration."""
+    """Traces and compiles a sampler's programs for one policy and one configuration."""
 
     policy: Policy
     config: Config
     vocabulary: Vocabulary
 
     def empty(self) -> DecodeState:
-        """All slots free."""
+        """State with all slots free."""
         slots, rollout = self.config.slots, self.config.rollout
         number, new = jnp.zeros(slots, jnp.int32), rollout.max_new_tokens
         return DecodeState(
@@ -80,19 +146,21 @@ class DecodePrograms:
     ) -> Caches:
         """Caches of the first `lengths` tokens of each prompt.
 
-        No logits: a rollout's first token is drawn by the segment that reads the prompt's last one,
-        for each rollout of the group with its own noise.
+        Computes no logits: the segment that reads the prompt's last token samples the first token
+        of each rollout of the group, each with its own noise.
         """
         seq = prompts.shape[1]
         positions = jnp.broadcast_to(jnp.arange(seq), prompts.shape)
-        # A prompt's rings are no larger than its bucket: position p is in place p, or wrapped as in
-        # the slots' own ring, which is then no larger either.
+        # A prompt's rings are no larger than its bucket: position p is at index p, or wrapped as in
+        # the slots' own ring, which then has the same size.
         attend = PromptAttention(lengths, seq, self._eight_bits)
         _, caches = self.policy.bind(base, adapter)(prompts, positions, attend=attend)
         return caches
 
-    def fill(self, state: DecodeState, prompts: Caches, new: Newcomers[jax.Array]) -> DecodeState:
-        """Copies prompts into the slots of newcomers; other slots are untouched."""
+    def fill(
+        self, state: DecodeState, prompts: Caches, new: SlotAdmissions[jax.Array]
+    ) -> DecodeState:
+        """Copies prompts into the admitted slots; other slots do not change."""
         mesh, rings = self.policy.mesh, self._rings.spec
         by_slot = PartitionSpec(BATCH_AXES)
         copy = jax.shard_map(
@@ -103,19 +171,19 @@ class DecodePrograms:
             check_vma=False,
         )
 
-        arrived = new.arrived != 0
+        admitted = new.admitted != 0
 
         def where(new_value: jax.Array | int, old: jax.Array) -> jax.Array:
-            here = arrived.reshape(-1, *(1 for _ in old.shape[1:]))
+            here = admitted.reshape(-1, *(1 for _ in old.shape[1:]))
             return jnp.where(here, new_value, old)
 
         return DecodeState(
-            caches=copy(state.caches, prompts, new.arrived, new.slots, new.rows),
+            caches=copy(state.caches, prompts, new.admitted, new.slots, new.rows),
             last=where(new.last, state.last),
             length=where(new.length, state.length),
-            count=where(new.begun, state.count),
+            count=where(new.num_partial, state.count),
             limit=where(new.limit, state.limit),
-            done=state.done & ~arrived,
+            done=state.done & ~admitted,
             keys=where(jax.lax.bitcast_convert_type(new.keys, jnp.uint32), state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
             logprobs=where(0, state.logprobs),
@@ -125,7 +193,7 @@ class DecodePrograms:
         )
 
     def compact(self, arrays: T, kept: Int[Array, " slots"]) -> T:
-        """Of arrays by slot those of these slots of each device, numbered on it."""
+        """The `kept` slots of arrays that are indexed by slot, numbered per device."""
 
         def take(arrays: T, kept: jax.Array) -> T:
             return jax.tree.map(lambda x: jnp.take(x, kept, axis=0), arrays)
@@ -140,59 +208,65 @@ class DecodePrograms:
         )
         return local(arrays, kept)
 
-    def segment(self, base: Params, adapter: Params, state: DecodeState, heat: Heat) -> DecodeState:
-        """Draws up to `segment_steps` further tokens a slot, with the loop on the device."""
+    def segment(
+        self, base: Params, adapter: Params, state: DecodeState, sampling: SamplingParams
+    ) -> DecodeState:
+        """Samples up to `segment_steps` tokens per slot, with the loop on the device."""
         steps = self.config.segment_steps
-        rings, begun = state.caches, state.length
+        rings, start = state.caches, state.length
         recent = empty_recent(
             self.policy.architecture,
-            rows=len(begun),
+            rows=len(start),
             steps=steps,
             eight_bits=self._eight_bits,
         )
 
         def step(number: Int[Array, ""], state: DecodeState) -> DecodeState:
-            # Bound inside: qwix notes things on the modules, which flax allows only at the trace
-            # level at which they were made.
+            # Bound inside the loop: qwix stores attributes on the modules, which flax allows only
+            # at the trace level at which they were made.
             hidden, recent = self.policy.bind(base, adapter)(
                 state.last[:, None],
                 state.length[:, None],
-                attend=TokenAttention(begun, state.length, number),
+                attend=TokenAttention(start, state.length, number),
                 caches=list(zip(rings, state.caches, strict=True)),
             )
-            return self._draw(base, replace(state, caches=tuple(recent)), hidden[:, 0], heat)
+            return self._sample(base, replace(state, caches=tuple(recent)), hidden[:, 0], sampling)
 
-        drawn = jax.lax.fori_loop(0, steps, step, replace(state, caches=recent))
-        settled: list[RingCache] = []
-        for ring, recent_ring in zip(rings, drawn.caches, strict=True):
-            # One layer after the other: a copy of each is made on the way.
-            new, _ = jax.lax.optimization_barrier((recent_ring, settled[-1:]))
-            settled.append(settle(ring, new, begun=begun, lengths=drawn.length))
-        return replace(drawn, caches=tuple(settled))
+        decoded = jax.lax.fori_loop(0, steps, step, replace(state, caches=recent))
+        flushed: list[RingCache] = []
+        for ring, recent_ring in zip(rings, decoded.caches, strict=True):
+            # One layer after another, because the flush copies a layer's ring.
+            new, _ = jax.lax.optimization_barrier((recent_ring, flushed[-1:]))
+            flushed.append(flush(ring, new, start=start, lengths=decoded.length))
+        return replace(decoded, caches=tuple(flushed))
 
-    def _draw(
-        self, base: Params, state: DecodeState, hidden: Float[Array, "slots embed"], heat: Heat
+    def _sample(
+        self,
+        base: Params,
+        state: DecodeState,
+        hidden: Float[Array, "slots embed"],
+        sampling: SamplingParams,
     ) -> DecodeState:
         """Appends one token to every rollout that has not ended."""
         rollout, plan = self.config.rollout, self.config.plan
         embedding, softcap = self.policy.embedding(base), self.policy.architecture.final_softcap
         keys = keys_at(state.keys, state.count)
         head = Head(softcap, 1.0, plan.head_tokens, plan.head_vocab, self.policy.mesh)
-        drawn, logprobs, kept = draw(
+        sampled, logprobs, processed = sample(
             hidden,
             embedding,
             head=head,
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
             keys=keys,
             truncation=self._truncation,
-            **vars(heat),
+            **vars(sampling),
         )
         live = ~state.done
-        token = jnp.where(live, drawn, self.vocabulary.pad)
+        token = jnp.where(live, sampled, self.vocabulary.pad)
         here = live[:, None] & (jnp.arange(rollout.max_new_tokens) == state.count[:, None])
 
         def put(new: jax.Array, old: jax.Array) -> jax.Array:
-            # Not a scatter: for that devices would exchange what is written.
+            # Not a scatter, for which devices would exchange the written values.
             return jnp.where(here, new[:, None], old)
 
         count = state.count + live
@@ -209,7 +283,7 @@ class DecodePrograms:
             logprobs=put(logprobs, state.logprobs),
             processed_logprobs=None
             if state.processed_logprobs is None
-            else put(kept, state.processed_logprobs),
+            else put(processed, state.processed_logprobs),
         )
 
     @property
@@ -218,7 +292,7 @@ class DecodePrograms:
 
     @property
     def _truncation(self) -> Truncation | None:
-        """What is cut away of the distribution; None: nothing."""
+        """Top-k, top-p and min-p; None if all are off."""
         rollout = self.config.rollout
         if not rollout.truncates:
             return None
@@ -226,23 +300,23 @@ class DecodePrograms:
 
     @property
     def _rings(self) -> NamedSharding:
-        """Where a ring is."""
+        """Sharding of a ring."""
         kv_heads = self.policy.architecture.config.num_kv_heads
         return by_row_and_head(self.policy.mesh, kv_heads=kv_heads)
 
     def _place(self, x: jax.Array) -> NamedSharding:
-        """Where an array by slot is; those of three axes and more are rings."""
+        """Sharding of an array that is indexed by slot; three axes or more mean a ring."""
         return self._rings if x.ndim > 2 else by_row(self.policy.mesh)
 
-    def compile(self, log: BuildLog | None = None) -> Compiled:
+    def compile(self, log: BuildLog | None = None) -> CompiledPrograms:
         """Compiles all programs, several at a time; allocates nothing.
 
         Args:
-            log: told about each of them.
+            log: receives an entry for each program.
         """
         sizes, buckets = self.config.plan.slot_ladder, self.config.prompt_buckets
         with Builder(self.policy.mesh, log=log) as builder:
-            # Those that take longest are asked for first.
+            # The slowest compilations start first.
             segment = {n: builder.build(f"segment {n}", self.trace_segment(n)) for n in sizes}
             prefill = {n: builder.build(f"prefill {n}", self.trace_prefill(n)) for n in buckets}
             fill = {n: builder.build(f"fill {n}", self.trace_fill(n)) for n in buckets}
@@ -251,24 +325,24 @@ class DecodePrograms:
                 small: self._build_compact(large, small, builder)
                 for large, small in pairwise(sizes)
             }
-            return Compiled(
+            return CompiledPrograms(
                 empty=empty.result(),
                 prefill=results(prefill),
                 fill=results(fill),
                 segment=results(segment),
                 compact={
-                    size: Compact(rest=rest.result(), rings=results(rings))
+                    size: CompactProgram(rest=rest.result(), rings=results(rings))
                     for size, (rest, rings) in compact.items()
                 },
             )
 
     def trace_empty(self) -> jax.stages.Traced:
-        """The program of `empty`."""
+        """Traces `empty`."""
         places = jax.tree.map(self._place, self._state(self.config.slots))
         return jax.jit(self.empty, out_shardings=places).trace()
 
     def trace_prefill(self, bucket: int) -> jax.stages.Traced:
-        """The program of `prefill`, for prompts of at most `bucket` tokens."""
+        """Traces `prefill` for prompts of at most `bucket` tokens."""
         prompts = self._prompts(bucket)
         places = jax.tree.map(self._place, self._prompt_rings(bucket))
         program = jax.jit(self.prefill, out_shardings=places)
@@ -276,25 +350,26 @@ class DecodePrograms:
         return program.trace(*self.policy.abstract_params(), *given)
 
     def trace_fill(self, bucket: int) -> jax.stages.Traced:
-        """The program of `fill`, from prompts that the prefill of `bucket` has read."""
+        """Traces `fill` for the result of the prefill of `bucket`."""
         slots = self.config.slots
-        state, newcomers = self._state(slots), self._placed(Newcomers.none(slots))
+        state, admissions = self._state(slots), self._placed(SlotAdmissions.none(slots))
         places = jax.tree.map(self._place, state)
         program = jax.jit(self.fill, donate_argnums=0, out_shardings=places)
-        return program.trace(state, self._placed(self._prompt_rings(bucket)), newcomers)
+        return program.trace(state, self._placed(self._prompt_rings(bucket)), admissions)
 
     def trace_segment(self, slots: int) -> jax.stages.Traced:
-        """The program of `segment`, for so many slots."""
+        """Traces `segment` for a number of slots."""
         state = self._state(slots)
         scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(self.policy.mesh))
         places = jax.tree.map(self._place, state)
         program = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
-        return program.trace(*self.policy.abstract_params(), state, Heat(scalar, scalar))
+        sampling = SamplingParams(scalar, scalar)
+        return program.trace(*self.policy.abstract_params(), state, sampling)
 
     def _build_compact(
         self, large: int, small: int, builder: Builder
     ) -> tuple[Future[jax.stages.Compiled], dict[tuple[int, ...], Future[jax.stages.Compiled]]]:
-        """The programs of a `Compact`."""
+        """The programs of a `CompactProgram`."""
         kept, state = self._by_slot(small), self._state(large)
 
         def program(what: str, arrays: Any) -> Future[jax.stages.Compiled]:
@@ -313,11 +388,11 @@ class DecodePrograms:
         return empty_rings(shape, rows=rows, max_tokens=max_tokens, eight_bits=eight_bits)
 
     def _prompts(self, bucket: int) -> int:
-        """Read by one prefill, over all devices."""
+        """Rows of one prefill, over all devices."""
         return batch_shards(self.policy.mesh) * self.config.prefill_rows(bucket)
 
     def _prompt_rings(self, bucket: int) -> Any:
-        """Shapes and types of what a prefill returns."""
+        """Shapes and dtypes of a prefill's result."""
         return jax.eval_shape(lambda: self._empty_rings(self._prompts(bucket), bucket))
 
     def _by_slot(self, *shape: int, dtype: Any = jnp.int32) -> Any:
@@ -329,7 +404,7 @@ class DecodePrograms:
         )
 
     def _state(self, slots: int) -> Any:
-        """Shapes, types and places of a `DecodeState` of so many slots."""
+        """Shapes, dtypes and shardings of a `DecodeState` with this number of slots."""
         whole = jax.eval_shape(self.empty)
         resized = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((slots, *x.shape[1:]), x.dtype), whole
@@ -340,11 +415,11 @@ class DecodePrograms:
 def _copy(
     rings: Any,
     prompts: Any,
-    arrived: Int[Array, " slots"],
+    admitted: Int[Array, " slots"],
     slots: Int[Array, " slots"],
     rows: Int[Array, " slots"],
 ) -> Any:
-    """Rings with some of the prompts' in front, on one device; in place, one after the other."""
+    """Copies rows of `prompts` into `slots` of the rings, on one device, one after another."""
 
     def one(number: Int[Array, ""], rings: Any) -> Any:
         def put(ring: jax.Array, prompts: jax.Array) -> jax.Array:
@@ -354,4 +429,4 @@ def _copy(
 
         return jax.tree.map(put, rings, prompts)
 
-    return jax.lax.fori_loop(0, arrived.sum(), one, rings)
+    return jax.lax.fori_loop(0, admitted.sum(), one, rings)

@@ -1,6 +1,6 @@
-"""What a sampler multiplies with: base and adapter as they are, or a copy of its own.
+"""The sampler's weights: base and adapter as they are, or a merged or quantized copy.
 
-A copy has matrices only; embedding and norms are always the base's own arrays.
+A copy holds matrices only; embedding and norms are always the base's own arrays.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ def rollout_policy(policy: Policy, config: Config) -> Policy:
 class RolloutWeights:
     """Base and adapter in the form that the engine runs, by `plan.rollout_weights`.
 
-    What is quantized is quantized when this is made; merging is compiled then.
+    Construction quantizes the base, or compiles the merge.
 
     Args:
         policy: the model that adapters are for.
-        base: its frozen parameters; never changed. A sampler of its own has had them quantized
-            while they were loaded, and there is nothing left to do.
-        config: says what is wanted.
+        base: its frozen parameters; never changed. A dedicated sampler quantizes them while it
+            loads them, and they are used as they are.
+        config: with `plan.rollout_weights`.
 
     Attributes:
         policy: the model that the engine runs.
-        base: its frozen parameters; where they are merged, with the adapter last loaded.
-        adapter: what is added to them while they are multiplied; empty where they are merged.
+        base: its frozen parameters; if merged, with the adapter that was loaded last.
+        adapter: LoRA parameters; empty if merged.
     """
 
     def __init__(self, policy: Policy, base: Params, config: Config) -> None:
-        self._plain = base
+        self._unmerged = base
         self._merge: Mapping[str, jax.stages.Compiled] = {}
         self.policy, self.base = rollout_policy(policy, config), dict(base)
         self.adapter: Params = {}
         if config.plan.rollout_weights == "merged":
             self._merge = _compile_merge(policy)
         elif self.policy is not policy:
-            self.base = self.policy.as_kept(policy.parameters(base))
+            self.base = self.policy.stored_base(policy.parameters(base))
 
     def load(self, adapter: Params) -> None:
-        """Takes over an adapter that is on the devices; compiles nothing.
+        """Loads an adapter that is on the devices; compiles nothing.
 
-        Each matrix of the former copy is freed before that of the new one is made, from the base:
-        there are never two copies, and no rounding adds up.
+        Each matrix of the previous copy is freed before the new one is made from the base: two
+        copies never exist, and rounding errors do not accumulate.
         """
         if not self._merge:
             self.adapter = adapter
             return
         for name, merge in self._merge.items():
-            if self.base[name] is not self._plain[name]:
+            if self.base[name] is not self._unmerged[name]:
                 self.base[name].delete()
             pair = adapter[f"{name}_lora_a"], adapter[f"{name}_lora_b"]
-            self.base[name] = jax.block_until_ready(merge(self._plain[name], *pair))
+            self.base[name] = jax.block_until_ready(merge(self._unmerged[name], *pair))
 
 
 def _compile_merge(policy: Policy) -> dict[str, jax.stages.Compiled]:
-    """For each adapted matrix the program that merges it; layers that are alike share one."""
+    """The program that merges each adapted matrix; layers of the same shape share one."""
     base, adapter = policy.abstract_params()
     compiled: dict[tuple[object, ...], jax.stages.Compiled] = {}
     found = {}

@@ -1,11 +1,10 @@
-"""Which request is drawn in which slot: the host's part of the engine, between two segments.
+"""Slot scheduling: the host's part of the engine, between two segments.
 
-Requests with the same prompt form a group, whose prompt is read once; the prompt of a rollout that
-was cut is all that it goes on from, tokens that it has drawn included. A slot that has ended is
-given to the next member of a group that was read on its device. Groups are read in the order in
-which they are asked for; only when none is left that was not read, a device with a free slot reads
-one that others have read, and all of them go on with it. All of it is a function of the requests
-and of what was drawn, never of time.
+Requests with the same prompt form a group, whose prompt is prefilled once; the prompt of a
+continued rollout includes the tokens that it already has. A free slot goes to the next member of a
+group that its device has prefilled. Groups are prefilled in request order; when none is left, a
+device with a free slot prefills a group that another device has prefilled, and both work on it.
+The schedule is a function of the requests and of the sampled tokens, never of time.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Group:
     """Requests with the same prompt.
 
     Attributes:
-        prompt_tokens: int32 `seq`, what they go on from.
-        members: places of the requests in what was asked for, of those who are in no slot yet.
+        prompt_tokens: int32 `seq`, the tokens to prefill.
+        members: indices of the requests that have no slot yet.
     """
 
     prompt_tokens: np.ndarray
@@ -38,21 +37,21 @@ class Group:
 
 
 def groups(requests: Sequence[RolloutRequest]) -> list[Group]:
-    """The requests by prompt, in the order of each prompt's first."""
+    """The requests by prompt, in the order of each prompt's first request."""
     found: dict[bytes, Group] = {}
-    for place, request in enumerate(requests):
-        tokens = request.read_tokens
-        found.setdefault(tokens.tobytes(), Group(tokens, deque())).members.append(place)
+    for index, request in enumerate(requests):
+        tokens = request.prefill_tokens
+        found.setdefault(tokens.tobytes(), Group(tokens, deque())).members.append(index)
     return list(found.values())
 
 
 @dataclass(frozen=True)
-class PartialRollouts(Generic[T]):
-    """Prompts that were read together, whose groups still wait for slots.
+class PrefilledBatch(Generic[T]):
+    """Prompts that were prefilled together.
 
     Attributes:
-        prefilled: what reading them gave.
-        groups: for each device those that it has read, in the order of its rows.
+        prefilled: result of the prefill.
+        groups: the prefilled groups of each device, in row order.
     """
 
     prefilled: T
@@ -60,14 +59,14 @@ class PartialRollouts(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Given:
-    """A slot and who it was given to.
+class SlotAssignment:
+    """A slot and the request that it is assigned to.
 
     Attributes:
         shard: device, or group of tp devices.
         slot: on that device.
-        row: of the prompt among those that this device has read.
-        member: place of the request.
+        row: of the prompt in the device's prefilled batch.
+        member: index of the request.
     """
 
     shard: int
@@ -78,212 +77,218 @@ class Given:
 
 @dataclass
 class Slots(Generic[T]):
-    """Who is in which slot, who waits for one, and which prompts were not read yet.
+    """Assignment of requests to slots, and the requests that have no slot yet.
 
     Attributes:
-        queue: groups whose prompt was not read yet.
-        holders: `shards slots`, place of the request in each slot; -1: it is free.
-        waiting: prompts that were read, the oldest first, while one of them has members.
+        queue: groups that have not been prefilled.
+        occupants: `shards slots`, index of the request in each slot; -1 if it is free.
+        prefilled: batches that still have members without a slot, the oldest first.
     """
 
     queue: deque[Group]
-    holders: np.ndarray
-    waiting: list[PartialRollouts[T]] = field(default_factory=list)
+    occupants: np.ndarray
+    prefilled: list[PrefilledBatch[T]] = field(default_factory=list)
 
     @staticmethod
     def of(requests: Sequence[RolloutRequest], *, shards: int, slots: int) -> Slots[T]:
-        """All slots free."""
+        """All slots free, all requests queued."""
         return Slots(deque(groups(requests)), np.full((shards, slots // shards), _FREE))
 
     @property
     def busy(self) -> np.ndarray:
-        """`shards slots`, where somebody is."""
-        return self.holders != _FREE
+        """`shards slots`, True where a slot is occupied."""
+        return self.occupants != _FREE
 
     @property
     def drained(self) -> bool:
-        """Whether nobody waits for a slot any more."""
-        return not self.queue and not self.waiting
+        """Whether every request has been assigned a slot."""
+        return not self.queue and not self.prefilled
 
     def release(self, ended: np.ndarray) -> list[tuple[int, int]]:
-        """Frees slots whose rollout has ended.
+        """Frees slots.
 
         Args:
-            ended: bool `slots`, of all devices; who ended them, device or host, does not matter.
+            ended: bool `slots`, over all devices.
 
         Returns:
-            For each that somebody was in: the slot among those of all devices, the request.
+            For each freed slot that was occupied: its index over all devices, and the index of
+            the request.
         """
-        left = np.flatnonzero(ended.reshape(self.holders.shape) & self.busy)
-        found = [(int(slot), int(self.holders.flat[slot])) for slot in left]
-        self.holders.flat[left] = _FREE
+        left = np.flatnonzero(ended.reshape(self.occupants.shape) & self.busy)
+        found = [(int(slot), int(self.occupants.flat[slot])) for slot in left]
+        self.occupants.flat[left] = _FREE
         return found
 
-    def wants_prompts(self) -> bool:
-        """Whether a slot is free for which nobody waits, though somebody waits elsewhere."""
-        return self.next_prompt() is not None and bool((~self.busy[~self._served()]).any())
+    def needs_prefill(self) -> bool:
+        """Whether a device has a free slot and no prefilled request for it, while requests wait."""
+        return self.next_prompt() is not None and bool((~self.busy[~self._supplied()]).any())
 
     def next_prompt(self) -> np.ndarray | None:
-        """The prompt that would be read first; None: nobody waits for one."""
-        groups = [self.queue[0]] if self.queue else self._open()
+        """The prompt that would be prefilled first; None if no request waits for a prefill."""
+        groups = [self.queue[0]] if self.queue else self._open_groups()
         if not groups:
             return None
         return max(groups, key=lambda group: len(group.members)).prompt_tokens
 
-    def next_prompts(
+    def next_prefill(
         self, bucket_of: Callable[[int], int], rows_of: Callable[[int], int]
     ) -> tuple[int, list[list[Group]]]:
-        """Takes the groups whose prompts are read next; there must be one.
+        """Takes the groups to prefill next; `next_prompt` must not be None.
 
         Args:
-            bucket_of: the bucket that holds a prompt of so many tokens.
-            rows_of: prompts of a bucket that a device reads at once.
+            bucket_of: the bucket for a prompt of this many tokens.
+            rows_of: prompts of a bucket that a device prefills at once.
 
         Returns:
-            The bucket, and groups for each device for which nobody waits: each to the one with the
-            most room. Where there are several devices, prompts are read ahead only while more is
-            left than all slots can take.
+            The bucket, and the groups of each device that has no prefilled request, each group on
+            the device with the most free slots. With several devices, prompts are prefilled ahead
+            of free slots only while more requests are queued than there are slots.
         """
         first = self.next_prompt()
         assert first is not None
         bucket = bucket_of(len(first))
-        deal = _Deal.to(~self._served(), room=(~self.busy).sum(axis=1), rows=rows_of(bucket))
+        assignment = _PrefillAssignment.empty(
+            ~self._supplied(), free=(~self.busy).sum(axis=1), rows=rows_of(bucket)
+        )
         left = sum(len(group.members) for group in self.queue)
         while self.queue and bucket_of(len(self.queue[0].prompt_tokens)) <= bucket:
-            ahead = len(self.holders) == 1 or left > self.holders.size
-            shard = deal.most_room(ahead=ahead)
+            ahead = len(self.occupants) == 1 or left > self.occupants.size
+            shard = assignment.best_shard(ahead=ahead)
             if shard is None:
                 break
             group = self.queue.popleft()
             left -= len(group.members)
-            deal.seat(group, shard)
+            assignment.add(group, shard)
         if not self.queue:
-            for group in self._open():
-                deal.unseated[group] = len(group.members)
-            fits = [one for one in deal.unseated if bucket_of(len(one.prompt_tokens)) <= bucket]
-            deal.share(fits)
-        return bucket, deal.groups
+            for group in self._open_groups():
+                assignment.unassigned[group] = len(group.members)
+            open_groups = list(assignment.unassigned)
+            assignment.share(
+                [one for one in open_groups if bucket_of(len(one.prompt_tokens)) <= bucket]
+            )
+        return bucket, assignment.groups
 
-    def wait(self, prefilled: T, dealt: Sequence[Sequence[Group]]) -> None:
-        """Notes that these groups' prompts were read."""
-        self.waiting.append(PartialRollouts(prefilled, dealt))
+    def add_prefilled(self, prefilled: T, groups: Sequence[Sequence[Group]]) -> None:
+        """Records that the prompts of these groups, by device, have been prefilled."""
+        self.prefilled.append(PrefilledBatch(prefilled, groups))
 
-    def give(self) -> list[tuple[T, list[Given]]]:
-        """Gives free slots to those who wait; by what reading their prompts gave."""
+    def assign(self) -> list[tuple[T, list[SlotAssignment]]]:
+        """Assigns free slots to prefilled requests; by result of the prefill."""
         found = []
-        for batch in self.waiting:
-            given = []
+        for batch in self.prefilled:
+            assigned = []
             for shard, own in enumerate(batch.groups):
                 free = np.flatnonzero(~self.busy[shard])
-                seats = ((row, group) for row, group in enumerate(own) for _ in group.members)
-                for slot, (row, group) in zip(free, list(seats), strict=False):
-                    place = group.members.popleft()
-                    self.holders[shard, slot] = place
-                    given.append(Given(shard, int(slot), row, place))
-            if given:
-                found.append((batch.prefilled, given))
-        self.waiting = [batch for batch in self.waiting if any(map(_any_waits, batch.groups))]
+                waiting = [(row, group) for row, group in enumerate(own) for _ in group.members]
+                for slot, (row, group) in zip(free, waiting, strict=False):
+                    index = group.members.popleft()
+                    self.occupants[shard, slot] = index
+                    assigned.append(SlotAssignment(shard, int(slot), row, index))
+            if assigned:
+                found.append((batch.prefilled, assigned))
+        self.prefilled = [batch for batch in self.prefilled if any(map(_any_open, batch.groups))]
         return found
 
     def compact(self, slots: int) -> np.ndarray | None:
-        """Moves everybody into so many slots on each device, where that can be done.
+        """Moves the occupied slots of each device to the first `slots` ones, in order.
 
         Returns:
-            `shards slots`, where on its device each slot was; None: too many are busy.
+            `shards slots`, the former index of each slot on its device; None if too many are
+            occupied, and then nothing changes.
         """
         if self.busy.sum(axis=1).max() > slots:
             return None
-        # Stable: who is in a slot comes first, in order.
+        # A stable sort keeps occupied slots in order.
         kept = np.argsort(~self.busy, axis=1, kind="stable")[:, :slots]
-        self.holders = np.take_along_axis(self.holders, kept, axis=1)
+        self.occupants = np.take_along_axis(self.occupants, kept, axis=1)
         return kept
 
-    def _served(self) -> np.ndarray:
-        """For each device, whether somebody waits for a slot whose prompt it has read."""
-        served = np.zeros(len(self.holders), bool)
-        for batch in self.waiting:
-            served |= np.array([_any_waits(own) for own in batch.groups])
-        return served
+    def _supplied(self) -> np.ndarray:
+        """For each device, whether it has prefilled requests that wait for a slot."""
+        supplied = np.zeros(len(self.occupants), bool)
+        for batch in self.prefilled:
+            supplied |= np.array([_any_open(own) for own in batch.groups])
+        return supplied
 
-    def _open(self) -> list[Group]:
-        """Groups that were read and have members that wait."""
-        read = (group for batch in self.waiting for own in batch.groups for group in own)
+    def _open_groups(self) -> list[Group]:
+        """Prefilled groups with members that wait for a slot."""
+        read = (group for batch in self.prefilled for own in batch.groups for group in own)
         return [group for group in dict.fromkeys(read) if group.members]
 
 
 @dataclass
-class Held:
-    """Who keeps a slot behind the end; see `RolloutRequest.hold`.
+class HeldSlots:
+    """Segments for which rollouts keep their slots after they end; see `RolloutRequest.hold`.
 
     Attributes:
-        segments: for how many segments, by place of the request.
-        left: of these, of who is in a slot.
+        segments: number of segments, by index of the request.
+        left: remaining segments of the requests that have a slot.
     """
 
     segments: Mapping[int, int]
     left: dict[int, int] = field(default_factory=dict)
 
-    def count(self, holders: np.ndarray) -> None:
-        """A segment is over.
+    def count(self, occupants: np.ndarray) -> None:
+        """Counts one segment.
 
         Args:
-            holders: place of the request in each slot, of any shape.
+            occupants: index of the request in each slot, of any shape.
         """
-        for place in self.segments.keys() & set(holders.flat):
-            self.left[place] = self.left.get(place, self.segments[place]) - 1
+        for index in self.segments.keys() & set(occupants.flat):
+            self.left[index] = self.left.get(index, self.segments[index]) - 1
 
-    def keeps(self, holders: np.ndarray) -> np.ndarray:
-        """Where somebody keeps a slot: bool, of the shape of `holders`."""
-        kept = [place for place in self.segments if self.left.get(place, 1) > 0]
-        return np.isin(holders, kept)
+    def mask(self, occupants: np.ndarray) -> np.ndarray:
+        """True where a slot is held: bool, of the shape of `occupants`."""
+        held = [index for index in self.segments if self.left.get(index, 1) > 0]
+        return np.isin(occupants, held)
 
 
 @dataclass(frozen=True)
-class _Deal:
-    """Groups dealt to devices that read at most `rows` of them at once.
+class _PrefillAssignment:
+    """Assignment of groups to devices that prefill at most `rows` of them at once.
 
     Attributes:
-        takers: the devices.
+        shards: devices that take part.
         rows: see above.
-        room: free slots of each device; below zero: so many wait for one.
-        groups: what each device got.
-        unseated: members of each group for whom there is no slot yet.
+        free: free slots of each device, less the members assigned to it; may be negative.
+        groups: groups of each device.
+        unassigned: number of members of each group that have no free slot on its devices.
     """
 
-    takers: list[int]
+    shards: list[int]
     rows: int
-    room: list[int]
+    free: list[int]
     groups: list[list[Group]]
-    unseated: dict[Group, int] = field(default_factory=dict)
+    unassigned: dict[Group, int] = field(default_factory=dict)
 
     @staticmethod
-    def to(takers: np.ndarray, *, room: np.ndarray, rows: int) -> _Deal:
-        """Nothing dealt yet."""
-        groups: list[list[Group]] = [[] for _ in room]
-        return _Deal(np.flatnonzero(takers).tolist(), rows, room.tolist(), groups)
+    def empty(shards: np.ndarray, *, free: np.ndarray, rows: int) -> _PrefillAssignment:
+        """No group assigned."""
+        groups: list[list[Group]] = [[] for _ in free]
+        return _PrefillAssignment(np.flatnonzero(shards).tolist(), rows, free.tolist(), groups)
 
-    def most_room(self, *, ahead: bool) -> int | None:
-        """The device that gets the next group; with `ahead` also one without a free slot."""
-        free = [shard for shard in self.takers if len(self.groups[shard]) < self.rows]
+    def best_shard(self, *, ahead: bool) -> int | None:
+        """The device for the next group; with `ahead` also one without a free slot."""
+        open_shards = [shard for shard in self.shards if len(self.groups[shard]) < self.rows]
         if not ahead:
-            free = [shard for shard in free if self.room[shard] > 0]
-        return max(free, key=lambda shard: self.room[shard], default=None)
+            open_shards = [shard for shard in open_shards if self.free[shard] > 0]
+        return max(open_shards, key=lambda shard: self.free[shard], default=None)
 
-    def seat(self, group: Group, shard: int) -> None:
-        """Gives a group to a device, on top of those who have it already."""
-        waiting = self.unseated.get(group, len(group.members))
-        self.unseated[group] = max(0, waiting - max(0, self.room[shard]))
-        self.room[shard] -= waiting
+    def add(self, group: Group, shard: int) -> None:
+        """Assigns a group to a device, in addition to the devices that have it already."""
+        waiting = self.unassigned.get(group, len(group.members))
+        self.unassigned[group] = max(0, waiting - max(0, self.free[shard]))
+        self.free[shard] -= waiting
         self.groups[shard].append(group)
 
     def share(self, groups: Sequence[Group]) -> None:
-        """Gives devices that have free slots left the groups with the most unseated members."""
-        while (shard := self.most_room(ahead=False)) is not None:
-            others = [group for group in groups if self.unseated[group]]
+        """Gives devices with free slots the groups with the most unassigned members."""
+        while (shard := self.best_shard(ahead=False)) is not None:
+            others = [group for group in groups if self.unassigned[group]]
             if not others:
                 return
-            self.seat(max(others, key=lambda group: self.unseated[group]), shard)
+            self.add(max(others, key=lambda group: self.unassigned[group]), shard)
 
 
-def _any_waits(groups: Sequence[Group]) -> bool:
+def _any_open(groups: Sequence[Group]) -> bool:
     return any(group.members for group in groups)

@@ -1,4 +1,4 @@
-"""What a sampler's programs are given and pass on: temperature, slots, and who is let into them."""
+"""Arguments and state of the sampler's programs: sampling parameters, slots, slot admissions."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ A = TypeVar("A", np.ndarray, jax.Array)
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Heat:
-    """Sampling temperature as the programs take it, so that greedy needs no program of its own.
+class SamplingParams:
+    """Sampling temperature as program arguments, so that greedy decoding needs no other program.
 
     Attributes:
         temperature: divides the logits; log-probs are those of the scaled distribution.
-        noise: 1.0 draws, 0.0 takes the likeliest token.
+        noise: scale of the Gumbel noise: 1.0 samples, 0.0 takes the most likely token.
     """
 
     temperature: Float[Array, ""]
     noise: Float[Array, ""]
 
     @staticmethod
-    def of(temperature: float) -> Heat:
-        """Temperature 0 means greedy; its log-probs are those at temperature 1."""
+    def of(temperature: float) -> SamplingParams:
+        """Parameters for a temperature; 0 means greedy, with log-probs at temperature 1."""
         scaled, noise = (temperature, 1.0) if temperature > 0 else (1.0, 0.0)
         # Through NumPy: `jnp.float32(x)` would compile a conversion.
-        return Heat(*jax.device_put((np.float32(scaled), np.float32(noise))))
+        return SamplingParams(*jax.device_put((np.float32(scaled), np.float32(noise))))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeState:
-    """The slots.
+    """State of all slots.
 
     Attributes:
-        caches: one ring cache a layer.
+        caches: one ring cache per layer.
         last: each slot's newest token, not yet in the caches.
-        length: positions in each slot's caches, which is the position of `last`.
-        count: tokens drawn so far, those included that were drawn before it was cut.
-        limit: tokens after which a rollout ends at the latest.
-        done: slots whose rollout has ended, or that never had one; what they draw means nothing.
-            The host may know of more.
-        keys: each rollout's random key.
-        tokens: drawn tokens; the padding token behind a rollout's end, and in the places of what
-            was drawn before it was cut: that stays with the host.
-        logprobs: their log-probs under the full distribution.
-        processed_logprobs: renormalised over what could be drawn; None: nothing is cut away.
+        length: positions in each slot's caches, equal to the position of `last`.
+        count: completion tokens so far, those of the request's `partial` included.
+        limit: maximum of `count`.
+        done: slots whose rollout has ended, and empty slots; their tokens are meaningless. The
+            host may know of more ended rollouts.
+        keys: RNG key of each rollout.
+        tokens: sampled tokens; the padding token after the end of a rollout, and in the places of
+            the tokens of `partial`, which stay on the host.
+        logprobs: log-probs of `tokens` under the full distribution.
+        processed_logprobs: log-probs renormalised over the tokens that could be sampled; None:
+            there is no truncation of the distribution.
     """
 
     caches: Caches
@@ -69,62 +70,62 @@ class DecodeState:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Newcomers(Generic[A]):
-    """Rollouts that slots are given to, one row a slot.
+class SlotAdmissions(Generic[A]):
+    """Rollouts that are admitted to slots, one row per slot.
 
-    One table, filled on the host and read on the device: handing over a small array for each
-    column takes the host longer than a short segment takes the device.
+    One table, filled on the host and read on the device: transferring a small array per column
+    takes the host longer than a short segment takes the device.
 
     Attributes:
-        table: int32 `slots 9`; its columns are the properties below.
+        table: int32 `slots 9`; the properties below are its columns.
     """
 
     table: A
 
     @staticmethod
-    def none(slots: int) -> Newcomers[np.ndarray]:
-        """Nobody has arrived, on the host."""
-        return Newcomers(np.zeros((slots, 9), np.int32))
+    def none(slots: int) -> SlotAdmissions[np.ndarray]:
+        """No admissions, on the host."""
+        return SlotAdmissions(np.zeros((slots, 9), np.int32))
 
     @property
     def slots(self) -> A:
-        """Slots of each device that caches are copied to, numbered on it.
+        """Slots of each device that caches are copied to, numbered per device.
 
-        As many as have arrived on it, in front; what follows them means nothing.
+        The first entries of each device, one per admission on it; later entries are unused.
         """
         return self.table[:, 0]
 
     @property
     def rows(self) -> A:
-        """For each of these slots the row of its prompt among those that the device has read."""
+        """Row of the prompt in the device's prefilled batch, for each entry of `slots`."""
         return self.table[:, 1]
 
     @property
-    def arrived(self) -> A:
-        """1: the slot is given to a newcomer; elsewhere the following mean nothing."""
+    def admitted(self) -> A:
+        """1 where the slot receives a new rollout; the columns below are unused elsewhere."""
         return self.table[:, 2]
 
     @property
     def last(self) -> A:
-        """The last token that was read."""
+        """The last token of the prefilled sequence."""
         return self.table[:, 3]
 
     @property
     def length(self) -> A:
-        """Tokens that were read before that."""
+        """Number of tokens before `last`."""
         return self.table[:, 4]
 
     @property
-    def begun(self) -> A:
-        """Of these the tokens that are not the prompt's; drawing goes on behind them."""
+    def num_partial(self) -> A:
+        """Completion tokens among the prefilled ones; sampling continues after them."""
         return self.table[:, 5]
 
     @property
     def limit(self) -> A:
-        """See `DecodeState`."""
+        """`DecodeState.limit`."""
         return self.table[:, 6]
 
     @property
     def keys(self) -> A:
-        """`slots 2`: likewise, bit for bit."""
+        """`DecodeState.keys`, bit-cast to int32: `slots 2`."""
         return self.table[:, 7:]

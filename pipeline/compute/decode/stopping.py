@@ -1,7 +1,7 @@
-"""Text that ends a rollout: found by the host, between two segments, in the tokens drawn so far.
+"""Stop strings: the host checks the sampled tokens between two segments.
 
-Where a rollout ends is a function of its tokens alone, never of when somebody looked. Knows no
-tokenizer: whoever makes the engine says what tokens read as.
+Where a rollout ends is a function of its tokens alone, independent of when the host checks. This
+module does not import the tokenizer; the engine receives the function that decodes tokens.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 TextOf = Callable[[np.ndarray], str]
-"""The text of token ids, int32 `seq`. Bytes that make no whole character become U+FFFD each."""
+"""Decodes token ids, int32 `seq`. Each byte of an incomplete character becomes U+FFFD."""
 
 _MARGIN = 8
-"""Tokens without any text that may stand inside a stop string."""
+"""Tokens without text that may occur inside a stop string."""
 
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Looks for the first token that completes one of some strings.
+    """Finds the first token that completes one of several strings.
 
     Attributes:
-        strings: none is empty, none holds U+FFFD.
-        text_of: what tokens read as.
+        strings: non-empty, without U+FFFD.
+        text_of: decodes tokens.
     """
 
     strings: tuple[str, ...]
@@ -32,30 +32,33 @@ class StopStrings:
 
     @property
     def window(self) -> int:
-        """Tokens that surely hold a string which their last one completes: each has a byte."""
+        """Number of tokens that contain any string completed by the last of them.
+
+        Each token has at least one byte.
+        """
         return max(len(string.encode()) for string in self.strings) + _MARGIN
 
     def end(self, tokens: np.ndarray, *, new: int) -> int | None:
-        """The smallest n such that the text of the `window` tokens before place n holds a string.
+        """The smallest n for which the text of the last `window` of the first n tokens has a match.
 
         Args:
-            tokens: all that a rollout has drawn, int32 `seq`.
-            new: so many last ones were not looked at yet. More may be said: what was looked at
-                and did not end the rollout never does.
+            tokens: all tokens of the rollout, int32 `seq`.
+            new: number of last tokens that have not been checked yet. A larger number is allowed:
+                tokens that have been checked without a match never match.
 
         Returns:
-            How many tokens the rollout keeps; None: no string was completed among the new ones.
+            Number of tokens that the rollout keeps; None if no new token completes a string.
         """
-        seen = max(0, len(tokens) - new)
-        # Most rollouts, most of the time: one text holds those of all windows.
-        if not self._said(tokens[self._start(seen + 1) :]):
+        checked = max(0, len(tokens) - new)
+        # The usual case: one text that contains the windows of all new tokens has no match.
+        if not self._matches(tokens[self._start(checked + 1) :]):
             return None
-        ends = range(seen + 1, len(tokens) + 1)
-        return next((end for end in ends if self._said(tokens[self._start(end) : end])), None)
+        ends = range(checked + 1, len(tokens) + 1)
+        return next((end for end in ends if self._matches(tokens[self._start(end) : end])), None)
 
     def _start(self, end: int) -> int:
         return max(0, end - self.window)
 
-    def _said(self, tokens: np.ndarray) -> bool:
+    def _matches(self, tokens: np.ndarray) -> bool:
         text = self.text_of(tokens)
         return any(string in text for string in self.strings)

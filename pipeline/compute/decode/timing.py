@@ -1,7 +1,7 @@
-"""How long a sampler's compiled programs take on the devices that they are for, warm.
+"""Measures a sampler's compiled programs on their devices, after a warm-up run.
 
-What is timed ends on the host: a segment with the look at what has ended and taking it, newcomers
-with handing them over. What is drawn means nothing and is thrown away.
+Timings include the host's part: a segment with the check for ended rollouts and the transfer of
+their tokens, a fill with the transfer of the admissions. The sampled tokens are discarded.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
-from pipeline.compute.decode.compiled import Compiled
-from pipeline.compute.decode.state import DecodeState, Heat, Newcomers
+from pipeline.compute.decode.programs import CompiledPrograms
+from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import batch_shards, by_row, mesh_of
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.speeds import SamplerSpeed
 
 REPEATS = 5
-"""Of each program, after a first run; the fastest counts: the others waited for something else."""
-_NEWCOMERS = 8
-"""One slot of so many is given to a newcomer at a time."""
+"""Timed runs of each program after a warm-up; the fastest counts, the others were delayed."""
+_SLOTS_PER_ADMISSION = 8
+"""One slot of this many is filled at a time."""
 
 
 def sampler_speed(
-    programs: Compiled,
+    programs: CompiledPrograms,
     weights: tuple[Params, Params],
     config: Config,
     vocabulary: Vocabulary,
 ) -> SamplerSpeed:
-    """Times everything that drawing consists of, in all slots, each at half of its positions.
+    """Times prefill, fill and segments with all slots busy, each at half of its positions.
 
-    Holds what drawing holds at its fullest: the slots, and prompts that were read.
+    Holds the peak memory of sampling: the slots and one prefilled batch.
 
     Args:
-        programs: of the configuration's sizes.
+        programs: compiled for the configuration's sizes.
         weights: base and adapter.
         config: with sizes.
-        vocabulary: token ids with a meaning.
+        vocabulary: special token ids.
     """
     bench = _Bench(programs, weights, config, vocabulary, programs.empty())
     slots, prefill_s, fill_s = config.slots, dict[int, float](), dict[int, float]()
@@ -60,14 +60,17 @@ def sampler_speed(
 
 @dataclass
 class _Bench:
-    """The slots, from which programs take what they are given, and what else is needed.
+    """Runs the programs on one set of slots; attributes as the arguments of `sampler_speed`.
 
     Attributes:
-        programs: see `sampler_speed`; and so on.
+        programs: see `sampler_speed`.
+        weights: see `sampler_speed`.
+        config: see `sampler_speed`.
+        vocabulary: see `sampler_speed`.
         state: the slots.
     """
 
-    programs: Compiled
+    programs: CompiledPrograms
     weights: tuple[Params, Params]
     config: Config
     vocabulary: Vocabulary
@@ -80,10 +83,10 @@ class _Bench:
         return mesh_of(sharding)
 
     def prompts(self, bucket: int) -> tuple[int, float, float]:
-        """Positions that are read at once, seconds of reading them, and of filling slots."""
+        """Positions of one prefill, its seconds, and the seconds of a fill."""
         place, shards = by_row(self.mesh), batch_shards(self.mesh)
         prompts = _prompts(self.config, self.vocabulary, bucket, shards)
-        table = _newcomers(self.config, self.vocabulary, bucket, shards)
+        table = _admissions(self.config, self.vocabulary, bucket, shards)
 
         def read() -> Caches:
             inputs = jax.device_put(prompts, place)
@@ -96,22 +99,23 @@ class _Bench:
             self.state = self.programs.fill[bucket](self.state, caches, new)
             jax.block_until_ready(self.state)
 
-        # A second prefill beside the first one, as while drawing.
+        # `caches` stays allocated during the second prefill, as in sampling.
         return prompts[0].size, _fastest(read), _fastest(fill)
 
     def segment(self, slots: int) -> float:
-        """Seconds of a segment; the slots are as many from now on."""
+        """Seconds of a segment; compacts the state to this number of slots."""
         place, shards = by_row(self.mesh), batch_shards(self.mesh)
         if slots != len(self.state.length):
             kept = np.tile(np.arange(slots // shards, dtype=np.int32), shards)
             self.state = self.programs.compact[slots](self.state, jax.device_put(kept, place))
-        heat, rollout, token = Heat.of(1.0), self.config.rollout, _token(self.vocabulary)
+        sampling, rollout = SamplingParams.of(1.0), self.config.rollout
+        token = _plain_token(self.vocabulary)
 
         def put(value: Any) -> jax.Array:
             return jax.device_put(np.full(slots, value), place)
 
         def halfway() -> None:
-            """Every slot with a rollout that has half of its positions behind, none drawn."""
+            """Puts every slot at half of its positions, with no sampled token."""
             self.state = replace(
                 self.state,
                 last=put(np.int32(token)),
@@ -123,7 +127,7 @@ class _Bench:
             jax.block_until_ready(self.state)
 
         def turn() -> None:
-            state = self.state = self.programs.segment[slots](*self.weights, self.state, heat)
+            state = self.state = self.programs.segment[slots](*self.weights, self.state, sampling)
             np.array(state.done)
             jax.device_get((state.tokens, state.logprobs, state.processed_logprobs, state.count))
 
@@ -141,31 +145,31 @@ def _fastest(work: Callable[[], Any], *, before: Callable[[], None] | None = Non
     return min(seconds[1:])
 
 
-def _token(vocabulary: Vocabulary) -> int:
-    """One that may be drawn and ends nothing."""
-    barred = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
-    return next(token for token in range(len(barred) + 1) if token not in barred)
+def _plain_token(vocabulary: Vocabulary) -> int:
+    """A token without a special meaning."""
+    special = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
+    return next(token for token in range(len(special) + 1) if token not in special)
 
 
 def _prompts(
     config: Config, vocabulary: Vocabulary, bucket: int, shards: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts that fill a bucket, and their lengths as a prefill takes them."""
+    """Prompts that fill a bucket, and their lengths, as arguments of a prefill."""
     rows = shards * config.prefill_rows(bucket)
-    prompts = np.full((rows, bucket), _token(vocabulary), np.int32)
+    prompts = np.full((rows, bucket), _plain_token(vocabulary), np.int32)
     return prompts, np.full(rows, bucket - 1, np.int32)
 
 
-def _newcomers(
+def _admissions(
     config: Config, vocabulary: Vocabulary, bucket: int, shards: int
-) -> Newcomers[np.ndarray]:
-    """The first slots of each device are given to rollouts of its first prompts."""
+) -> SlotAdmissions[np.ndarray]:
+    """Admits rollouts of the first prompts of each device to its first slots."""
     each = config.slots // shards
-    count, read = max(1, each // _NEWCOMERS), config.prefill_rows(bucket)
-    new = Newcomers.none(config.slots)
+    count, read = max(1, each // _SLOTS_PER_ADMISSION), config.prefill_rows(bucket)
+    new = SlotAdmissions.none(config.slots)
     for shard in range(shards):
         at = slice(shard * each, shard * each + count)
         new.slots[at], new.rows[at] = np.arange(count), np.arange(count) % read
-        new.arrived[at], new.last[at] = True, _token(vocabulary)
+        new.admitted[at], new.last[at] = True, _plain_token(vocabulary)
         new.length[at], new.limit[at] = bucket - 1, config.rollout.max_new_tokens
     return new

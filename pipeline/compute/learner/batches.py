@@ -1,4 +1,4 @@
-"""Micro-batches on the devices: what the compiled programs are given."""
+"""Micro-batches on the devices: arguments of the compiled programs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipeline.contracts.batches import PackedBatch
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Kept:
-    """The top of a distribution at each position, and what is left.
+class TopKLogprobs:
+    """The k most likely tokens at each position, and the mass of all others.
 
     Attributes:
         logprobs: descending, normalised over the whole vocabulary; float32 or bfloat16.
-        tokens: which tokens these are.
-        tail: log of the mass of all other tokens, float32, taken before `logprobs` was rounded.
+        tokens: token ids.
+        tail: log of the mass of all other tokens, float32, from the unrounded `logprobs`.
     """
 
     logprobs: Float[Array, "rows seq k"]
@@ -31,7 +31,7 @@ class Kept:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """What the model reads, and what it is asked about; see `PackedBatch`."""
+    """Tokens, targets and layout of packed rows; see `PackedBatch`."""
 
     tokens: Int[Array, "rows seq"]
     targets: Int[Array, "rows seq"]
@@ -42,7 +42,7 @@ class Inputs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DemonstrationBatch:
-    """Worked examples on the devices, and the weight of each target in the loss."""
+    """Demonstrations on the devices, and the weight of each target in the loss."""
 
     inputs: Inputs
     weights: Float[Array, "rows seq"]
@@ -51,20 +51,20 @@ class DemonstrationBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A `TokenBatch` on the devices, with what other policies say of its tokens.
+    """A `TokenBatch` on the devices, with log-probs of other policies.
 
     Attributes:
-        inputs: what the model reads.
+        inputs: tokens and layout.
         weights: of each target in the loss.
         advantages: of the rollout that each target belongs to.
-        processed_logprobs: the sampler's, under the distribution that it drew from; None: there
-            is no importance weight.
-        old_logprobs: under the policy that drew; None or NaN: the current one is that policy. They
-            come from the first update's own pass: another program rounds otherwise, by more than a
-            narrow clip range bears.
-        reference_logprobs: under the reference; None: its KL is not estimated from one token.
-        reference: the reference's likeliest tokens; None: its KL is not estimated from those.
-        teacher: the teacher's likeliest tokens; None: there is none.
+        processed_logprobs: the sampler's, under the distribution that it sampled from; None: no
+            importance weight.
+        old_logprobs: under the policy at the start of the step; None or NaN: the current policy.
+            They come from the first update's own pass, because another program rounds differently,
+            by more than a narrow clip range allows.
+        reference_logprobs: under the reference; None unless `learner.kl` is a one-token estimator.
+        reference: the reference's top k; None unless `learner.kl` is "topk".
+        teacher: the teacher's top k; None without a teacher.
     """
 
     inputs: Inputs
@@ -73,8 +73,8 @@ class DeviceBatch:
     processed_logprobs: Float[Array, "rows seq"] | None = None
     old_logprobs: Float[Array, "rows seq"] | None = None
     reference_logprobs: Float[Array, "rows seq"] | None = None
-    reference: Kept | None = None
-    teacher: Kept | None = None
+    reference: TopKLogprobs | None = None
+    teacher: TopKLogprobs | None = None
 
 
 def place_inputs(batch: PackedBatch, mesh: Mesh) -> Inputs:

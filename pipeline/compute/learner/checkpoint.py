@@ -1,4 +1,4 @@
-"""Checkpoints of the learner through Orbax: atomic when written, verified when read."""
+"""Checkpoints of the learner with Orbax: written atomically, verified when read."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pipeline.compute.model import lora
 from pipeline.contracts.record_files import move_to_superseded
 
 Meta = dict[str, Any]
-"""What the coordinator wants back: cursor and counters, as JSON."""
+"""The coordinator's state: data cursor and counters, as JSON."""
 
 _STATUS = re.compile(r"([A-Z_]+): ")
-"""How TensorStore begins a message: with the status of Abseil that it stands for."""
+"""Start of a TensorStore message: the name of an Abseil status code."""
 _DAMAGE = {"DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
-"""Those of files that are missing, cut off or do not decompress; others are of disk or memory."""
+"""Status codes of missing, truncated or corrupt files; other codes mean disk or memory errors."""
 
 
 class Checkpoints:
-    """The `checkpoints/` folder of a run; made when the first checkpoint is.
+    """The `checkpoints/` folder of a run; created with the first checkpoint.
 
     Args:
-        folder: where.
-        keep: how many are kept.
+        folder: path of the folder.
+        keep: number of newest checkpoints that are kept.
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
@@ -51,10 +51,10 @@ class Checkpoints:
     def save(self, state: LearnerState, meta: Meta) -> None:
         """Writes a checkpoint of this version; does nothing if there is one already.
 
-        What `restore` skipped as damaged moves to `superseded/` first.
+        Damaged checkpoints that `restore` skipped move to `superseded/` first.
         """
         if self._damaged:
-            # Orbax ignores every version up to the newest in the folder.
+            # Orbax does not save a version that is older than the newest one in the folder.
             folders = [self._folder / str(step) for step in self._damaged]
             move_to_superseded(self._folder.parent, folders)
             self._damaged.clear()
@@ -78,19 +78,19 @@ class Checkpoints:
         assert saved, state.version
 
     def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
-        """The newest checkpoint that can be read and whose content has the recorded hash.
+        """Restores the newest readable checkpoint whose content has the recorded hash.
 
         Args:
-            like: a state with the shapes, types and shardings to restore to.
+            like: a state with the shapes, dtypes and shardings to restore to.
 
         Returns:
-            State, the coordinator's part, and one line for each newer checkpoint that was passed
-            over because it is damaged; None if the folder holds no checkpoint at all.
+            State, the coordinator's state, and one line for each newer checkpoint that was skipped
+            as damaged; None if the folder holds no checkpoint.
 
         Raises:
             ValueError: if there are checkpoints and all of them are damaged.
-            OSError: if one cannot be read now. It may be whole, and is not passed over.
-            Exception: likewise what else kept one from being read, a lack of memory above all.
+            OSError: if a checkpoint cannot be read now. It may be intact, so it is not skipped.
+            Exception: any other error that is no damage, such as a lack of memory.
         """
         steps = self._manager().all_steps() if self._folder.is_dir() else []
         damaged: dict[int, str] = {}
@@ -109,7 +109,7 @@ class Checkpoints:
             lines = "; ".join(damaged.values())
             raise ValueError(
                 f"no usable checkpoint in {self._folder}: {lines}; nothing was changed. Restore "
-                "one from a copy, or start another run with --run.name"
+                "a checkpoint from a backup, or start a new run with --run.name"
             )
         return None
 
@@ -144,7 +144,7 @@ def _tree(state: LearnerState) -> dict[str, Any]:
 
 
 def _sha256(state: LearnerState, meta: Meta) -> str:
-    """Hash of all that is saved. Orbax itself notices no damage inside large arrays."""
+    """Hash of the saved state; Orbax does not detect damage inside large arrays."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(_tree(state)):
         value = np.ascontiguousarray(leaf)
@@ -156,14 +156,14 @@ def _sha256(state: LearnerState, meta: Meta) -> str:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What was raised first: Orbax wraps what goes wrong while it reads an array."""
+    """The original error: Orbax wraps errors that occur while it reads an array."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Whether files are missing or malformed; what else goes wrong may go well the next time."""
+    """Whether files are missing or malformed; other errors may be transient."""
     if isinstance(error, ValueError) and (status := _STATUS.match(str(error))):
         return status[1] in _DAMAGE
     missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -172,7 +172,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def _undamaged(step: int, error: BaseException) -> BaseException:
-    """The error itself; where TensorStore calls any error a ValueError, what it is."""
+    """The error itself; an OSError for TensorStore's ValueErrors that are no damage."""
     if not isinstance(error, ValueError):
         return error
     return OSError(f"checkpoint {step} cannot be read: {_first_line(error)}")

@@ -1,4 +1,4 @@
-"""Two folders that change places at once: nobody ever finds neither."""
+"""Atomic exchange of two folders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 def exchange(one: Path, other: Path) -> None:
     """Exchanges two folders of one file system.
 
-    In one step where the system can, which Linux can on all usual file systems; elsewhere by three
-    renames, between which a killed process leaves `other` beside its place, as NAME.old.
+    Atomic on Linux with the usual file systems; elsewhere by three renames, between which a killed
+    process leaves the content of `other` as NAME.old.
     """
-    if not _at_once(one, other):
+    if not _exchange_atomically(one, other):
         aside = other.with_name(other.name + ".old")
         shutil.rmtree(aside, ignore_errors=True)
         other.rename(aside)
@@ -26,7 +26,7 @@ def exchange(one: Path, other: Path) -> None:
         aside.rename(one)
 
 
-def _at_once(one: Path, other: Path) -> bool:
+def _exchange_atomically(one: Path, other: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)

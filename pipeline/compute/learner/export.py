@@ -1,4 +1,4 @@
-"""Exports the trained policy in the formats of others, and proves each by loading it back."""
+"""Exports the trained policy in standard formats, and verifies each export by loading it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pipeline.compute.learner.exchange import exchange
 from pipeline.compute.learner.model_card import base_name, model_card
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model import lora, peft_folder, save, weights
-from pipeline.compute.model.peft_fit import fit
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.sharding import placed
@@ -30,7 +29,7 @@ from pipeline.inputs.hub.hf_folder import read_config
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""
 BOUND = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
-"""Largest log-prob difference between policy and export, by the coarser of the types of both."""
+"""Largest log-prob difference between policy and export, by the coarser of their dtypes."""
 _GIB = 2**30
 
 
@@ -45,7 +44,7 @@ class Score(Protocol):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is exported: an adapter, and the number of steps it was trained for."""
+    """The adapter to export, and the number of steps it was trained for."""
 
     adapter: Params
     version: int
@@ -54,40 +53,40 @@ class Tuned:
 def merged(
     policy: Policy, base: Params, adapter: Params, *, dtype: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Base plus adapter in host memory, one parameter after the other.
+    """Base plus adapter in host memory, one parameter after another.
 
     Raises:
         ValueError: if a number is too large for `dtype`.
     """
     for name, value in policy.parameters(base):
-        whole = lora.merge(name, value, adapter, lora=policy.lora)
-        kept = whole.astype(dtype)
-        if dtype == "float16" and bool(jnp.any(jnp.isinf(kept) & jnp.isfinite(whole))):
-            largest = float(jnp.abs(whole).max())
+        exact = lora.merge(name, value, adapter, lora=policy.lora)
+        rounded = exact.astype(dtype)
+        if dtype == "float16" and bool(jnp.any(jnp.isinf(rounded) & jnp.isfinite(exact))):
+            largest = float(jnp.abs(exact).max())
             raise ValueError(
-                f'export.dtype = "float16" ends at 65504 and {name} has {largest:.4g}; '
+                f'export.dtype = "float16" has a maximum of 65504, and {name} has {largest:.4g}; '
                 'nearest valid: "bfloat16"'
             )
-        yield name, np.asarray(kept)
+        yield name, np.asarray(rounded)
 
 
 class Exporter:
-    """Writes exports of one base and its adapters, and loads them back.
+    """Writes exports of one base and its adapters, and verifies them by loading.
 
-    What verification needs is compiled here, so that an export compiles nothing. It holds the
-    unquantized merged model on the devices, beside the base; where there is no room for that, what
-    was written is read back and compared number by number instead.
+    The programs for verification are compiled at construction, so that an export compiles nothing.
+    Verification holds the unquantized merged model on the devices, beside the base; if there is not
+    enough memory, it compares the written parameters with the policy's instead.
 
     Args:
         policy: the model.
         base: its frozen parameters.
         config: of the run.
-        vocabulary: token ids with a meaning.
-        like: the folder the base came from.
+        vocabulary: special token ids.
+        like: the folder of the base.
         tokenizer: the tokenizer's file.
         score: scores under `policy`, if that is compiled already.
-        verify: whether exports are to be verified at all.
-        described: the configuration in the model card, if it is another one.
+        verify: whether to verify exports.
+        described: the configuration in the model card, if it is a different one.
         evaluations: reads the `evaluated` entries of the run's journal, for the model card.
     """
 
@@ -113,12 +112,12 @@ class Exporter:
         self._evaluations = evaluations
         self._stops = vocabulary.stops
         if verify:
-            # Nor are activations rounded where an export is used.
+            # Users of an export do not quantize activations either.
             unrounded = policy.unrounded()
             if score is None or unrounded is not policy:
                 score = Scorer(unrounded, config, vocabulary).score
             self._score = score
-            # What is written is not quantized, and is not to be when it is loaded back.
+            # The export is not quantized, and must not be quantized when it is loaded.
             self._plain = policy.plain()
             self._score_plain = (
                 Scorer(self._plain, config, vocabulary).score
@@ -134,18 +133,17 @@ class Exporter:
         examples: Sequence[Completion],
         formats: Sequence[Format] = ("hf", "peft"),
     ) -> ExportReport:
-        """Writes beside `folder`, verifies, and only then replaces what is there.
+        """Writes beside `folder`, verifies, and only then replaces `folder`.
 
         Args:
-            folder: where the export will be.
-            tuned: what is exported.
+            folder: path of the export.
+            tuned: adapter and version.
             examples: completions whose log-probs are compared.
-            formats: what is written.
+            formats: formats to write.
 
         Raises:
-            RuntimeError: if what is loaded back scores tokens differently; `folder` is left as it
-                was.
-            ValueError: if a number is too large for `export.dtype`; likewise.
+            RuntimeError: if the loaded export scores tokens differently; `folder` does not change.
+            ValueError: if a number is too large for `export.dtype`; `folder` does not change.
         """
         fresh = begin(folder)
         found = [
@@ -155,19 +153,19 @@ class Exporter:
         scored = [difference for difference in found if difference is not None]
         if not self._verify or len(scored) < len(found):
             return ExportReport(str(folder), None, 0, tuned.version)
-        tokens = sum(len(drawn.tokens) for drawn in examples)
+        tokens = sum(len(completion.tokens) for completion in examples)
         return ExportReport(str(folder), max(scored), tokens, tuned.version)
 
     def add(
         self, fresh: Path, kind: Format, tuned: Tuned, *, examples: Sequence[Completion]
     ) -> float | None:
-        """Writes one format into `fresh` and loads it back.
+        """Writes one format into `fresh` and verifies it.
 
         Returns:
-            The largest log-prob difference; None where nothing was scored, for want of room.
+            The largest log-prob difference; None if there was not enough memory to score.
 
         Raises:
-            RuntimeError: if that is too large, or the adapter is not the one that was written.
+            RuntimeError: if the difference is too large, or the loaded adapter differs.
             ValueError: if a number is too large for `export.dtype`.
         """
         if kind == "peft":
@@ -191,7 +189,7 @@ class Exporter:
         return self._check_merged(fresh, tuned, examples) if self._verify else 0.0
 
     def finish(self, fresh: Path, folder: Path, tuned: Tuned, *, formats: Sequence[Format]) -> None:
-        """Adds the model card and puts `fresh` in the place of `folder`."""
+        """Adds the model card and replaces `folder` with `fresh`."""
         card = model_card(
             self._described,
             step=tuned.version,
@@ -219,9 +217,9 @@ class Exporter:
         )
 
     def _check_adapter(self, folder: Path, tuned: Tuned) -> float:
-        found = fit(peft_folder.read_peft(folder), self.policy)
+        found = peft_folder.fit_to_policy(peft_folder.read_peft(folder), self.policy)
         if lora.sha256(found) != lora.sha256(tuned.adapter):
-            raise RuntimeError(f"the adapter in {folder} is not the one that was to be written")
+            raise RuntimeError(f"the adapter in {folder} differs from the exported one")
         return 0.0
 
     def _check_merged(
@@ -248,14 +246,14 @@ class Exporter:
 
     def _compare_parameters(self, fresh: Path, tuned: Tuned) -> None:
         written = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
-        kept = weights.stream(fresh, placed(self.policy.plain_shapes, self.policy.mesh))
-        for (name, value), (_, found) in zip(written, kept, strict=True):
+        read = weights.stream(fresh, placed(self.policy.plain_shapes, self.policy.mesh))
+        for (name, value), (_, found) in zip(written, read, strict=True):
             if not np.array_equal(value.astype(found.dtype), found):
                 raise RuntimeError(f"the export in {fresh} does not hold the policy's {name}")
 
 
 def begin(folder: Path) -> Path:
-    """An empty folder beside `folder` to write into; what a dead process left there is deleted."""
+    """An empty folder beside `folder` to write into; deletes the one of a dead process."""
     fresh = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -263,11 +261,11 @@ def begin(folder: Path) -> Path:
 
 
 def replace(fresh: Path, folder: Path) -> None:
-    """Puts `fresh` in the place of `folder`: there is the old or the new one at any time."""
+    """Replaces `folder` with `fresh`, atomically where `exchange` is."""
     if folder.exists():
         exchange(fresh, folder)
         shutil.rmtree(fresh)
     else:
         fresh.rename(folder)
-    # What a process left that died between two of the renames of `exchange`.
+    # Left by a process that died between two renames of `exchange`.
     shutil.rmtree(folder.with_name(folder.name + ".old"), ignore_errors=True)

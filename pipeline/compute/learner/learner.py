@@ -1,8 +1,7 @@
-"""The learner: adapter, optimizer state, and the updates on them: imitation, then GRPO.
+"""The learner: adapter, optimizer state, and their updates: SFT, then GRPO.
 
-What departs from the paper of GRPO (arXiv:2402.03300): log-probs of the policy that drew the
-rollouts are the learner's own, never the sampler's; while each batch is used once they are the
-current ones, so the ratio is 1.
+Departure from the GRPO paper (arXiv:2402.03300): the old log-probs are the learner's own, never the
+sampler's; if each batch is used once, they are the current ones, so the ratio is 1.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config
+from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, place_inputs
-from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate
+from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
 from pipeline.compute.learner.programs import (
-    ABOUT_UPDATE,
+    PER_UPDATE_METRICS,
     BySize,
     CompiledPrograms,
     LearnerPrograms,
@@ -28,7 +28,6 @@ from pipeline.compute.learner.scorer import score_completions
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.learner.timing import micro_batch_s
 from pipeline.compute.model import lora
-from pipeline.compute.model.footprint import array_bytes
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
@@ -41,15 +40,15 @@ from pipeline.inputs.dataset.packing import packed_batches
 
 
 class Learner:
-    """Compiled programs and the state they work on. Compiles when it is made, and when resized.
+    """Compiled programs and the training state. Compiles at construction and on `resize`.
 
     Args:
         policy: the model.
-        base: its frozen parameters, shared, never copied or donated; may be put in their place
-            later, before anything is computed.
+        base: its frozen parameters, shared, never copied or donated; the attribute may be set
+            later, before the first computation.
         config: the loss, the optimizer and the shapes.
-        vocabulary: token ids with a meaning.
-        log: told about each program.
+        vocabulary: special token ids.
+        log: receives an entry for each compiled program.
     """
 
     def __init__(
@@ -64,9 +63,9 @@ class Learner:
         self.policy = policy
         self.base = base
         self._vocabulary = vocabulary
-        self._rates = {"sft": imitation_rate(config), "grpo": grpo_rate(config)}
+        self._rates = {"sft": sft_rate(config), "grpo": grpo_rate(config)}
         for rate in self._rates.values():
-            rate(0)  # compiles the operations that it consists of
+            rate(0)  # compiles the operations of the schedule
         self._teacher = _open_teacher(config.learner.teacher, policy)
         self._config: Config
         self._programs: LearnerPrograms
@@ -77,14 +76,14 @@ class Learner:
         self.state = self._fresh()
 
     def resize(self, config: Config, *, log: BuildLog | None = None) -> None:
-        """Compiles for the sizes of another configuration; the programs there were are gone first.
+        """Compiles for the sizes of another configuration; drops the existing programs first.
 
-        Adapter and optimizer stay. If that fails, nothing can be computed before it succeeds for
-        other sizes.
+        The training state does not change. After a failure the learner cannot compute until a later
+        `resize` succeeds.
 
         Args:
             config: differs in sizes only.
-            log: told about each program.
+            log: receives an entry for each compiled program.
         """
         vars(self).pop("_compiled", None)
         self._config = config
@@ -93,27 +92,27 @@ class Learner:
 
     @property
     def needs(self) -> dict[str, dict[str, int]]:
-        """Bytes of each device beside base and adapter, by what for and by program."""
+        """Bytes per device beside base and adapter, by phase and by program."""
         return self._compiled.needs(array_bytes(self.policy.abstract_params()))
 
     @property
     def ends_phase(self) -> bool:
-        """Whether the next update is the supervised phase's last, so that GRPO begins after it."""
+        """Whether the next update is the last one of the SFT phase."""
         return self.state.version + 1 == self._config.sft_steps
 
     def host_state(self) -> LearnerState:
         """A copy of the state in host memory."""
         return self.state.on_host()
 
-    def put_back(self, state: LearnerState) -> None:
-        """Goes on from what `host_state` returned, bit for bit."""
+    def restore_state(self, state: LearnerState) -> None:
+        """Restores the result of `host_state`, bit for bit."""
         self.state = state.on_device(self._whole)
 
     def initial_adapter(self) -> Params:
-        """The adapter that the run begins with, on the devices.
+        """The initial adapter of the run, on the devices.
 
         Raises:
-            FileNotFoundError: if `lora.start` is not there.
+            FileNotFoundError: if there is no adapter at `lora.start`.
             ValueError: if it cannot be used.
         """
         start = self._config.lora.start
@@ -127,12 +126,13 @@ class Learner:
         return self._begin_phase(self.initial_adapter(), version=0)
 
     def _begin_phase(self, adapter: Params, *, version: int) -> LearnerState:
-        """The state in which a phase begins: a new optimizer, and this adapter as reference."""
+        """Initial state of a phase: a new optimizer, and this adapter as reference."""
         optimizer = jax.device_put(self._programs.optimizer.init(adapter), self._whole)
-        moved = self._config.run.has_sft_phase or self._config.lora.start is not None
+        # A fresh adapter is the identity, and the reference is the base.
+        nonzero = self._config.run.has_sft_phase or self._config.lora.start is not None
         reference = None
-        if self._programs.keeps_reference and moved:
-            # A copy: updates take the adapter's own memory.
+        if self._programs.uses_reference and nonzero:
+            # A copy, because updates donate the adapter.
             reference = self.policy.place_adapter(jax.device_get(adapter))
         return LearnerState(
             adapter,
@@ -140,13 +140,13 @@ class Learner:
             version=version,
             updates=0,
             reference=reference,
-            previous=self._copy_ahead(adapter),
+            previous=self._copy_for_sampling_ahead(adapter),
         )
 
-    def _copy_ahead(self, adapter: Params) -> Params | None:
-        """What `LearnerState.previous` is to be; a copy, because updates take what they are given.
+    def _copy_for_sampling_ahead(self, adapter: Params) -> Params | None:
+        """A copy for `LearnerState.previous`, because updates donate the adapter.
 
-        None unless rollouts are drawn ahead.
+        None without sampling ahead.
         """
         if self._config.rollout.ahead == "off":
             return None
@@ -154,7 +154,7 @@ class Learner:
 
     @property
     def teacher_sha256(self) -> str | None:
-        """Hash of the teacher's adapter; None: there is no teacher."""
+        """Hash of the teacher's adapter; None without a teacher."""
         return None if self._teacher is None else lora.sha256(self._teacher)
 
     @property
@@ -163,69 +163,70 @@ class Learner:
         return lora.sha256(self.state.adapter)
 
     def host_adapter(self) -> dict[str, np.ndarray]:
-        """The current adapter in host memory, for sending it elsewhere."""
+        """The current adapter in host memory, for sending it to samplers."""
         return jax.device_get(self.state.adapter)
 
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
-        """Learns from one step's rollouts and moves on to the next version.
+        """Learns from one step's rollouts and increments the version.
 
-        If no rollout carries a signal, adapter and optimizer stay as they are. Likewise if loss or
-        gradient of an update are not finite; the step's other updates are skipped, too.
+        Adapter and optimizer do not change if no rollout carries a signal. An update whose loss or
+        gradient is not finite is skipped, together with the step's later updates.
 
         Args:
-            rollouts: what is learned from.
-            rate: the learning rate of all updates of this step, where the decay is planned by the
-                clock (`Config.plans_decay`); None elsewhere, where the schedule gives it.
+            rollouts: the step's rollouts.
+            rate: the learning rate of all updates of this step if the step planner plans the decay
+                (`Config.plans_decay`); otherwise None, and the schedule gives the rate.
 
         Returns:
             Metrics: means over learned tokens, and the parity between sampler and learner;
-            `skipped_updates` (1) only if one was skipped.
+            `skipped_updates` (1) only if an update was skipped.
         """
         batches = self._pack(rollouts)
-        # Before the first update takes the adapter; the state stays as it is until one has ended,
-        # and after it nothing may run out of memory: it would be made again.
-        begun_with = self._copy_ahead(self.state.adapter)
-        watched = self._parity_ahead(batches)
-        # What is used once is asked for just before, so that it exists for one micro-batch only.
+        # Copied before the first update donates the adapter. The copy must not be made later: the
+        # state must not change before an update has ended, and nothing may run out of memory after
+        # it, because the step would be repeated.
+        initial = self._copy_for_sampling_ahead(self.state.adapter)
+        parity_ahead = self._parity_ahead(batches)
+        # Batches that are used once are placed lazily, so that only one exists at a time.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
-        if self._programs.keeps_old:
+        if self._programs.uses_old_logprobs:
             placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
-        metrics |= padding_metrics(batches) | watched
+        metrics |= padding_metrics(batches) | parity_ahead
         for number in range(self._config.learner.updates_per_batch if batches else 0):
             shares, logprobs = self._one_update(placed, rate)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
-                if self._programs.keeps_old:
+                if self._programs.uses_old_logprobs:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
                     placed = [replace(batch, old_logprobs=scored) for batch, scored in pairs]
-            # The loss is a sum over the whole step; what describes tokens is a mean over them.
+            # The loss is a sum over the whole step; metrics of tokens are means.
             metrics |= {
-                name: value if name in ABOUT_UPDATE else value / weight
+                name: value if name in PER_UPDATE_METRICS else value / weight
                 for name, value in shares.items()
             }
             if "skipped_updates" in shares:
                 if number == 0:
                     metrics["tokens_trained"] = 0.0
                 break
-        self.state = replace(self.state, previous=begun_with, version=self.state.version + 1)
+        self.state = replace(self.state, previous=initial, version=self.state.version + 1)
         return metrics
 
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        """Learns from one step's packed examples and moves on to the next version.
+        """Learns from one step's packed demonstrations and increments the version.
 
-        After the last step of the supervised phase the GRPO phase begins: with a new optimizer,
-        and with the adapter as it is then for the KL term's reference.
+        After the last step of the SFT phase the GRPO phase begins, with a new optimizer and the
+        current adapter as the KL term's reference.
 
-        An update whose loss or gradient are not finite is skipped.
+        An update whose loss or gradient is not finite is skipped.
 
         Returns:
-            Metrics: the loss in nats a token, the gradient's norm, the learning rate;
-            `skipped_updates` (1) only if it was skipped.
+            Metrics: the loss in nats per token, the gradient's norm, the learning rate;
+            `skipped_updates` (1) only if the update was skipped.
         """
-        apply = self._compiled.apply_imitation
+        apply = self._compiled.apply_sft
         assert apply is not None
         batches = packed_batches(sequences, shape=self._programs.shape)
         state = self.state
@@ -233,9 +234,9 @@ class Learner:
         shares = []
         for batch in batches:
             weights = jax.device_put(batch.weights, by_row(self.policy.mesh))
-            examples = DemonstrationBatch(place_inputs(batch, self.policy.mesh), weights)
-            program = self._compiled.imitation[len(batch.tokens)]
-            total, share = program(self.base, state.adapter, total, examples)
+            placed = DemonstrationBatch(place_inputs(batch, self.policy.mesh), weights)
+            program = self._compiled.sft_gradient[len(batch.tokens)]
+            total, share = program(self.base, state.adapter, total, placed)
             shares.append(share)
         sums = self._apply(apply, total, jax.device_get(shares))
         version = state.version + 1
@@ -251,7 +252,7 @@ class Learner:
         }
 
     def speed(self) -> LearnerSpeed:
-        """How long micro-batches take; adapter and optimizer stay as they are."""
+        """Measures micro-batches; the training state does not change."""
         adapter, mesh = self.state.adapter, self.policy.mesh
 
         def work(batch: TokenBatch) -> None:
@@ -270,7 +271,7 @@ class Learner:
         """Log-probs of each completion's tokens, float32, in the given order.
 
         Args:
-            completions: what is scored; their names must differ.
+            completions: completions with distinct names.
             adapter: the adapter to score under.
             base: another base of the same shape; None: the learner's own.
         """
@@ -283,12 +284,14 @@ class Learner:
         )
 
     def _parity_ahead(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """`parity` of what the version before drew, if the one in force drew nothing: in one batch.
+        """`parity` of one batch under the previous version, if the current one sampled no token.
 
-        Which one moves on from step to step, so that long and short rollouts have their turn.
+        The batch changes from step to step, so that long and short rollouts are covered.
         """
         adapter, now = self.state.previous, self.state.version
-        if adapter is None or not batches or any(_drawn_by(now, batch).any() for batch in batches):
+        if adapter is None or not batches:
+            return {}
+        if any(_sampled_by(now, batch).any() for batch in batches):
             return {}
         batch = batches[(now - 1) % len(batches)]
         inputs = place_inputs(batch, self.policy.mesh)
@@ -304,7 +307,7 @@ class Learner:
         )
 
     def _place(self, batch: TokenBatch) -> DeviceBatch:
-        """The batch on the devices, with what other policies say of its tokens."""
+        """The batch on the devices, with the log-probs of reference and teacher."""
         programs = self._programs
         weights, advantages, sampled = jax.device_put(
             (batch.weights, batch.advantages, batch.processed_logprobs), by_row(self.policy.mesh)
@@ -313,20 +316,21 @@ class Learner:
         placed = DeviceBatch(inputs, weights, advantages)
         if self._config.learner.importance_cap:
             placed = replace(placed, processed_logprobs=sampled)
-        if programs.keeps_old:
+        if programs.uses_old_logprobs:
             unknown = np.full(batch.weights.shape, np.nan, np.float32)
             old = jax.device_put(unknown, by_row(self.policy.mesh))
             placed = replace(placed, old_logprobs=old)
-        if programs.keeps_reference:
+        if programs.uses_reference:
             reference = self._zeros if self.state.reference is None else self.state.reference
             if self._config.learner.kl == "topk":
-                kept = self._run(self._compiled.keep, reference, inputs)
-                placed = replace(placed, reference=kept)
+                top = self._run(self._compiled.reference_top_k, reference, inputs)
+                placed = replace(placed, reference=top)
             else:
                 logprobs = self._run(self._compiled.score, reference, inputs)
                 placed = replace(placed, reference_logprobs=logprobs)
         if self._teacher is not None:
-            placed = replace(placed, teacher=self._run(self._compiled.keep, self._teacher, inputs))
+            top = self._run(self._compiled.reference_top_k, self._teacher, inputs)
+            placed = replace(placed, teacher=top)
         return placed
 
     def _run(
@@ -346,13 +350,13 @@ class Learner:
             program = self._compiled.gradient[len(batch.weights)]
             total, share, scored = program(self.base, state.adapter, total, batch)
             del batch  # its memory is free before the next one is made
-            # Added up on the host: sums of device scalars would be compiled at the first update.
+            # Summed on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
         planned = () if rate is None else (rate,)
         sums = self._apply(self._compiled.apply, total, shares, *planned)
-        told = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
-        return sums | {"lr": told}, logprobs
+        lr = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
+        return sums | {"lr": lr}, logprobs
 
     def _apply(
         self,
@@ -361,12 +365,12 @@ class Learner:
         shares: Sequence[Mapping[str, Any]],
         *planned: float,
     ) -> dict[str, float]:
-        """Applies a gradient, or skips it if loss or norm are not finite; the version stays.
+        """Applies a gradient, or skips it if loss or norm is not finite; keeps the version.
 
         Args:
-            program: what applies it.
+            program: `apply` or `apply_sft`.
             total: the gradient.
-            shares: what each micro-batch adds to the metrics.
+            shares: each micro-batch's contribution to the metrics.
             planned: the learning rate, if the program takes it.
 
         Returns:
@@ -379,15 +383,15 @@ class Learner:
         scalars = jax.device_put(given, self._whole)
         adapter, optimizer, norm = program(state.adapter, state.optimizer, total, *scalars)
         sums["grad_norm"] = float(norm)
-        made = bool(np.isfinite(given[0]) & np.isfinite(sums["grad_norm"]))  # as in the program
+        finite = bool(np.isfinite(given[0]) & np.isfinite(sums["grad_norm"]))  # as in the program
         self.state = replace(
-            state, adapter=adapter, optimizer=optimizer, updates=state.updates + made
+            state, adapter=adapter, optimizer=optimizer, updates=state.updates + finite
         )
-        return sums if made else sums | {"skipped_updates": 1.0}
+        return sums if finite else sums | {"skipped_updates": 1.0}
 
 
 def _open_teacher(path: str | None, policy: Policy) -> Params | None:
-    """The teacher's adapter on the devices, if there is a teacher.
+    """The teacher's adapter on the devices; None without a teacher.
 
     Raises:
         FileNotFoundError: if there is no adapter at `path`.
@@ -409,12 +413,12 @@ def parity(
 ) -> dict[str, float]:
     """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max.
 
-    Of the tokens that `version` drew: what older ones drew differs rightly. Nothing, if there is no
-    such token.
+    Only of the tokens that `version` sampled, because log-probs of other versions differ by design;
+    empty if there are none.
     """
     differences = np.concatenate(
         [
-            np.abs(learned - batch.sampled_logprobs)[_drawn_by(version, batch)]
+            np.abs(learned - batch.sampled_logprobs)[_sampled_by(version, batch)]
             for batch, learned in zip(batches, logprobs, strict=True)
         ]
     )
@@ -427,7 +431,7 @@ def parity(
     }
 
 
-def _drawn_by(version: int, batch: TokenBatch) -> np.ndarray:
-    """Which learned tokens this version drew, bool `rows seq`."""
+def _sampled_by(version: int, batch: TokenBatch) -> np.ndarray:
+    """Mask of the learned tokens that this version sampled, bool `rows seq`."""
     found: np.ndarray = (batch.weights > 0) & (batch.versions == version)
     return found

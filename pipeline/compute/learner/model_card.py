@@ -1,4 +1,4 @@
-"""The model card of an export: what was trained on what, how, and how well it does."""
+"""The model card of an export: base, data, training settings and accuracy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def model_card(
     Args:
         config: the run's.
         step: version of the adapter.
-        formats: what the folder holds: `hf`, `peft`, `orbax`.
-        dtype: type of the merged weights.
-        multimodal: whether the base stood beside a vision tower.
+        formats: formats in the folder: `hf`, `peft`, `orbax`.
+        dtype: dtype of the merged weights.
+        multimodal: whether the base is part of a multimodal model.
         evaluations: the journal's `evaluated` entries of the run.
     """
     base = base_name(config.model.path)[0]
@@ -64,23 +64,23 @@ def model_card(
 
 
 def _history(config: Config, step: int) -> str:
-    """What the adapter has been through: `trained with SFT for 30 steps and GRPO for 50 steps`."""
-    imitated = min(step, config.sft_steps)
-    parts = {"SFT": imitated, "GRPO": step - imitated}
+    """Training history, such as `trained with SFT for 30 steps and GRPO for 50 steps`."""
+    sft_steps = min(step, config.sft_steps)
+    parts = {"SFT": sft_steps, "GRPO": step - sft_steps}
     trained = " and ".join(f"{phase} for {n} steps" for phase, n in parts.items() if n)
-    return f"trained with {trained}" if trained else "with an adapter as it was before training,"
+    return f"trained with {trained}" if trained else "with an untrained adapter,"
 
 
 def _facts(config: Config, base: str) -> dict[str, str]:
     model, lora, rollout, learner = config.model, config.lora, config.rollout, config.learner
     sources = [config.data.train.path, *(source.path for source in config.data.mixture)]
-    heat = f"temperature {rollout.temperature:g}"
+    temperature = f"temperature {rollout.temperature:g}"
     more: dict[str, str] = {}
     if lora.start is not None:
-        more["adapter at the start"] = f"`{lora.start}`"
+        more["initial adapter"] = f"`{lora.start}`"
     if config.sft.train is not None:
         sft = config.sft
-        more["warm start"] = (
+        more["SFT"] = (
             f"`{config.sft.train.path}`, {sft.steps} steps of {sft.sequences_per_step} packed "
             f"sequences, learning rate {sft.lr:g}, {sft.schedule}"
         )
@@ -91,8 +91,8 @@ def _facts(config: Config, base: str) -> dict[str, str]:
         **more,
         "GRPO on": ", ".join(f"`{path}`" for path in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
-        **_told(config),
-        "rollouts in a step": f"{rollout.prompts_per_step} x {rollout.group_size}, {heat}",
+        **_serving(config),
+        "rollouts per step": f"{rollout.prompts_per_step} x {rollout.group_size}, {temperature}",
         "loss": _loss(learner),
         "learning rate": f"{learner.lr:g}, {learner.schedule}",
         "seed": str(config.run.seed),
@@ -100,17 +100,17 @@ def _facts(config: Config, base: str) -> dict[str, str]:
     }
 
 
-def _told(config: Config) -> dict[str, str]:
-    """What whoever serves the model has to be told, because it stands in no file of the model."""
+def _serving(config: Config) -> dict[str, str]:
+    """Settings for serving the model that are in none of its files."""
 
     def quoted(texts: Sequence[str]) -> str:
         return ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in texts)
 
     found = {}
     if config.prompt.answer_prefix:
-        found["the model's turn begins with"] = quoted([config.prompt.answer_prefix])
+        found["prefix of the model's turn"] = quoted([config.prompt.answer_prefix])
     if config.rollout.stop_strings:
-        found["an answer also ends with"] = quoted(config.rollout.stop_strings)
+        found["stop strings"] = quoted(config.rollout.stop_strings)
     return found
 
 
@@ -125,7 +125,7 @@ def _loss(learner: Learner) -> str:
 
 
 def base_name(path: str) -> tuple[str, str | None]:
-    """What a model is called where it came from, and the revision if one is named."""
+    """The model's name at its source, and the revision if the path names one."""
     if path.startswith(HF):
         name, _, revision = path.removeprefix(HF).partition("@")
         return name, revision or None
@@ -141,15 +141,13 @@ def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[s
     if "peft" in formats:
         lines.append("* `adapter/`: the adapter alone, for PEFT, on the base")
     if multimodal and len({"hf", "orbax"} & set(formats)):
-        lines.append(
-            "\nThe base stands beside a vision tower; the merged model is its text model alone."
-        )
+        lines.append("\nThe base is a multimodal model; the merged model is its text model alone.")
     return lines
 
 
 def _accuracy(evaluations: Iterable[Mapping[str, Any]], config: Config, step: int) -> list[str]:
-    """What the run measured, of the base and of this version, as far as it has by now."""
-    # What was measured twice counts once.
+    """Accuracy of the base and of this version, as far as it has been measured."""
+    # The last of repeated measurements.
     measured = {(entry["name"], entry["step"]): entry for entry in evaluations}
     rows = [
         f"| {entry['name']} | {entry['step']} | {_percent(entry)} | {entry['n']} |"
@@ -159,14 +157,14 @@ def _accuracy(evaluations: Iterable[Mapping[str, Any]], config: Config, step: in
     if not rows:
         return []
     protocol = config.eval
-    heat = "greedy" if protocol.temperature == 0 else f"temperature {protocol.temperature:g}"
-    how = f"{heat}, {protocol.samples} sample(s) a prompt, answer by {protocol.extraction}"
+    decoding = "greedy" if protocol.temperature == 0 else f"temperature {protocol.temperature:g}"
+    how = f"{decoding}, {protocol.samples} sample(s) per prompt, answer by {protocol.extraction}"
     return [
         "## Accuracy",
         "",
         f"The test split is `{config.data.test.path}`; {how}.",
-        "`before` is the policy that training began with. Of all versions the one with the best",
-        "validation is taken, so its validation looks a little better than it is.",
+        "`before` is the initial policy. The exported version is the one with the best validation",
+        "accuracy, so its validation accuracy is slightly optimistic.",
         "",
         "| evaluation | step | accuracy [95%] | prompts |",
         "|---|---|---|---|",

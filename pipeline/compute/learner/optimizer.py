@@ -1,4 +1,4 @@
-"""The optimizer: clipped gradients, AdamW, warm-up and decay, on float32 adapters."""
+"""The optimizer: gradient clipping, AdamW, warm-up and decay, on float32 adapters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from configs.schema import Config
 
 
 def grpo_rate(config: Config) -> optax.Schedule:
-    """Learning rate of the GRPO phase as a function of its updates so far.
+    """Learning rate of the GRPO phase as a function of the number of its updates.
 
-    Unused where `control.step_planner` plans the decay: there each step carries its rate.
+    Unused if `control.step_planner` plans the decay: each step carries its rate then.
     """
     learner = config.learner
     updates = learner.updates_per_batch
@@ -20,15 +20,15 @@ def grpo_rate(config: Config) -> optax.Schedule:
     )
 
 
-def imitation_rate(config: Config) -> optax.Schedule:
-    """Learning rate of the supervised phase as a function of its updates so far."""
+def sft_rate(config: Config) -> optax.Schedule:
+    """Learning rate of the SFT phase as a function of the number of its updates."""
     sft = config.sft
     return _schedule(sft.schedule, peak=sft.lr, warmup=sft.warmup_steps, decay=sft.steps)
 
 
 def _schedule(kind: str, *, peak: float, warmup: int, decay: int | None) -> optax.Schedule:
-    """A linear rise over `warmup` updates, then constant or falling to zero at update `decay`."""
-    # The first update must not be lost to a rate of zero, hence (n + 1) / warmup.
+    """Linear warm-up over `warmup` updates, then constant or decaying to zero at `decay`."""
+    # (n + 1) / warmup: the first update must not have a rate of zero.
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     if kind == "constant" or decay is None:
         after: optax.Schedule = optax.constant_schedule(peak)

@@ -1,8 +1,8 @@
-"""The learner's compiled programs: score tokens, add up a gradient, apply an update.
+"""The learner's compiled programs: score tokens, accumulate a gradient, apply an update.
 
 Compiled ahead of time, one of each for every size of a micro-batch, of which there are at most two.
-The gradient program borrows the adapter; only the small program that applies the update takes
-adapter and optimizer state for good, so that running out of memory in the large one cannot lose
+The gradient program does not donate the adapter; only the small program that applies the update
+donates adapter and optimizer state, so that running out of memory in the large one cannot lose
 them.
 """
 
@@ -19,15 +19,15 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
-from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, Kept
+from pipeline.compute.device_memory import program_bytes
+from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, TopKLogprobs
 from pipeline.compute.learner.losses import weighted_sum
-from pipeline.compute.learner.objective import asked_for, objective
-from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
-from pipeline.compute.learner.topk import keep
+from pipeline.compute.learner.objective import gather_tokens, objective
+from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
+from pipeline.compute.learner.topk import top_k_logprobs
 from pipeline.compute.model.attention import PackedAttention
 from pipeline.compute.model.building import Builder, results
 from pipeline.compute.model.flash import FlashAttention
-from pipeline.compute.model.footprint import program_bytes
 from pipeline.compute.model.head import Head, Scores, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
@@ -39,49 +39,54 @@ from pipeline.inputs.dataset.batching import batch_shape
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
-"""A program for each size of a micro-batch, by its rows."""
+"""Programs by number of rows of a micro-batch."""
 FutureBySize = dict[int, Future[jax.stages.Compiled]]
-"""The same while they are compiled."""
+"""`BySize` during compilation."""
 
-IMITATION_TEMPERATURE = 1.0
-"""Worked examples are learned at the model's own temperature, whatever rollouts are drawn at."""
+SFT_TEMPERATURE = 1.0
+"""Temperature of the demonstrations' log-probs, independent of the rollout temperature."""
 
-ABOUT_UPDATE = ("loss", "policy_loss", "grad_norm", "lr", "skipped_updates")
-"""Metrics of an update as a whole; all others describe tokens, and their mean is told."""
+PER_UPDATE_METRICS = ("loss", "policy_loss", "grad_norm", "lr", "skipped_updates")
+"""Metrics of an update as a whole; all others are means over tokens."""
 
 
 @dataclass(frozen=True)
 class CompiledPrograms:
-    """What `LearnerPrograms.compile` returns.
+    """The compiled programs of a learner.
 
-    `keep` is there only where the top of a distribution is kept, `imitation` and `apply_imitation`
-    only in runs with a supervised phase. `apply` takes adapter, optimizer state, gradient and loss,
-    and the learning rate, too, where the clock plans it.
+    Attributes:
+        score: log-probs of targets.
+        reference_top_k: top k of reference and teacher; empty if no setting uses it.
+        gradient: accumulates the GRPO gradient.
+        apply: applies a GRPO update; takes adapter, optimizer state, gradient and loss, and the
+            learning rate if the step planner plans the decay.
+        sft_gradient: accumulates the SFT gradient; empty without an SFT phase.
+        apply_sft: applies an SFT update; None without an SFT phase.
     """
 
     score: BySize
-    keep: BySize
+    reference_top_k: BySize
     gradient: BySize
     apply: jax.stages.Compiled
-    imitation: BySize
-    apply_imitation: jax.stages.Compiled | None
+    sft_gradient: BySize
+    apply_sft: jax.stages.Compiled | None
 
     def needs(self, weights: int) -> dict[str, dict[str, int]]:
-        """Bytes of each device beside base and adapter while a program runs.
+        """Bytes per device beside base and adapter while a program runs.
 
-        By what it is for, "score" or "update", and by its name. The one that applies an update
-        takes optimizer state in place and less than a gradient; it is left out.
+        By phase, "score" or "update", and by name of the program. `apply` and `apply_sft` are left
+        out: they donate the optimizer state and need less than a gradient.
 
         Args:
-            weights: bytes of each device that base and adapter take.
+            weights: bytes per device of base and adapter.
         """
         named = {
             "score": {"score": self.score},
             "update": {
                 "score": self.score,
-                "keep": self.keep,
+                "reference_top_k": self.reference_top_k,
                 "gradient": self.gradient,
-                "imitation": self.imitation,
+                "sft_gradient": self.sft_gradient,
             },
         }
         return {
@@ -96,10 +101,10 @@ class CompiledPrograms:
 
 @dataclass(frozen=True)
 class LearnerPrograms:
-    """Traces the programs for one policy and one configuration.
+    """Traces and compiles the programs for one policy and one configuration.
 
     Raises:
-        ValueError: if more of the likeliest tokens are to be kept than can be drawn.
+        ValueError: if `learner.kl_top_k` exceeds the number of allowed tokens.
     """
 
     policy: Policy
@@ -107,13 +112,13 @@ class LearnerPrograms:
     vocabulary: Vocabulary
 
     def __post_init__(self) -> None:
-        """Checks what only the vocabulary tells."""
+        """Checks settings against the vocabulary."""
         settings = self.config.learner
-        drawable = self.policy.vocab_size - len(set(self.vocabulary.forbidden))
-        if settings.uses_reference_top_k and settings.kl_top_k > drawable:
+        allowed = self.policy.vocab_size - len(set(self.vocabulary.forbidden))
+        if settings.uses_reference_top_k and settings.kl_top_k > allowed:
             raise ValueError(
-                f"learner.kl_top_k = {settings.kl_top_k}: only {drawable} tokens of the vocabulary "
-                f"may be drawn; nearest valid: {drawable}"
+                f"learner.kl_top_k = {settings.kl_top_k}: only {allowed} tokens of the vocabulary "
+                f"are allowed; nearest valid: {allowed}"
             )
 
     @property
@@ -122,25 +127,25 @@ class LearnerPrograms:
         return make_optimizer(self.config, grpo_rate(self.config))
 
     @property
-    def imitation_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer of the supervised phase; its state is shaped like the other's."""
-        return make_optimizer(self.config, imitation_rate(self.config))
+    def sft_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer of the SFT phase; its state has the structure of `optimizer`'s."""
+        return make_optimizer(self.config, sft_rate(self.config))
 
     @property
     def shape(self) -> BatchShape:
-        """The sizes of micro-batches."""
+        """Sizes of micro-batches."""
         return batch_shape(self.config, pad=self.vocabulary.pad)
 
     def score(self, base: Params, adapter: Params, inputs: Inputs) -> Float[Array, "rows seq"]:
         """Log-prob of each target at the rollout temperature."""
         return self._scores(base, adapter, inputs).logprobs
 
-    def keep(self, base: Params, adapter: Params, inputs: Inputs) -> Kept:
-        """The likeliest next tokens at each position at the rollout temperature."""
+    def reference_top_k(self, base: Params, adapter: Params, inputs: Inputs) -> TopKLogprobs:
+        """The top k of each position at the rollout temperature."""
         settings = self.config.learner
         top = self._scores(base, adapter, inputs, top_k=settings.kl_top_k).top
         assert top is not None
-        return keep(top, dtype=settings.top_k_dtype)
+        return top_k_logprobs(top, dtype=settings.top_k_dtype)
 
     def gradient(
         self, base: Params, adapter: Params, total: Params, batch: DeviceBatch
@@ -148,31 +153,32 @@ class LearnerPrograms:
         """Adds the batch's gradient to `total`.
 
         Returns:
-            The new total, the batch's share of the metrics, and the log-prob of each target.
+            The new total, the batch's contribution to the metrics, and the log-prob of each target.
         """
 
         def loss(adapter: Params) -> tuple[Float[Array, ""], tuple[Scalars, Array]]:
-            scores = self._scores(base, adapter, batch.inputs, picks=asked_for(batch), remat=True)
-            values, about = objective(scores, batch, settings=self.config.learner)
-            shares = {name: weighted_sum(value, batch.weights) for name, value in about.items()}
+            further = gather_tokens(batch)
+            scores = self._scores(base, adapter, batch.inputs, further=further, remat=True)
+            values, metrics = objective(scores, batch, settings=self.config.learner)
+            shares = {name: weighted_sum(value, batch.weights) for name, value in metrics.items()}
             return weighted_sum(values, batch.weights), (shares, scores.logprobs)
 
         (value, (shares, logprobs)), grads = jax.value_and_grad(loss, has_aux=True)(adapter)
         total = jax.tree.map(jnp.add, total, grads)
         return total, {"loss": value, **shares}, logprobs
 
-    def imitation(
+    def sft_gradient(
         self, base: Params, adapter: Params, total: Params, batch: DemonstrationBatch
     ) -> tuple[Params, Scalars]:
-        """Adds the gradient of the examples' negative log-likelihood to `total`.
+        """Adds the gradient of the demonstrations' negative log-likelihood to `total`.
 
         Returns:
-            The new total and the batch's share of the loss, in nats a token.
+            The new total and the batch's contribution to the loss, in nats per token.
         """
 
         def loss(adapter: Params) -> Float[Array, ""]:
             scores = self._scores(
-                base, adapter, batch.inputs, temperature=IMITATION_TEMPERATURE, remat=True
+                base, adapter, batch.inputs, temperature=SFT_TEMPERATURE, remat=True
             )
             return weighted_sum(-scores.logprobs, batch.weights)
 
@@ -182,7 +188,7 @@ class LearnerPrograms:
     def apply(
         self, adapter: Params, state: optax.OptState, grads: Params, loss: Float[Array, ""]
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """One GRPO update, or none if the loss or the gradient's norm is infinite or NaN.
+        """One GRPO update; no change if the loss or the gradient's norm is infinite or NaN.
 
         Returns:
             Adapter, optimizer state and the gradient's norm before clipping.
@@ -197,15 +203,15 @@ class LearnerPrograms:
         loss: Float[Array, ""],
         rate: Float[Array, ""],
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """The same at a learning rate that is given: the plan may change, the program does not."""
+        """As `apply`, with the learning rate as an argument, so that replanning never compiles."""
         optimizer = make_optimizer(self.config, lambda _: rate)
         return _apply(optimizer, adapter, state, grads, loss)
 
-    def apply_imitation(
+    def apply_sft(
         self, adapter: Params, state: optax.OptState, grads: Params, loss: Float[Array, ""]
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """One supervised update; likewise."""
-        return _apply(self.imitation_optimizer, adapter, state, grads, loss)
+        """One SFT update; otherwise as `apply`."""
+        return _apply(self.sft_optimizer, adapter, state, grads, loss)
 
     def _scores(
         self,
@@ -214,12 +220,12 @@ class LearnerPrograms:
         inputs: Inputs,
         *,
         temperature: float | None = None,
-        picks: Int[Array, "rows seq k"] | None = None,
+        further: Int[Array, "rows seq k"] | None = None,
         top_k: int = 0,
         remat: bool = False,
     ) -> Scores:
         plan, mesh = self.config.plan, self.policy.mesh
-        # With a gradient each layer casts the adapter, without one it is cast once.
+        # With a gradient each layer casts the adapter; without one it is cast once.
         hidden, _ = self.policy.bind(base, adapter, exact=remat)(
             inputs.tokens,
             inputs.positions,
@@ -241,69 +247,69 @@ class LearnerPrograms:
             self.policy.embedding(base),
             head=head,
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
-            picks=picks,
+            gather_tokens=further,
             top_k=top_k,
         )
 
     def compile(self, log: BuildLog | None = None) -> CompiledPrograms:
-        """Compiles everything for the configured shapes, several at a time; allocates nothing.
+        """Compiles all programs, several at a time; allocates nothing.
 
         Args:
-            log: told about each program.
+            log: receives an entry for each program.
         """
         with Builder(self.policy.mesh, log=log) as builder:
-            # Those that take longest are asked for first.
+            # The slowest compilations start first.
             gradient = self._by_size("gradient", self.trace_gradient, builder)
-            imitation, keep, apply_imitation = {}, {}, None
+            sft_gradient, reference_top_k, apply_sft = {}, {}, None
             if self.config.run.has_sft_phase:
-                imitation = self._by_size("imitation", self.trace_imitation, builder)
+                sft_gradient = self._by_size("sft_gradient", self.trace_sft_gradient, builder)
             if self.config.learner.uses_reference_top_k:
-                keep = self._by_size("keep", self.trace_keep, builder)
+                trace = self.trace_reference_top_k
+                reference_top_k = self._by_size("reference_top_k", trace, builder)
             score = self._by_size("score", self.trace_score, builder)
             apply = builder.build("apply", self.trace_apply())
             if self.config.run.has_sft_phase:
-                traced = self._trace_apply(self.apply_imitation)
-                apply_imitation = builder.build("apply imitation", traced)
+                apply_sft = builder.build("apply_sft", self._trace_apply(self.apply_sft))
             return CompiledPrograms(
                 score=results(score),
-                keep=results(keep),
+                reference_top_k=results(reference_top_k),
                 gradient=results(gradient),
                 apply=apply.result(),
-                imitation=results(imitation),
-                apply_imitation=None if apply_imitation is None else apply_imitation.result(),
+                sft_gradient=results(sft_gradient),
+                apply_sft=None if apply_sft is None else apply_sft.result(),
             )
 
     def compile_score(self) -> BySize:
-        """The scoring program alone."""
+        """Compiles the scoring program alone."""
         with Builder(self.policy.mesh) as builder:
             return results(self._by_size("score", self.trace_score, builder))
 
     def trace_score(self, rows: int) -> jax.stages.Traced:
-        """The program of `score`, for so many rows."""
+        """Traces `score` for micro-batches of `rows`."""
         return self._trace_forward(self.score, rows)
 
-    def trace_keep(self, rows: int) -> jax.stages.Traced:
-        """The program of `keep`, for so many rows."""
-        return self._trace_forward(self.keep, rows)
+    def trace_reference_top_k(self, rows: int) -> jax.stages.Traced:
+        """Traces `reference_top_k` for micro-batches of `rows`."""
+        return self._trace_forward(self.reference_top_k, rows)
 
     def trace_gradient(self, rows: int) -> jax.stages.Traced:
-        """The program of `gradient`, for so many rows."""
+        """Traces `gradient` for micro-batches of `rows`."""
         whole, by_rows = replicated(self.policy.mesh), by_row(self.policy.mesh)
         base, adapter = self.policy.abstract_params()
         places = (whole, whole, by_rows)
         program = jax.jit(self.gradient, donate_argnums=2, out_shardings=places)
         return program.trace(base, adapter, adapter, self.abstract_batch(rows))
 
-    def trace_imitation(self, rows: int) -> jax.stages.Traced:
-        """The program of `imitation`, for so many rows."""
+    def trace_sft_gradient(self, rows: int) -> jax.stages.Traced:
+        """Traces `sft_gradient` for micro-batches of `rows`."""
         base, adapter = self.policy.abstract_params()
         whole = replicated(self.policy.mesh)
-        program = jax.jit(self.imitation, donate_argnums=2, out_shardings=whole)
-        examples = DemonstrationBatch(self.abstract_inputs(rows), self._rows(rows))
-        return program.trace(base, adapter, adapter, examples)
+        program = jax.jit(self.sft_gradient, donate_argnums=2, out_shardings=whole)
+        demonstrations = DemonstrationBatch(self.abstract_inputs(rows), self._rows(rows))
+        return program.trace(base, adapter, adapter, demonstrations)
 
     def trace_apply(self) -> jax.stages.Traced:
-        """The program of `apply`."""
+        """Traces `apply`, or `apply_planned` if the step planner plans the decay."""
         return self._trace_apply(self.apply_planned if self.config.plans_decay else self.apply)
 
     def _trace_apply(self, function: Any) -> jax.stages.Traced:
@@ -330,45 +336,45 @@ class LearnerPrograms:
         return {size: builder.build(f"{name} {size}", trace(size)) for size in sizes}
 
     @property
-    def keeps_old(self) -> bool:
-        """Whether old log-probs are kept: not while every batch is used once."""
+    def uses_old_logprobs(self) -> bool:
+        """Whether old log-probs are stored: only if a batch is used for several updates."""
         return self.config.learner.updates_per_batch > 1
 
     @property
-    def keeps_reference(self) -> bool:
-        """Whether the reference must be asked about the tokens."""
+    def uses_reference(self) -> bool:
+        """Whether the loss has a KL term."""
         return self.config.learner.kl_coef > 0
 
     @property
     def learns_without_advantage(self) -> bool:
-        """Whether there is a term that also pulls on rollouts whose advantage is 0."""
-        return self.keeps_reference or self.config.learner.teacher is not None
+        """Whether the loss has a term that affects rollouts with advantage 0."""
+        return self.uses_reference or self.config.learner.teacher is not None
 
     def abstract_inputs(self, rows: int) -> Inputs:
-        """`Inputs` as shapes, for compiling ahead of time."""
+        """Shapes of `Inputs`, for compiling ahead of time."""
         ints = self._rows(rows, dtype=jnp.int32)
         return Inputs(ints, ints, ints, ints)
 
     def abstract_batch(self, rows: int) -> DeviceBatch:
-        """`DeviceBatch` as shapes, for compiling ahead of time."""
+        """Shapes of `DeviceBatch`, for compiling ahead of time."""
         settings, floats = self.config.learner, self._rows(rows)
-        k, kept = settings.kl_top_k, None
+        k, top = settings.kl_top_k, None
         if settings.uses_reference_top_k:
-            kept = Kept(
+            top = TopKLogprobs(
                 logprobs=self._rows(rows, k, dtype=settings.top_k_dtype),
                 tokens=self._rows(rows, k, dtype=jnp.int32),
                 tail=floats,
             )
-        over_top = settings.kl == "topk"
+        top_k_kl = settings.kl == "topk"
         return DeviceBatch(
             inputs=self.abstract_inputs(rows),
             weights=floats,
             advantages=floats,
             processed_logprobs=floats if settings.importance_cap else None,
-            old_logprobs=floats if self.keeps_old else None,
-            reference_logprobs=floats if self.keeps_reference and not over_top else None,
-            reference=kept if self.keeps_reference and over_top else None,
-            teacher=kept if settings.teacher is not None else None,
+            old_logprobs=floats if self.uses_old_logprobs else None,
+            reference_logprobs=floats if self.uses_reference and not top_k_kl else None,
+            reference=top if self.uses_reference and top_k_kl else None,
+            teacher=top if settings.teacher is not None else None,
         )
 
     def _rows(self, rows: int, *more: int, dtype: Any = jnp.float32) -> Any:
@@ -385,11 +391,11 @@ def _apply(
 ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
     norm = optax.tree.norm(grads)
     updates, updated = optimizer.update(grads, state, adapter)
-    # A finite norm is the root of a finite sum of squares, which Adam averages. The selection is
-    # made here, because the memory of what is given is taken for what is returned.
-    made = jnp.isfinite(loss) & jnp.isfinite(norm)
+    # A finite norm means a finite sum of squares, so Adam's moments stay finite. The selection is
+    # inside the program because the arguments are donated.
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     adapter, state = jax.tree.map(
-        lambda new, old: jnp.where(made, new, old),
+        lambda new, old: jnp.where(finite, new, old),
         (optax.apply_updates(adapter, updates), updated),
         (adapter, state),
     )

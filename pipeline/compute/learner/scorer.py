@@ -1,4 +1,4 @@
-"""Scores completions and does nothing else: for looking at a model that is not trained here."""
+"""Scoring of completions without training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scorer:
     Args:
         policy: the model.
         config: shapes and temperature.
-        vocabulary: token ids with a meaning.
+        vocabulary: special token ids.
     """
 
     def __init__(self, policy: Policy, config: Config, vocabulary: Vocabulary) -> None:
@@ -53,10 +53,10 @@ def score_completions(
     """Log-probs of each completion's tokens, float32, in the given order.
 
     Args:
-        completions: what is scored; their names must differ.
+        completions: completions with distinct names.
         run: the log-probs of a micro-batch's targets, `rows seq`.
         shape: sizes of micro-batches.
-        mesh: where they are placed.
+        mesh: mesh of the micro-batches.
     """
     scored: dict[RolloutName, np.ndarray] = {}
     for batch in batches_to_score(completions, shape=shape):

@@ -1,4 +1,4 @@
-"""All that training changes."""
+"""The learner's training state."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _Donated = tuple[Params, optax.OptState, Params | None]
 
 @dataclass(frozen=True)
 class LearnerState:
-    """All that training changes.
+    """The training state.
 
     Attributes:
         adapter: float32 parameters.
         optimizer: optax state.
         version: steps learned from; the policy version.
-        updates: optimizer updates made in this phase.
-        reference: the adapter that the KL term pulls towards, which is the one at the beginning of
-            the GRPO phase; None where that is the base itself or there is no KL term.
-        previous: the adapter of the version before, under which rollouts were drawn ahead; where
-            GRPO begins it is the current one. None: nothing is drawn ahead.
+        updates: optimizer updates of this phase.
+        reference: the adapter of the KL term's reference policy, equal to the one at the start of
+            the GRPO phase; None if the reference is the base, or without a KL term.
+        previous: the adapter of the previous version, which sampled rollouts ahead; at the start of
+            GRPO the current one. None without sampling ahead.
     """
 
     adapter: Params
@@ -36,16 +36,16 @@ class LearnerState:
     previous: Params | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing of it is gone, as it is when a program takes it and then fails."""
+    def is_intact(self) -> bool:
+        """Whether no array has been deleted, as happens when a program fails after donation."""
         return not any(leaf.is_deleted() for leaf in jax.tree.leaves(self._donated))
 
     def on_host(self) -> LearnerState:
-        """A copy in host memory; `previous`, which no program takes, is where it was."""
+        """A copy in host memory; `previous`, which is never donated, stays on the devices."""
         return self._with(jax.tree.map(np.array, self._donated))
 
     def on_device(self, place: jax.sharding.Sharding) -> LearnerState:
-        """What `on_host` returned, bit for bit, in this place."""
+        """The inverse of `on_host`, bit for bit, with this sharding."""
         return self._with(jax.device_put(self._donated, place))
 
     @property

@@ -1,4 +1,4 @@
-"""How long a micro-batch takes in the learner, warm: full rows, from the host and back to it."""
+"""Measures the learner's micro-batches after a warm-up run: full rows, transfers included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.dataset.batching import micro_batches
 
 REPEATS = 3
-"""Of each size, after a first run; the fastest counts: the others waited for something else."""
+"""Timed runs of each size after a warm-up; the fastest counts, the others were delayed."""
 
 
 def micro_batch_s(
@@ -27,7 +27,7 @@ def micro_batch_s(
 ) -> dict[int, float]:
     """Seconds of `work` on a micro-batch of each size, by rows; the largest first.
 
-    Its rows hold as many rollouts of the lengths that are expected as go into them.
+    Each row holds as many rollouts of the expected length as fit into it.
     """
     found = {}
     for rows in shape.sizes:
@@ -43,8 +43,8 @@ def micro_batch_s(
 def _batch(rows: int, *, config: Config, shape: BatchShape, vocabulary: Vocabulary) -> TokenBatch:
     lengths = Lengths.expected(config)
     prompt, new = max(1, round(lengths.prompt)), max(1, round(lengths.completion))
-    barred = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
-    token = next(token for token in range(len(barred) + 1) if token not in barred)
+    special = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
+    token = next(token for token in range(len(special) + 1) if token not in special)
     rollouts = [
         Rollout(
             Completion(

@@ -1,4 +1,4 @@
-"""An adapter in one file, under our parameter names: float32, with its version and its hash."""
+"""An adapter in one safetensors file, by parameter name: float32, with version and hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "adapter.safetensors"
 
 
 def write_adapter_file(folder: Path, adapter: Mapping[str, np.ndarray], *, version: int) -> None:
-    """Replaces the adapter in `folder`, so that a reader sees the old or the new one."""
+    """Replaces the adapter in `folder` atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{NAME}.tmp"
     tensors = {name: np.ascontiguousarray(value, np.float32) for name, value in adapter.items()}
@@ -41,5 +41,5 @@ def read_adapter_file(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     if "sha256" not in facts or "version" not in facts or lora.sha256(adapter) != facts["sha256"]:
-        raise ValueError(f"{path} is damaged: its content has not the hash it names")
+        raise ValueError(f"{path} is damaged: its content does not match the recorded hash")
     return adapter, int(facts["version"])

@@ -1,4 +1,4 @@
-"""Adapters that a run can go on from: a PEFT folder, an export, a run, one of its checkpoints."""
+"""Loads initial adapters: from a PEFT folder, an export, a run, or one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import orbax.checkpoint as ocp
 
 from configs.schema import Lora
 from pipeline.compute.model import adapter_file, lora, peft_folder
-from pipeline.compute.model.peft_fit import fit
-from pipeline.compute.model.peft_folder import read_peft
+from pipeline.compute.model.peft_folder import fit_to_policy, read_peft
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.compute.model.projections import need_separate
+from pipeline.compute.model.projections import needs_separate_lora_a
 
 BEST = "best"
-"""Name of the folder in `checkpoints/` that holds the best adapter by validation."""
+"""Folder of the best adapter by validation in `checkpoints/`."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class LoadedAdapter:
 
     Attributes:
         adapter: float32 parameters, of the policy's shapes.
-        version: steps it was trained for; 0 where nothing says so.
-        what: where it came from, in words.
+        version: steps it was trained for; 0 if unknown.
+        what: description of its source.
     """
 
     adapter: Params
@@ -41,17 +40,18 @@ class LoadedAdapter:
 def load_adapter(path: str, policy: Policy) -> LoadedAdapter:
     """Reads the adapter at `path` and places it on the policy's mesh.
 
-    A run folder stands for its best adapter by validation, where one was kept, or else for its
-    newest checkpoint.
+    For a run folder, reads its best adapter by validation if there is one, else its newest
+    checkpoint.
 
     Raises:
         FileNotFoundError: if there is no adapter at `path`.
-        ValueError: if it is damaged, or does not fit the base or the settings of the adapter.
+        ValueError: if it is damaged, or does not fit the base or the `lora` settings.
     """
     found = find_adapter(Path(path))
     if isinstance(found, Path):
         peft = read_peft(found)
-        return LoadedAdapter(policy.place_adapter(fit(peft, policy)), 0, f"PEFT adapter {found}")
+        adapter = policy.place_adapter(fit_to_policy(peft, policy))
+        return LoadedAdapter(adapter, 0, f"PEFT adapter {found}")
     _check_scale(found.folder, policy.lora)
     try:
         values, version = found.read()
@@ -62,7 +62,7 @@ def load_adapter(path: str, policy: Policy) -> LoadedAdapter:
 
 
 def needs_separate(settings: Lora) -> bool:
-    """Whether the adapter of `lora.start` takes a lora_a of its own for each projection.
+    """Whether the adapter of `lora.start` needs a separate lora_a for each projection.
 
     Raises:
         FileNotFoundError: if there is no adapter.
@@ -72,14 +72,14 @@ def needs_separate(settings: Lora) -> bool:
         return False
     found = find_adapter(Path(settings.start))
     if isinstance(found, Path):
-        return need_separate(read_peft(found).pairs)
-    # Only such an adapter has two ranks.
+        return needs_separate_lora_a(read_peft(found).pairs)
+    # Only an adapter with separate lora_a has two ranks.
     ranks = {shape[0] for name, shape in found.shapes().items() if name.endswith("_lora_b")}
     return len(ranks) > 1
 
 
 @dataclass(frozen=True)
-class Kept:
+class BestAdapter:
     """The adapter of `checkpoints/best`."""
 
     folder: Path
@@ -99,13 +99,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The adapter of `checkpoints/N`, as Orbax wrote it; the optimizer's state is left alone."""
+    """The adapter of the Orbax checkpoint `checkpoints/N`; does not read the optimizer's state."""
 
     folder: Path
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each parameter."""
-        return {name: tuple(leaf.shape) for name, leaf in self._described().items()}
+        return {name: tuple(leaf.shape) for name, leaf in self._metadata().items()}
 
     def read(self) -> tuple[dict[str, np.ndarray], int]:
         """The adapter and its version.
@@ -113,7 +113,7 @@ class Checkpoint:
         Raises:
             ValueError: if it is damaged.
         """
-        leaves = self._described()
+        leaves = self._metadata()
         wanted = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in leaves.items()}
         in_memory = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
         args = ocp.args.PyTreeRestore(
@@ -123,25 +123,25 @@ class Checkpoint:
             facts = json.loads((self.folder / "facts" / "metadata").read_text(encoding="utf-8"))
             version, sha256 = int(facts["version"]), facts["adapter_sha256"]
             found = ocp.PyTreeCheckpointHandler().restore(self.folder / "state", args=args)
-        except Exception as error:  # noqa: BLE001  # damage shows in any way; it is reported
+        except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
             raise ValueError(f"damaged: {_first_line(error)}") from None
         adapter = {name: np.asarray(value) for name, value in found["adapter"].items()}
         if lora.sha256(adapter) != sha256:
-            raise ValueError("damaged: the adapter has not the hash that was recorded")
+            raise ValueError("damaged: the adapter does not match the recorded hash")
         return adapter, version
 
-    def _described(self) -> Mapping[str, Any]:
+    def _metadata(self) -> Mapping[str, Any]:
         try:
-            described: Mapping[str, Any] = (
+            metadata: Mapping[str, Any] = (
                 ocp.PyTreeCheckpointHandler().metadata(self.folder / "state").tree["adapter"]
             )
-        except Exception as error:  # noqa: BLE001  # likewise
+        except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
             raise ValueError(f"{self.folder} is damaged: {_first_line(error)}") from None
-        return described
+        return metadata
 
 
-def find_adapter(path: Path) -> Path | Kept | Checkpoint:
-    """What kind of adapter is at `path`; a PEFT folder is answered by its path.
+def find_adapter(path: Path) -> Path | BestAdapter | Checkpoint:
+    """The adapter at `path`; a `Path` for a PEFT folder.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -151,12 +151,12 @@ def find_adapter(path: Path) -> Path | Kept | Checkpoint:
     if (path / "adapter" / peft_folder.CONFIG).is_file():
         return path / "adapter"
     if (path / adapter_file.NAME).is_file():
-        return Kept(path)
+        return BestAdapter(path)
     if path.name.isdecimal() and (path / "state").is_dir():
         return Checkpoint(path)
     checkpoints = path / "checkpoints"
     if (checkpoints / BEST / adapter_file.NAME).is_file():
-        return Kept(checkpoints / BEST)
+        return BestAdapter(checkpoints / BEST)
     steps = steps_in(checkpoints)
     if steps:
         return Checkpoint(checkpoints / str(steps[-1]))
@@ -167,7 +167,7 @@ def find_adapter(path: Path) -> Path | Kept | Checkpoint:
 
 
 def steps_in(checkpoints: Path) -> list[int]:
-    """Steps of which there is a checkpoint, ascending."""
+    """Steps that have a checkpoint, ascending."""
     if not checkpoints.is_dir():
         return []
     names = (path.name for path in checkpoints.iterdir() if (path / "state").is_dir())
@@ -175,7 +175,7 @@ def steps_in(checkpoints: Path) -> list[int]:
 
 
 def _check_scale(folder: Path, settings: Lora) -> None:
-    """Compares with the settings of the run that the checkpoint belongs to, where it still does.
+    """Compares the scale with that of the checkpoint's run, if its `config.json` exists.
 
     Raises:
         ValueError: if the adapter was trained with another scale.

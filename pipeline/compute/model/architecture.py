@@ -1,4 +1,4 @@
-"""The shape of a Gemma, read from its `config.json`."""
+"""The architecture of a Gemma from its `config.json`."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ import jax.numpy as jnp
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.compute.model.gemma import Architecture
-from pipeline.inputs.hub.hf_config import SLIDING, text_config
+from pipeline.inputs.hub.model_shape import read_model_config
 
 
 def architecture(hf: Mapping[str, Any], *, dtype: jnp.dtype) -> Architecture:
-    """Reads a Hugging Face `config.json` of Gemma 2 or 3; of a multimodal one its text part.
+    """Reads a Hugging Face `config.json` of Gemma 2 or 3; the text model of a multimodal one.
 
     Raises:
-        ValueError: one line with everything in it that this implementation does not compute.
+        ValueError: one line that lists every unsupported setting.
     """
-    text = text_config(hf)
-    # Gemma 3 has norms of queries and keys, and its local layers a RoPE of their own.
-    newer = text["model_type"] != "gemma2"
-    factor = (text["rope_scaling"] or {"factor": 1.0})["factor"]
+    settings = read_model_config(hf)
+    shape = settings.shape
     config = gemma3.ModelConfig(
-        num_layers=text["num_hidden_layers"],
-        num_embed=text["vocab_size"],
-        embed_dim=text["hidden_size"],
-        hidden_dim=text["intermediate_size"],
-        num_heads=text["num_attention_heads"],
-        head_dim=text["head_dim"],
-        num_kv_heads=text["num_key_value_heads"],
-        sliding_window_size=text["sliding_window"],
-        local_base_frequency=text["rope_local_base_freq" if newer else "rope_theta"],
-        global_base_frequency=text["rope_theta"],
-        local_scale_factor=1.0 if newer else factor,
-        global_scale_factor=factor,
+        num_layers=shape.layers,
+        num_embed=shape.vocab,
+        embed_dim=shape.embed,
+        hidden_dim=shape.hidden,
+        num_heads=shape.heads,
+        head_dim=shape.head_dim,
+        num_kv_heads=shape.kv_heads,
+        sliding_window_size=shape.window,
+        local_base_frequency=settings.local_rope_theta,
+        global_base_frequency=settings.global_rope_theta,
+        local_scale_factor=settings.local_rope_factor,
+        global_scale_factor=settings.global_rope_factor,
         param_dtype=dtype,
     )
     return Architecture(
         config=config,
-        local=tuple(kind == SLIDING for kind in text["layer_types"]),
-        query_scale=text["query_pre_attn_scalar"] ** -0.5,
-        query_key_norm=newer,
-        attention_softcap=text["attn_logit_softcapping"],
-        final_softcap=text["final_logit_softcapping"],
+        local=shape.local,
+        query_scale=settings.query_scale,
+        query_key_norm=shape.query_key_norm,
+        attention_softcap=shape.attention_softcap,
+        final_softcap=shape.final_softcap,
     )

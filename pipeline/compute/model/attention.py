@@ -1,7 +1,7 @@
-"""What a position attends to: the interface, and attention over whole sequences.
+"""Attention: the interface `Attend`, and attention over whole and packed sequences.
 
-Decoding attends over rings instead (see decode/cache.py). Scores may be soft-capped, as Gemma 2
-does it (arXiv:2408.00118): cap * tanh(score / cap), before anything is masked.
+Decoding attends over ring caches instead (see decode/cache.py). Scores may be soft-capped as in
+Gemma 2 (arXiv:2408.00118): cap * tanh(score / cap), before the mask.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from jaxtyping import Array, Bool, Float, Int
 from pipeline.compute.model.flash import FlashAttention
 
 LayerCache = Any
-"""What an `Attend` keeps for one layer; the model passes it through without looking inside."""
+"""An `Attend`'s cache of one layer, opaque to the model."""
 
-UNSEEN = -1e30
-"""Score of a position that is not seen; finite, so that no gradient becomes NaN."""
+MASKED = -1e30
+"""Score of a masked position; finite, so that no gradient becomes NaN."""
 
 
 @runtime_checkable
 class Attend(Protocol):
-    """Attention of one layer over whatever the caller keeps.
+    """Attention of one layer, with a cache.
 
-    Queries are scaled already. `window` is the number of positions a query sees, itself included
-    (None: all of them), `softcap` the bound of the scores (None: they have none). Returns the
-    encoded values and what to keep for this layer.
+    Queries are already scaled. `window` is the number of positions that a query attends to, itself
+    included (None: all), `softcap` the bound of the scores (None: no soft cap). Returns the encoded
+    values and the layer's new cache.
     """
 
     def __call__(
@@ -42,11 +42,11 @@ class Attend(Protocol):
         softcap: float | None,
         cache: LayerCache,
     ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
-        """Attends and keeps; see the class."""
+        """Attends and updates the cache; see the class."""
 
 
 def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
-    """`x` drawn smoothly into [-cap, cap]; None leaves it as it is."""
+    """`x` bounded smoothly to [-cap, cap]; unchanged for None."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
@@ -55,19 +55,19 @@ def attend_where(
     key: Float[Array, "batch slots kv_heads head_dim"],
     value: Float[Array, "batch slots kv_heads head_dim"],
     *,
-    seen: Bool[Array, "#batch #seq slots"],
+    visible: Bool[Array, "#batch #seq slots"],
     softcap: float | None,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """softmax(capped scores of the keys that are seen) x values, the softmax in float32.
+    """softmax(capped scores of the visible keys) x values, the softmax in float32.
 
-    Each kv head serves heads / kv_heads query heads that stand together.
+    Each kv head serves heads / kv_heads adjacent query heads.
     """
     if softcap is None:
-        mask = jnp.broadcast_to(seen, (query.shape[0], query.shape[1], key.shape[1]))[:, None]
+        mask = jnp.broadcast_to(visible, (query.shape[0], query.shape[1], key.shape[1]))[:, None]
         return jax.nn.dot_product_attention(query, key, value, scale=1.0, mask=mask)
     grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), UNSEEN)
+    scores = jnp.where(visible[:, None, None], soft_cap(scores, softcap), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
@@ -81,13 +81,13 @@ def attend_causally(
     softcap: float | None,
     cache: LayerCache,
 ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
-    """Every position sees itself and the ones before it; the cache is passed through untouched.
+    """Causal attention; returns `cache` unchanged.
 
-    Rows are left-aligned, so the padding behind a row's end is invisible to its real positions.
+    Rows are left-aligned, so the padding at the end of a row is invisible to its real positions.
     """
     if softcap is not None:
         causal = _causal(query.shape[1], window=window)[None]
-        return attend_where(query, key, value, seen=causal, softcap=softcap), cache
+        return attend_where(query, key, value, visible=causal, softcap=softcap), cache
     reach = None if window is None or window >= query.shape[1] else (window - 1, 0)
     encoded = jax.nn.dot_product_attention(
         query, key, value, scale=1.0, is_causal=True, local_window_size=reach
@@ -98,21 +98,20 @@ def attend_causally(
 @partial(jax.tree_util.register_dataclass, data_fields=["segments"], meta_fields=["block", "flash"])
 @dataclass(frozen=True)
 class PackedAttention:
-    """`Attend` for rows in which several sequences stand behind one another.
+    """`Attend` for rows of packed sequences.
 
-    A position sees the earlier ones of its own sequence and itself, of those at most `window`, so
-    that a packed sequence is computed as if it had the row to itself. Positions for RoPE have to
-    begin anew with each sequence.
+    A position attends to itself and to earlier positions of its own sequence, at most `window` in
+    all, so that a packed sequence is computed as if it had its own row. RoPE positions must start
+    at 0 for each sequence.
 
-    Scores exist for one block of queries at a time, forward and backward, and in a layer with a
-    window only against the keys that some query of the block can see. In a row that is one block,
-    a layer with a window computes bands of queries side by side, each as long as the window.
+    Scores exist for one block of queries at a time, forward and backward; with a window, only
+    against the keys that are visible from the block. If the row is one block, a layer with a window
+    computes bands of queries in parallel, each as long as the window.
 
     Attributes:
-        segments: number of the sequence that each position belongs to; equal numbers in a row
-            stand together.
+        segments: number of the sequence of each position; equal numbers are contiguous.
         block: queries whose scores exist at a time.
-        flash: compute in a kernel that never writes scores, instead; None: it is plain XLA.
+        flash: the kernel to use, which never writes scores; None: plain XLA.
     """
 
     segments: Int[Array, "*parts seq"]
@@ -129,7 +128,7 @@ class PackedAttention:
         softcap: float | None,
         cache: LayerCache,
     ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
-        """See `Attend`; the cache is passed through untouched."""
+        """See `Attend`; returns `cache` unchanged."""
         if self.flash is not None:
             run = partial(self.flash, segments=self.segments, window=window, softcap=softcap)
             return run(query, key, value), cache
@@ -137,11 +136,12 @@ class PackedAttention:
         if seq <= self.block and window is not None and 2 * window < seq:
             return self._in_bands(query, key, value, window=window, softcap=softcap), cache
         if seq <= self.block:
-            seen = _seen(self.segments, self.segments, jnp.arange(seq), jnp.arange(seq), window)
-            return attend_where(query, key, value, seen=seen, softcap=softcap), cache
+            at, of = jnp.arange(seq), jnp.arange(seq)
+            visible = _visible(self.segments, self.segments, at, of, window)
+            return attend_where(query, key, value, visible=visible, softcap=softcap), cache
         count = -(-seq // self.block)
         span = count * self.block if window is None else self.block + window - 1
-        # In front of the row stand keys that the first block's queries could see, were there any.
+        # Padding before the row, in place of the keys before the first block.
         front = 0 if window is None else window - 1
         behind = count * self.block - seq
 
@@ -161,7 +161,7 @@ class PackedAttention:
             theirs = partial(
                 jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=span, axis=1
             )
-            seen = _seen(
+            visible = _visible(
                 mine(query_segments),
                 theirs(key_segments),
                 first + jnp.arange(self.block),
@@ -169,7 +169,7 @@ class PackedAttention:
                 window,
             )
             return attend_where(
-                mine(queries), theirs(keys), theirs(values), seen=seen, softcap=softcap
+                mine(queries), theirs(keys), theirs(values), visible=visible, softcap=softcap
             )
 
         blocks = jax.lax.map(one, jnp.arange(count))
@@ -185,7 +185,10 @@ class PackedAttention:
         window: int,
         softcap: float | None,
     ) -> Float[Array, "batch seq heads head_dim"]:
-        """`window` queries each against their own keys and as many before: 2 window seq scores."""
+        """Bands of `window` queries against their own keys and the `window` keys before.
+
+        Computes 2 x window x seq scores.
+        """
         batch, seq = self.segments.shape
         count = -(-seq // window)
 
@@ -193,7 +196,7 @@ class PackedAttention:
             behind = ((0, 0), (0, count * window - seq), *((0, 0) for _ in x.shape[2:]))
             return jnp.pad(x, behind).reshape(batch, count, window, *x.shape[2:])
 
-        def with_those_before(x: Array) -> Array:
+        def with_previous(x: Array) -> Array:
             own = bands(x)
             before = jnp.pad(own[:, :-1], ((0, 0), (1, 0), *((0, 0) for _ in own.shape[2:])))
             return jnp.concatenate([before, own], axis=2)
@@ -202,28 +205,28 @@ class PackedAttention:
             query: Array, key: Array, value: Array, mine: Array, theirs: Array, first: Array
         ) -> Array:
             at, of = first + jnp.arange(window), first + jnp.arange(-window, window)
-            seen = _seen(mine, theirs, at, of, window)
-            return attend_where(query, key, value, seen=seen, softcap=softcap)
+            visible = _visible(mine, theirs, at, of, window)
+            return attend_where(query, key, value, visible=visible, softcap=softcap)
 
         encoded = jax.vmap(one, in_axes=(1, 1, 1, 1, 1, 0), out_axes=1)(
             bands(query),
-            with_those_before(key),
-            with_those_before(value),
+            with_previous(key),
+            with_previous(value),
             bands(self.segments),
-            with_those_before(self.segments),
+            with_previous(self.segments),
             jnp.arange(count) * window,
         )
         return encoded.reshape(batch, count * window, *query.shape[2:])[:, :seq]
 
 
-def _seen(
+def _visible(
     query_segments: Int[Array, "batch seq"],
     key_segments: Int[Array, "batch slots"],
     at: Int[Array, " seq"],
     of: Int[Array, " slots"],
     window: int | None,
 ) -> Bool[Array, "batch seq slots"]:
-    """Which keys each query sees, given their places in the row."""
+    """True where a query attends to a key, given their indices in the row."""
     behind = at[:, None] - of[None, :]
     near = (behind >= 0) & (of >= 0)
     if window is not None:
@@ -232,6 +235,6 @@ def _seen(
 
 
 def _causal(seq: int, *, window: int | None) -> Bool[Array, "seq seq"]:
-    """Which positions (second axis) each position (first axis) sees in a row of its own."""
+    """True where a position (first axis) attends to another one (second axis)."""
     behind = jnp.arange(seq)[:, None] - jnp.arange(seq)[None, :]
     return (behind >= 0) & (behind < (seq if window is None else window))

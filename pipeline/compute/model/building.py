@@ -1,7 +1,7 @@
-"""Compiles programs side by side, in threads: XLA lets go of Python's lock while it works.
+"""Compiles programs in parallel threads: XLA releases Python's global lock while it compiles.
 
-Tracing stays in the thread that asks, one program after the other: it is Python, and what it notes
-on modules is not meant for several threads. What is compiled does not depend on any of this.
+Tracing stays in the calling thread, one program after another, because it runs Python code and sets
+attributes of modules, which is not thread-safe. The compiled programs do not depend on this.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ jax.monitoring.register_event_listener(_listen)
 
 
 class Builder:
-    """Compiles for one mesh, on as many threads as there are cores; to be used in a `with`.
+    """Compiles for one mesh, with one thread per core; a context manager.
 
     Args:
         mesh: devices, which need not be on this machine.
-        log: told about each program.
+        log: receives an entry for each program.
     """
 
     def __init__(self, mesh: Mesh, *, log: BuildLog | None = None) -> None:
         self._mesh = mesh
         self._log = BuildLog() if log is None else log
-        # More would only need more memory: a large program's compilation takes gigabytes.
+        # More threads would only need more memory: compiling a large program takes gigabytes.
         self._pool = ThreadPoolExecutor(cores())
 
     def __enter__(self) -> Builder:
@@ -60,7 +60,7 @@ class Builder:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def build(self, name: str, traced: jax.stages.Traced) -> Future[jax.stages.Compiled]:
-        """Lowers the program now and compiles it soon."""
+        """Lowers the program now and compiles it in a thread."""
         self._log.requested()
         return self._pool.submit(self._compile, name, lowered(traced, self._mesh))
 
@@ -73,5 +73,5 @@ class Builder:
 
 
 def results(futures: Mapping[K, Future[V]]) -> dict[K, V]:
-    """What the futures will be; raises what the first that fails has raised."""
+    """Waits for the results of the futures; raises the first error."""
     return {key: future.result() for key, future in futures.items()}

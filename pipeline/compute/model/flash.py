@@ -1,7 +1,7 @@
-"""Attention of packed rows in the Pallas kernel for TPU that JAX ships (splash attention).
+"""Attention of packed rows with JAX's Pallas kernel for TPU (splash attention).
 
-FlashAttention (arXiv:2205.14135) with a static causal or windowed mask, whose empty blocks are
-skipped, and segments. The kernel's cost is invisible to the compiler's cost model.
+FlashAttention (arXiv:2205.14135) with segments and a static causal or windowed mask, whose empty
+blocks are skipped. The compiler's cost model does not include the kernel.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from jaxtyping import Array, Float, Int
 from pipeline.compute.model.sharding import BATCH_AXES, TP
 
 _BLOCKS = (512, 256, 128)
-"""Queries and keys in a block: the largest of these that divides the row; 128 is the hardware's."""
+"""Block sizes of queries and keys: the largest that divides the row; the hardware's is 128."""
 
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """The kernel on a mesh: rows over its batch axes, heads over tp where they divide.
+    """The kernel on a mesh: rows sharded over its batch axes, heads over tp if it divides them.
 
     Attributes:
         mesh: TPU devices.
-        interpret: compute what the kernel says without a TPU, slowly.
+        interpret: interpret the kernel without a TPU, which is slow.
     """
 
     mesh: Mesh
@@ -43,7 +43,7 @@ class FlashAttention:
         window: int | None,
         softcap: float | None,
     ) -> Float[Array, "batch seq heads head_dim"]:
-        """Encoded values; see `PackedAttention` for what is seen."""
+        """Encoded values; the mask is that of `PackedAttention`."""
         seq = query.shape[1]
         behind = -seq % _BLOCKS[-1]
         query, key, value = (
@@ -56,22 +56,22 @@ class FlashAttention:
             run = self._kernel(query.shape[1], query.shape[2], window=window, softcap=softcap)
             ids = kernel.SegmentIds(q=segments, kv=segments)
             encoded = jax.vmap(run)(query, key, value, ids)
-            assert isinstance(encoded, jax.Array)  # a tuple only if residuals were asked for
+            assert isinstance(encoded, jax.Array)  # a tuple only with residuals
             return encoded
 
         rows, heads = PartitionSpec(BATCH_AXES), self._by_head(query.shape[1], key.shape[1])
-        kept = heads if key.shape[1] > 1 else rows
+        kv_heads = heads if key.shape[1] > 1 else rows
         encoded = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(heads, kept, kept, rows),
+            in_specs=(heads, kv_heads, kv_heads, rows),
             out_specs=heads,
-            check_vma=False,  # the kernel does not say how its results vary
+            check_vma=False,  # the kernel does not declare how its results vary
         )(query, key, value, segments)
         return encoded.swapaxes(1, 2)[:, :seq]
 
     def _by_head(self, heads: int, kv_heads: int) -> PartitionSpec:
-        """By row and by head, where each device then has the keys of its queries."""
+        """By row, and by head if each device then has the keys of its queries."""
         tp = self.mesh.shape[TP]
         divides = heads % tp == 0 and (kv_heads == 1 or kv_heads % tp == 0)
         return PartitionSpec(BATCH_AXES, TP) if divides else PartitionSpec(BATCH_AXES)

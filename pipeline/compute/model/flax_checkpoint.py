@@ -1,7 +1,7 @@
-"""Google's own checkpoints: orbax, in the layout of the gemma library, as Kaggle gives them out.
+"""Google's checkpoints from Kaggle: orbax, in the layout of the gemma library.
 
-A tensor's name is its path in the tree, such as `layer_0/attn/q_einsum/w`; whether the tree is flat
-(`transformer/layer_0/attn/q_einsum`, then `w`) or nested makes no difference.
+The name of a tensor is its path in the tree, such as `layer_0/attn/q_einsum/w`, the same for flat
+trees (`transformer/layer_0/attn/q_einsum`, then `w`) and nested ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orbax import checkpoint as ocp
 from pipeline.inputs.hub.hf_folder import flax_part
 
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-# By family, layers and width: what shapes do not tell.
+# Settings that the shapes do not determine, by family, layers and width.
 _PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
     ("gemma3_text", 18, 640): {"sliding_window": 512},
     ("gemma3_text", 26, 1152): {"sliding_window": 512},
@@ -38,18 +38,18 @@ _GATING = {"gate_proj": 0, "up_proj": 1}
 
 
 class FlaxCheckpoint:
-    """The text model's tensors in a checkpoint; those of the vision tower are left aside.
+    """The text model's tensors in a checkpoint; ignores those of the vision tower.
 
     Attributes:
-        shapes: of the tensors, by their names.
-        dtypes: their types, in NumPy's words.
-        ignored: tensors that may be there or not.
+        shapes: shapes of the tensors by name.
+        dtypes: NumPy names of their dtypes.
+        ignored: optional tensors that are not read.
     """
 
     ignored: frozenset[str] = frozenset()
 
     def __init__(self, place: Path) -> None:
-        """Read what is there, without the tensors themselves.
+        """Reads the metadata of the tensors.
 
         Raises:
             ValueError: if orbax cannot read it.
@@ -70,12 +70,12 @@ class FlaxCheckpoint:
         tensor, half = _tensor(name)
         if half is None:
             return {tensor: shape}
-        # Gemma 2 2B keeps these matrices as they are multiplied, all later ones the other way.
+        # Gemma 2 2B stores these matrices untransposed, all later models transposed.
         straight, turned = (2, *shape), (2, *shape[::-1])
         return {tensor: straight if self.shapes.get(tensor) == straight else turned}
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Our parameter `name` in the checkpoint's type."""
+        """Our parameter `name` in the checkpoint's dtype."""
         tensor, half = _tensor(name)
         stored = self._restore(tensor)
         if half is None:
@@ -103,7 +103,7 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """A `config.json` for a checkpoint with these tensors.
 
     Raises:
-        ValueError: if no Gemma with such shapes has been published.
+        ValueError: if no published Gemma has these shapes.
     """
     layers = {match[1] for name in shapes if (match := re.match(r"layer_(\d+)/", name))}
     vocab, embed = shapes.get("embedder/input_embedding", (0, 0))
@@ -116,8 +116,8 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     hidden = shapes.get("layer_0/mlp/linear/w", (0, 0))[0]
     if known is None or not (heads and kv_heads and hidden):
         raise ValueError(
-            f"there is no config.json, and {len(layers)} layers of width {embed} are no published "
-            "Gemma 2 or 3; put the model's config.json beside the checkpoint"
+            f"there is no config.json, and no published Gemma 2 or 3 has {len(layers)} layers of "
+            f"width {embed}; put the model's config.json beside the checkpoint"
         )
     return {
         "model_type": family,
@@ -155,7 +155,7 @@ def _nested(path: tuple[str, ...], leaf: Any) -> Any:
 
 
 def _tensor(name: str) -> tuple[str, int | None]:
-    """The tensor that holds one of our parameters, and which half of it, if it holds two."""
+    """The tensor that holds one of our parameters, and the index of the half if it holds two."""
     match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
     if match is None:
         return name.replace(".", "/"), None

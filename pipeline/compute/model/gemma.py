@@ -1,12 +1,12 @@
-"""Gemma 2 and 3 from tokens to hidden states, on the modules of Tunix's Gemma 3.
+"""Gemma 2 and 3 from tokens to hidden states, with the modules of Tunix's Gemma 3.
 
-Gemma 2 (arXiv:2408.00118) is Gemma 3 (arXiv:2503.19786) with soft-capped scores in place of norms
-of queries and keys, and other sizes; so both are one class with one set of parameter names.
+Gemma 2 (arXiv:2408.00118) is Gemma 3 (arXiv:2503.19786) with soft-capped scores instead of norms of
+queries and keys, and other sizes; so both are one class with one set of parameter names.
 
-The forward pass is ours for three reasons: qwix attaches LoRA to the outermost `__call__` only, so
-every use of the model has to go through that one method; it must return hidden states, because the
-logits of a 262,144-entry vocabulary must never exist whole; and attention must be exchangeable,
-because training, prefill and decoding attend to different things (`Attend`).
+The forward pass is implemented here for three reasons: qwix attaches LoRA to the outermost
+`__call__` only, so every use of the model has to go through that one method; it must return hidden
+states, because the logits of a 262,144-entry vocabulary must never exist whole; and attention must
+be replaceable, because training, prefill and decoding use different caches and masks (`Attend`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pipeline.compute.model.sharding import gathered_sharding, mesh_of
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The shape of a model.
+    """The architecture of a model.
 
     Attributes:
-        config: Tunix's, with the sizes.
-        local: for each layer, whether it sees a window only.
+        config: Tunix's configuration, with the sizes.
+        local: for each layer, whether it attends to a window only.
         query_scale: queries are multiplied by this before attention.
         query_key_norm: whether queries and keys are normalised.
-        attention_softcap: bound of the attention scores; None: they have none.
-        final_softcap: bound of the logits; None: they have none.
+        attention_softcap: bound of the attention scores; None: no soft cap.
+        final_softcap: bound of the logits; None: no soft cap.
     """
 
     config: gemma3.ModelConfig
@@ -54,7 +54,7 @@ class Architecture:
         return Gemma(self, activations=activations, rngs=rngs)
 
     def window(self, layer: int) -> int | None:
-        """Positions that a query of `layer` sees; None: all."""
+        """Positions that a query of `layer` attends to; None: all."""
         return self.config.sliding_window_size if self.local[layer] else None
 
 
@@ -62,8 +62,8 @@ class Gemma(nnx.Module):
     """The model; its `__call__` returns hidden states.
 
     Args:
-        architecture: its shape.
-        activations: how hidden states are sharded; None leaves it to the compiler.
+        architecture: its architecture.
+        activations: sharding of hidden states; None leaves it to the compiler.
         rngs: initialises parameters.
     """
 
@@ -95,25 +95,25 @@ class Gemma(nnx.Module):
         caches: Sequence[LayerCache] | None = None,
         remat: Remat | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], tuple[LayerCache, ...]]:
-        """Hidden states after the final norm, and what `attend` kept for each layer.
+        """Hidden states after the final norm, and the new cache of each layer.
 
         Args:
             tokens: token ids.
             positions: position of each token in its sequence, for RoPE.
             attend: attention over the caches.
-            caches: one entry a layer for `attend`; None: an empty one for each.
-            remat: what a backward pass keeps; None: there will be none. With it `attend` has to be
-                a pytree of arrays with a leading axis of rows, and there are no caches.
+            caches: cache of each layer for `attend`; None: no caches.
+            remat: rematerialization for a backward pass; None: no backward pass. With it `attend`
+                must be a pytree of arrays with a leading axis of rows, and there are no caches.
         """
         if remat is not None:
             return self._for_gradient(tokens, positions, attend, remat), ()
         x = self._constrain(self._embed(tokens))
-        kept = []
+        new_caches = []
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x, cache = _layer(layer, x, positions, self.architecture, attend, cache)  # noqa: PLW2901
             x = self._constrain(x)
-            kept.append(cache)
-        return _normalize(self.final_norm, x), tuple(kept)
+            new_caches.append(cache)
+        return _normalize(self.final_norm, x), tuple(new_caches)
 
     def _for_gradient(
         self,
@@ -154,7 +154,7 @@ def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> g
 
 
 def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
-    """A frozen parameter of a layer as its computation needs it."""
+    """A frozen parameter of a layer, all-gathered along fsdp."""
     place = gathered_sharding(".".join(map(str, path)), variable.shape, mesh)
     return variable.replace(jax.lax.with_sharding_constraint(variable[...], place))
 
@@ -162,11 +162,11 @@ def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) ->
 def _pure(
     layer: gemma3.DecoderLayer, architecture: Architecture
 ) -> tuple[nnx.State, nnx.State, Callable[..., jax.Array]]:
-    """The layer's adapter, what else it has, and the layer as a pure function of both.
+    """The layer's adapter, its other state, and the layer as a pure function of both.
 
-    `jax.checkpoint` and `jax.lax.map` need one, and `nnx.remat` fails inside Tunix's Gemma 3
-    (TraceContextError). The adapter is cast in there, too: what comes in as float32 gets a gradient
-    that is summed in float32 over the parts of the batch.
+    `jax.checkpoint` and `jax.lax.map` need a pure function, and `nnx.remat` fails inside Tunix's
+    Gemma 3 (TraceContextError). The function casts the adapter, so that the gradient of the float32
+    adapter is summed in float32 over the parts of the batch.
     """
     graphdef, adapter, base = nnx.split(layer, nnx.LoRAParam, ...)
     dtype = architecture.config.param_dtype
@@ -222,5 +222,5 @@ def _layer(
 
 
 def _normalize(norm: gemma3.RMSNorm, x: jax.Array) -> jax.Array:
-    # In float32 whatever the type of x, as the reference implementation does.
+    # In float32 for any dtype of x, as in the reference implementation.
     return norm(x.astype(jnp.float32)).astype(x.dtype)

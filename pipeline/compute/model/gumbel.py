@@ -1,8 +1,8 @@
-"""Gumbel noise of any stretch of the vocabulary, a function of a key and of the tokens' ids.
+"""Gumbel noise of a range of the vocabulary, as a function of a key and the token ids.
 
-The largest of scores plus standard Gumbel noise is a sample of their softmax (Gumbel-max; Maddison
+The argmax of scores plus standard Gumbel noise is a sample from their softmax (Gumbel-max; Maddison
 et al., arXiv:1411.0030). Sampling in blocks needs the noise of some tokens without that of the
-others, and the same whatever the blocks are.
+others, independent of the block sizes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, UInt32
 
 _HALF = 128
-"""Threefry gives two numbers at a time: one for each of two neighbouring stretches of this many
-tokens, so that on a TPU nothing is moved within a register."""
+"""Threefry returns two numbers per call: one for each of two adjacent ranges of this many tokens,
+so that on a TPU no values move within a register."""
 
 TILE = 2 * _HALF
-"""Stretches that begin at a multiple of this and are multiples of it cost half as much."""
+"""Ranges whose start and size are multiples of this cost half as much."""
 
 
 def keys_at(
@@ -38,10 +38,10 @@ def gumbel_noise(
     """Standard Gumbel noise of the tokens `first` to `first + size - 1`.
 
     Args:
-        keys: of `keys_at`.
+        keys: from `keys_at`.
         first: id of the first token.
-        size: how many tokens.
-        aligned: `first` and `size` are known to be multiples of `TILE`; saves half of the work.
+        size: number of tokens.
+        aligned: whether `first` and `size` are multiples of `TILE`; halves the work.
     """
     if aligned:
         pairs = jnp.asarray(first, jnp.uint32) // 2 + jnp.arange(size // 2, dtype=jnp.uint32)
@@ -68,8 +68,8 @@ def noise_of_words(
     complement of w, gives P(noise < g) = 1 - V. The noise is g = -log(-log(1 - V)).
 
     Range: -3.52 to 33.96, that is -log(49 log 2) to 49 log 2. Resolution: V in steps of 2^-48 at
-    both ends, and 24 significant bits of V or 1 - V in between. Noise of 32 bits or fewer draws
-    tokens of probability 1e-9 at a wrong rate, and those below the last step never.
+    both ends, and 24 significant bits of V or 1 - V in between. Noise of 32 bits or fewer samples
+    tokens of probability 1e-9 at a wrong rate, and tokens below the last step never.
 
     Words of a pair serve as each other's partners, so no further random numbers are computed. The
     tail probability of one, to 48 bits, and that of the other, to 16 bits, are independent. The

@@ -1,11 +1,11 @@
-"""From hidden states to log-probs: the only place that turns them into logits.
+"""From hidden states to log-probs: the only module that computes logits.
 
 The distribution is the softmax over the vocabulary minus the forbidden tokens, of logits that are
-capped if the model says so and divided by the temperature, the same for sampler and learner.
+soft-capped if the model does so and divided by the temperature; the same for sampler and learner.
 
-`score` walks over positions and vocabulary in blocks (head_blocks.py), forward and backward, with
-sums in float32. The embedding is frozen: only the hidden states get a gradient, by a VJP of its own
-that computes the logits again instead of keeping them. Positions may be sharded over the batch axes
+`score` iterates over positions and vocabulary in blocks (head_blocks.py), forward and backward,
+with sums in float32. The embedding is frozen: only the hidden states get a gradient, by a custom
+VJP that recomputes the logits instead of storing them. Positions may be sharded over the batch axes
 of a mesh and the vocabulary over fsdp and tp.
 """
 
@@ -23,26 +23,32 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pipeline.compute.model.attention import soft_cap
-from pipeline.compute.model.head_blocks import FORBIDDEN, Asked, Blocks, Found, backward, forward
-from pipeline.compute.model.head_draw import draw as _draw
+from pipeline.compute.model.head_blocks import (
+    FORBIDDEN,
+    Blocks,
+    Outputs,
+    TokenIds,
+    backward,
+    forward,
+)
+from pipeline.compute.model.head_sample import sample as _sample
 from pipeline.compute.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES, platform
 from pipeline.compute.model.truncation import Truncation
 
 _TOP_K_BLOCKS = {"tpu": (1024, 2048), "cpu": (256, 32_768), "gpu": (256, 32_768)}
-"""Blocks of positions and vocabulary where the likeliest tokens are wanted, by kind of device.
-On a TPU larger ones take 140 MB for sorting; on a CPU smaller ones start too many sorts; for a GPU,
-where none were measured, the CPU's."""
+"""Blocks of positions and vocabulary for the top k, by kind of device. On a TPU larger blocks take
+140 MB for sorting; on a CPU smaller ones start too many sorts; those of a GPU are not measured and
+equal the CPU's."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """How hidden states become a distribution, and in which blocks.
+    """Distribution and block sizes.
 
     Attributes:
-        softcap: bound of the logits; None: they have none.
+        softcap: bound of the logits; None: no soft cap.
         temperature: divides the logits.
-        tokens: positions whose logits exist at a time, per device. Where the likeliest tokens are
-            wanted, blocks have sizes of their own.
+        tokens: positions whose logits exist at a time, per device; the top k has its own blocks.
         vocab: entries of the vocabulary whose logits exist at a time, per device.
         mesh: devices; hidden states are sharded by row over its batch axes, the embedding over its
             vocabulary axes.
@@ -56,7 +62,7 @@ class Head:
 
 
 class TopK(NamedTuple):
-    """The likeliest tokens of a distribution; exact, and where scores tie the lower id first.
+    """The k most likely tokens of a distribution; exact, ties in order of the token id.
 
     Attributes:
         logprobs: descending, normalised over the whole vocabulary.
@@ -68,20 +74,20 @@ class TopK(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What one pass over the vocabulary says of each position; all in float32.
+    """Results of one pass over the vocabulary for each position; all in float32.
 
     Attributes:
         logprobs: of the targets.
         log_z: log-sum-exp of the scores.
         entropy: in nats; no gradient flows through it.
-        picked: log-probs of the tokens that were asked for; None: none were.
-        top: the likeliest tokens, without a gradient; None: they were not asked for.
+        gathered: log-probs of `gather_tokens`; None without them.
+        top: the k most likely tokens, without a gradient; None for top_k = 0.
     """
 
     logprobs: Float[Array, "rows seq"]
     log_z: Float[Array, "rows seq"]
     entropy: Float[Array, "rows seq"]
-    picked: Float[Array, "rows seq k"] | None
+    gathered: Float[Array, "rows seq k"] | None
     top: TopK | None
 
 
@@ -105,22 +111,23 @@ def score(
     *,
     head: Head,
     forbidden: Bool[Array, " vocab"],
-    picks: Int[Array, "rows seq k"] | None = None,
+    gather_tokens: Int[Array, "rows seq k"] | None = None,
     top_k: int = 0,
 ) -> Scores:
-    """Log-probs of targets, and what else is asked for, in one pass over the vocabulary.
+    """Log-probs of targets and of further tokens in one pass over the vocabulary.
 
-    Log-probs of forbidden tokens are those of a token that could be drawn, so targets and picks
-    should not be forbidden.
+    The log-prob of a forbidden token is computed as if it were allowed, so `targets` and
+    `gather_tokens` should not be forbidden.
 
     Args:
         hidden: after the final norm.
         targets: one token for each position.
         embedding: tied, `vocab embed`; it gets no gradient.
-        head: the distribution, and the blocks.
-        forbidden: True where a token may not be drawn.
-        picks: further tokens whose log-probs are wanted, differentiable like those of the targets.
-        top_k: how many of the likeliest tokens are wanted.
+        head: the distribution and the block sizes.
+        forbidden: True for tokens that cannot be sampled.
+        gather_tokens: further tokens whose log-probs are returned, differentiable like those of
+            the targets.
+        top_k: number of most likely tokens to return.
 
     Raises:
         ValueError: if a device has fewer than `top_k` entries of the vocabulary.
@@ -140,10 +147,10 @@ def score(
         shards=_devices(head.mesh, (FSDP,)),
     )
     rows, seq = targets.shape
-    asked: tuple[Array, ...] = (targets,) if picks is None else (targets, picks)
-    flat, *chosen = (x.reshape(rows * seq, *x.shape[2:]) for x in (hidden, *asked))
-    found = _passes(blocks, head.mesh, embedding, forbidden, flat, tuple(chosen))
-    log_z, entropy, (target, *picked), values, ids = jax.tree.map(
+    selected: TokenIds = (targets,) if gather_tokens is None else (targets, gather_tokens)
+    flat, *tokens = (x.reshape(rows * seq, *x.shape[2:]) for x in (hidden, *selected))
+    found = _passes(blocks, head.mesh, embedding, forbidden, flat, tuple(tokens))
+    log_z, entropy, (target, *gathered), values, ids = jax.tree.map(
         lambda x: x.reshape(rows, seq, *x.shape[1:]), found
     )
     fixed = jax.lax.stop_gradient
@@ -151,12 +158,12 @@ def score(
         logprobs=target - log_z,
         log_z=log_z,
         entropy=fixed(entropy),
-        picked=picked[0] - log_z[..., None] if picked else None,
+        gathered=gathered[0] - log_z[..., None] if gathered else None,
         top=TopK(fixed(values - log_z[..., None]), ids) if top_k else None,
     )
 
 
-def draw(
+def sample(
     hidden: Float[Array, "rows embed"],
     embedding: Float[Array, "vocab embed"],
     *,
@@ -167,19 +174,19 @@ def draw(
     noise: Float[Array, ""],
     truncation: Truncation | None = None,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
-    """One token a row, its log-prob, and its log-prob renormalised over what could be drawn.
+    """Samples one token per row; its log-prob under the full and under the truncated distribution.
 
-    Without truncation that is the whole distribution, in one pass, and the log-probs are the same.
+    Without truncation both log-probs are the same and one pass over the vocabulary suffices.
 
     Args:
         hidden: after the final norm.
         embedding: tied, `vocab embed`.
-        head: the distribution but for its temperature, and the blocks.
-        forbidden: True where a token may not be drawn.
-        keys: each row's random key at this position, see `gumbel.keys_at`.
+        head: the distribution except its temperature, and the block sizes.
+        forbidden: True for tokens that cannot be sampled.
+        keys: RNG key of each row at this position, see `gumbel.keys_at`.
         temperature: divides the logits.
-        noise: 1.0 draws (Gumbel-max), 0.0 takes the likeliest token.
-        truncation: what cannot be drawn though it is not forbidden; None: nothing.
+        noise: 1.0 samples (Gumbel-max), 0.0 takes the most likely token.
+        truncation: top-k, top-p and min-p; None: no truncation.
     """
     blocks = Blocks(
         softcap=head.softcap,
@@ -191,7 +198,8 @@ def draw(
     )
     rows = jnp.ones(len(hidden), jnp.float32)
     given = hidden, keys, temperature * rows, noise * rows
-    return _on_devices(partial(_draw, blocks, truncation), head.mesh, embedding, forbidden, *given)
+    run = partial(_sample, blocks, truncation)
+    return _on_devices(run, head.mesh, embedding, forbidden, *given)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -201,23 +209,23 @@ def _passes(
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
     hidden: Float[Array, "tokens embed"],
-    asked: Asked,
-) -> Found:
-    """`head_blocks.forward` on every device; log_z and the chosen scores have gradients."""
-    return _on_devices(partial(forward, blocks), mesh, embedding, forbidden, hidden, asked)
+    tokens: TokenIds,
+) -> Outputs:
+    """`head_blocks.forward` on every device; log_z and the gathered scores have gradients."""
+    return _on_devices(partial(forward, blocks), mesh, embedding, forbidden, hidden, tokens)
 
 
-def _passes_forward(blocks: Blocks, mesh: Mesh, *given: Any) -> tuple[Found, Any]:
+def _passes_forward(blocks: Blocks, mesh: Mesh, *given: Any) -> tuple[Outputs, Any]:
     found = _passes(blocks, mesh, *given)
-    log_z, _, chosen, *_ = found
-    return found, (*given, log_z, chosen)
+    log_z, _, gathered, *_ = found
+    return found, (*given, log_z, gathered)
 
 
 def _passes_backward(
-    blocks: Blocks, mesh: Mesh, kept: tuple[Any, ...], grads: tuple[Any, ...]
+    blocks: Blocks, mesh: Mesh, residuals: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[None, None, Float[Array, "tokens embed"], None]:
-    d_log_z, _, d_chosen, *_ = grads
-    d_hidden = _on_devices(partial(backward, blocks), mesh, *kept, d_log_z, d_chosen)
+    d_log_z, _, d_gathered, *_ = grads
+    d_hidden = _on_devices(partial(backward, blocks), mesh, *residuals, d_log_z, d_gathered)
     return None, None, d_hidden, None
 
 
@@ -225,10 +233,10 @@ _passes.defvjp(_passes_forward, _passes_backward)
 
 
 def _on_devices(run: Callable[..., Any], mesh: Mesh, *arrays: Any) -> Any:
-    """`run` on each device's share: the first two arrays by vocabulary, the others by position."""
+    """`run` in `shard_map`: the first two arrays by vocabulary, the others by position."""
     by_entry, by_position = PartitionSpec(VOCAB_AXES), PartitionSpec(BATCH_AXES)
     specs = (by_entry, by_entry, *(by_position for _ in arrays[2:]))
-    # What is the same along tp is so because it was summed over it; not worth proving to JAX.
+    # Outputs are equal along tp because they are sums over it, which check_vma cannot infer.
     local = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=by_position, check_vma=False)
     return local(*arrays)
 

@@ -1,10 +1,10 @@
 """The head's passes on one device: over blocks of positions, and within each over the vocabulary.
 
-They run inside `shard_map` (see head.py): `hidden` is this device's share of the positions,
-`embedding` its share of the vocabulary. What the shares of the vocabulary find is combined after
-each block of positions, of which the devices along the fsdp axis gather one another's, because
-moving hidden states costs far less than moving an embedding. Logits exist for one block of
-positions and one block of the vocabulary at a time.
+They run inside `shard_map` (see head.py): `hidden` is this device's shard of the positions,
+`embedding` its shard of the vocabulary. Each block of positions is all-gathered along the fsdp
+axis, because moving hidden states costs far less than moving the embedding, and the results of the
+vocabulary shards are combined after each block. Logits exist for one block of positions and one
+block of the vocabulary at a time.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pipeline.compute.model.attention import soft_cap
 from pipeline.compute.model.sharding import FSDP, VOCAB_AXES
 
 FORBIDDEN = -1e30
-"""Score of a token that may not be drawn; finite, so that no gradient becomes NaN."""
+"""Score of a token that cannot be sampled; finite, so that no gradient becomes NaN."""
 
 _GATHERED = 4096
-"""Rows of the embedding that are looked up at a time, so that they stay in fast memory."""
+"""Rows of the embedding that are gathered at a time, so that they stay in fast memory."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How logits become scores, and how many exist at a time.
+    """Transformation of logits to scores, and block sizes.
 
     Attributes:
-        softcap: bound of the logits; None: they have none.
-        temperature: divides them.
-        tokens: positions in a block, over all devices that gather one another's.
+        softcap: bound of the logits; None: no soft cap.
+        temperature: divides the logits.
+        tokens: positions in a block, over all devices along the fsdp axis.
         vocab: entries of the vocabulary in a block, per device.
-        top_k: how many of the likeliest tokens are kept; 0: none.
+        top_k: number of most likely tokens to return; 0: none.
         shards: devices along the fsdp axis.
     """
 
@@ -48,30 +48,31 @@ class Blocks:
     shards: int
 
     def score(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Capped and divided by the temperature."""
+        """Logits, soft-capped and divided by the temperature."""
         return soft_cap(logits, self.softcap) / self.temperature
 
     def slope(self, scores: Float[Array, "*shape"]) -> Float[Array, "*shape"] | float:
-        """Derivative of `score`, given what it returned."""
+        """Derivative of `score`, as a function of its result."""
         if self.softcap is None:
             return 1.0 / self.temperature
-        # Never below 0, which would be infinitely so for a forbidden token.
+        # Bounded below by 0: a forbidden token's score would give a huge negative slope.
         flatness = (scores * self.temperature / self.softcap) ** 2
         return jnp.maximum(1.0 - flatness, 0.0) / self.temperature
 
 
-_REACH = 60.0
-"""How far from the point that exponentials are taken from the largest score may lie: e**60 times
-the vocabulary is still far inside float32's range, on either side."""
+_MAX_SHIFT = 60.0
+"""Largest difference between the maximum score and the shift of the exponentials: e**60 times the
+vocabulary is far inside the range of float32, in both directions."""
 
-Asked = tuple[Array, ...]
-"""Targets, `tokens`, and if there are any picks, `tokens picks`; or something of each of them."""
+TokenIds = tuple[Array, ...]
+"""Targets, `tokens`, and optionally gathered tokens, `tokens k`; or values of the same shapes."""
 
-Running = tuple[Array, Array, Array, Array, Array]
-"""Largest score so far, sums of exponentials and of scores weighted by them, and the top k."""
+Carry = tuple[Array, Array, Array, Array, Array]
+"""Maximum score, sum of exponentials, sum of scores weighted by them, scores and ids of the top k;
+over the blocks of the vocabulary so far."""
 
-Found = tuple[Array, Array, Asked, Array, Array]
-"""log_z, entropy, scores of what was asked for, scores and ids of the top k; each by position."""
+Outputs = tuple[Array, Array, TokenIds, Array, Array]
+"""log_z, entropy, scores of `TokenIds`, scores and ids of the top k; each by position."""
 
 
 def forward(
@@ -79,16 +80,16 @@ def forward(
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
     hidden: Float[Array, "tokens embed"],
-    asked: Asked,
-) -> Found:
+    tokens: TokenIds,
+) -> Outputs:
     """One pass over the vocabulary for each block of positions."""
 
-    def block(hidden: Float[Array, "block embed"], asked: Asked) -> Found:
-        chosen = _chosen_scores(blocks, hidden, embedding, asked)
+    def block(hidden: Float[Array, "block embed"], tokens: TokenIds) -> Outputs:
+        gathered = _gathered_scores(blocks, hidden, embedding, tokens)
         log_z, entropy, values, ids = _whole_vocabulary(blocks, hidden, embedding, forbidden)
-        return log_z, entropy, chosen, values, ids
+        return log_z, entropy, gathered, values, ids
 
-    return by_block(blocks, block, hidden, asked)
+    return by_block(blocks, block, hidden, tokens)
 
 
 def backward(
@@ -99,23 +100,23 @@ def backward(
 ) -> Float[Array, "tokens embed"]:
     """Gradient of the hidden states.
 
-    d log_z / d score of v is the probability of v, d chosen / d score of its token is 1.
+    d log_z / d score of v is the probability of v, d gathered / d score of its token is 1.
 
     Args:
         blocks: see `Blocks`.
         embedding: as in `forward`.
         forbidden: as in `forward`.
-        by_position: hidden states and what was asked for, as in `forward`; log_z and the chosen
-            scores that it returned; the cotangents of these two.
+        by_position: hidden states and tokens, as in `forward`; log_z and gathered scores that
+            `forward` returned; the cotangents of these two.
     """
 
     def block(
         hidden: Float[Array, "block embed"],
-        asked: Asked,
+        tokens: TokenIds,
         log_z: Float[Array, " block"],
-        chosen: Asked,
+        gathered: TokenIds,
         d_log_z: Float[Array, " block"],
-        d_chosen: Asked,
+        d_gathered: TokenIds,
     ) -> Float[Array, "block embed"]:
         def step(
             total: Float[Array, "block embed"], number: Int[Array, ""]
@@ -128,8 +129,8 @@ def backward(
 
         total = jnp.zeros(hidden.shape, jnp.float32)
         total, _ = jax.lax.scan(step, total, jnp.arange(count_blocks(blocks, embedding)))
-        d_scores = jax.tree.map(lambda d, chosen: d * blocks.slope(chosen), d_chosen, chosen)
-        total += _chosen_grad(d_scores, embedding, asked)
+        d_scores = jax.tree.map(lambda d, score: d * blocks.slope(score), d_gathered, gathered)
+        total += _gathered_grad(d_scores, embedding, tokens)
         return jax.lax.psum(total, VOCAB_AXES).astype(hidden.dtype)
 
     return by_block(blocks, block, *by_position)
@@ -140,7 +141,7 @@ def by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
     tokens = arrays[0].shape[0]
     most = min(max(1, blocks.tokens // blocks.shards), tokens)
     count = -(-tokens // most)
-    # As long as one another: else the last one could be nearly all padding.
+    # Blocks of equal size: otherwise the last one could be nearly all padding.
     size = -(-tokens // count)
 
     def together(block: Any) -> Any:
@@ -148,16 +149,16 @@ def by_block(blocks: Blocks, run: Callable[..., Any], *arrays: Any) -> Any:
         start = jax.lax.axis_index(FSDP) * size
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), found)
 
-    def cut(x: Array) -> Array:
+    def split(x: Array) -> Array:
         rest = [(0, count * size - tokens), *((0, 0) for _ in x.shape[1:])]
         return jnp.pad(x, rest).reshape(count, size, *x.shape[1:])
 
-    found = jax.lax.map(together, jax.tree.map(cut, arrays))
+    found = jax.lax.map(together, jax.tree.map(split, arrays))
     return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:])[:tokens], found)
 
 
 def count_blocks(blocks: Blocks, embedding: Float[Array, "vocab embed"]) -> int:
-    """Of the vocabulary."""
+    """Number of blocks of the vocabulary."""
     return -(-embedding.shape[0] // min(blocks.vocab, embedding.shape[0]))
 
 
@@ -192,7 +193,7 @@ def _whole_vocabulary(
     if blocks.top_k or count_blocks(blocks, embedding) == 1:
         highest, total, weighted, values, ids = _running_maximum(blocks, hidden, *vocabulary)
     else:
-        highest, total, weighted = _fixed_point(blocks, hidden, *vocabulary)
+        highest, total, weighted = _fixed_shift(blocks, hidden, *vocabulary)
         values = ids = jnp.zeros((hidden.shape[0], 0))
     overall = jax.lax.pmax(highest, VOCAB_AXES)
     shrink = jnp.exp(highest - overall)
@@ -208,38 +209,38 @@ def _whole_vocabulary(
     return log_z, log_z - weighted / total, values, ids
 
 
-def _fixed_point(
+def _fixed_shift(
     blocks: Blocks,
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
 ) -> tuple[Array, Array, Array]:
-    """The point that exponentials are taken from, their sum, and their sum weighted by the scores.
+    """The shift of the exponentials, their sum, and their sum weighted by the scores.
 
-    The point is the largest score of the first block, known before the pass, so that a compiler can
-    sum in the epilogue of the matrix product and logits are never written, not even to fast memory:
-    on TPU that halves the pass. Where it turns out to lie too far from the largest score of all,
-    the pass is made again with a running maximum.
+    The shift is the largest score of the first block, known before the pass, so that the compiler
+    can sum in the epilogue of the matrix product and logits are never written, not even to fast
+    memory: on TPU that halves the time of the pass. If the shift is too far from the largest score,
+    the pass is repeated with a running maximum.
     """
-    point = block_scores(blocks, hidden, embedding, forbidden, jnp.int32(0))[1].max(axis=-1)
+    shift = block_scores(blocks, hidden, embedding, forbidden, jnp.int32(0))[1].max(axis=-1)
 
     def step(
         carry: tuple[Array, Array, Array], number: Int[Array, ""]
     ) -> tuple[tuple[Array, Array, Array], None]:
         highest, total, weighted = carry
         _, scores, _ = block_scores(blocks, hidden, embedding, forbidden, number)
-        masses = jnp.exp(jnp.minimum(scores - point[:, None], _REACH))
+        masses = jnp.exp(jnp.minimum(scores - shift[:, None], _MAX_SHIFT))
         total += masses.sum(axis=-1)
         weighted += (masses * scores).sum(axis=-1)
         return (jnp.maximum(highest, scores.max(axis=-1)), total, weighted), None
 
-    nothing = jnp.zeros_like(point)
+    zeros = jnp.zeros_like(shift)
     numbers = jnp.arange(count_blocks(blocks, embedding))
-    (highest, *sums), _ = jax.lax.scan(step, (nothing + FORBIDDEN, nothing, nothing), numbers)
+    (highest, *sums), _ = jax.lax.scan(step, (zeros + FORBIDDEN, zeros, zeros), numbers)
     return jax.lax.cond(
-        jnp.max(highest - point) > _REACH,
+        jnp.max(highest - shift) > _MAX_SHIFT,
         lambda: _running_maximum(blocks, hidden, embedding, forbidden)[:3],
-        lambda: (point, *sums),
+        lambda: (shift, *sums),
     )
 
 
@@ -248,11 +249,11 @@ def _running_maximum(
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
     forbidden: Bool[Array, " vocab"],
-) -> Running:
-    """As `_fixed_point`, from the largest score so far; and scores and places of the top k."""
+) -> Carry:
+    """As `_fixed_shift`, with the running maximum as shift; also scores and ids of the top k."""
     tokens, k = hidden.shape[0], blocks.top_k
 
-    def step(carry: Running, number: Int[Array, ""]) -> tuple[Running, None]:
+    def step(carry: Carry, number: Int[Array, ""]) -> tuple[Carry, None]:
         highest, total, weighted, values, ids = carry
         _, scores, start = block_scores(blocks, hidden, embedding, forbidden, number)
         new = jnp.maximum(highest, scores.max(axis=-1))
@@ -265,11 +266,11 @@ def _running_maximum(
             values, ids = _best(k, jnp.c_[values, found], jnp.c_[ids, at + start])
         return (new, total, weighted, values, ids), None
 
-    nothing = jnp.zeros(tokens, jnp.float32)
+    zeros = jnp.zeros(tokens, jnp.float32)
     start = (
-        nothing + FORBIDDEN,
-        nothing,
-        nothing,
+        zeros + FORBIDDEN,
+        zeros,
+        zeros,
         jnp.full((tokens, k), -jnp.inf),
         jnp.zeros((tokens, k), jnp.int32),
     )
@@ -283,31 +284,30 @@ def _best(
     return values, jnp.take_along_axis(ids, at, axis=-1)
 
 
-def _chosen_scores(
+def _gathered_scores(
     blocks: Blocks,
     hidden: Float[Array, "block embed"],
     embedding: Float[Array, "vocab embed"],
-    asked: Asked,
-) -> Asked:
-    """Scores of targets and picks, each from the device that has its row of the embedding."""
+    tokens: TokenIds,
+) -> TokenIds:
+    """Scores of `tokens`, each from the device that has its row of the embedding."""
 
-    def one(position: tuple[Array, Array, Array]) -> Float[Array, " picks"]:
+    def one(position: tuple[Array, Array, Array]) -> Float[Array, " k"]:
         hidden, at, here = position
         rows = embedding[at]
         logits = jnp.einsum("d,pd->p", hidden, rows, preferred_element_type=jnp.float32)
         return jnp.where(here, blocks.score(logits), 0.0)
 
     found = tuple(
-        _few_at_a_time(one, hidden, *_rows_here(embedding, picks)).reshape(picks.shape)
-        for picks in asked
+        _batched_map(one, hidden, *_local_rows(embedding, ids)).reshape(ids.shape) for ids in tokens
     )
     return jax.lax.psum(found, VOCAB_AXES)
 
 
-def _chosen_grad(
-    grads: Asked, embedding: Float[Array, "vocab embed"], asked: Asked
+def _gathered_grad(
+    grads: TokenIds, embedding: Float[Array, "vocab embed"], tokens: TokenIds
 ) -> Float[Array, "block embed"]:
-    """This device's share of the gradient that comes through targets and picks."""
+    """This device's share of the gradient of the hidden states through the gathered scores."""
 
     def one(position: tuple[Array, Array, Array]) -> Float[Array, " embed"]:
         grads, at, here = position
@@ -316,18 +316,18 @@ def _chosen_grad(
         return jnp.einsum("p,pd->d", grads, rows, preferred_element_type=jnp.float32)
 
     found = (
-        _few_at_a_time(one, _columns(grad), *_rows_here(embedding, picks))
-        for grad, picks in zip(grads, asked, strict=True)
+        _batched_map(one, _columns(grad), *_local_rows(embedding, ids))
+        for grad, ids in zip(grads, tokens, strict=True)
     )
     return jax.tree.reduce(jnp.add, tuple(found))
 
 
-def _rows_here(
-    embedding: Float[Array, "vocab embed"], picks: Int[Array, "block ..."]
-) -> tuple[Int[Array, "block picks"], Bool[Array, "block picks"]]:
-    """Rows of this device's embedding, and which of the picks are among them."""
+def _local_rows(
+    embedding: Float[Array, "vocab embed"], tokens: Int[Array, "block ..."]
+) -> tuple[Int[Array, "block k"], Bool[Array, "block k"]]:
+    """Row of each token in this device's embedding, and whether the token is in it."""
     vocab = embedding.shape[0]
-    at = _columns(picks) - jax.lax.axis_index(VOCAB_AXES) * vocab
+    at = _columns(tokens) - jax.lax.axis_index(VOCAB_AXES) * vocab
     return jnp.clip(at, 0, vocab - 1), (at >= 0) & (at < vocab)
 
 
@@ -335,7 +335,7 @@ def _columns(x: Array) -> Array:
     return x.reshape(x.shape[0], -1)
 
 
-def _few_at_a_time(one: Callable[..., Array], *arrays: Array) -> Array:
-    """`one` for each position of a block, so many together that they make `_GATHERED` picks."""
-    tokens, picks = arrays[1].shape
-    return jax.lax.map(one, arrays, batch_size=min(tokens, max(1, _GATHERED // picks)))
+def _batched_map(one: Callable[..., Array], *arrays: Array) -> Array:
+    """Maps `one` over the positions of a block, in batches of about `_GATHERED` rows."""
+    tokens, k = arrays[1].shape
+    return jax.lax.map(one, arrays, batch_size=min(tokens, max(1, _GATHERED // k)))

@@ -2,12 +2,12 @@
 
     y = s_x s_w sum(q_x q_w)    with    q_x = round(x / s_x),   s_x = max |x| / 127
 
-One scale for each position of the activations and one for each output of the matrix, neither of
-which depends on what is summed over, so that both are factors of the integers' sum: the vector-wise
-scheme of LLM.int8() (arXiv:2208.07339) without its outliers in 16 bits.
+One scale for each position of the activations and one for each output of the matrix. Neither
+depends on the summed axes, so both are factors of the integer sum: the vector-wise scheme of
+LLM.int8() (arXiv:2208.07339) without its 16-bit outliers.
 
-What a position is rounded to depends on that position alone, so a token is computed alike whatever
-stands beside it: by the sampler one at a time, by the learner in a packed row.
+The rounding of a position depends on that position alone, so a token gives the same result in the
+sampler, one at a time, and in the learner, in a packed row.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from qwix._src.core.einsum_info import EinsumInfo
 
 _LARGEST = 127
 _SMALLEST_SCALE = 1e-30
-"""Keeps a position of zeros, or of what is flushed to zero, from being divided by zero."""
+"""Avoids a division by zero for a position of zeros, or of values that are flushed to zero."""
 _Axes: TypeAlias = tuple[int, ...]
 
 
 def einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:
-    """`jnp.einsum` of two operands without batch axes, the second one with a scale an output."""
+    """`jnp.einsum` of two operands without batch axes; the matrix has one scale per output."""
     info = EinsumInfo.parse(equation)
     (x_axes, axes), batch = info.dimension_numbers
     assert batch == ((), ()), equation
@@ -39,7 +39,7 @@ def einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:
 def dot_general(
     x: jax.Array, matrix: qarray.QArray, dimensions: Any, *, out_sharding: None = None
 ) -> jax.Array:
-    """`jax.lax.dot_general` without batch axes, of a matrix with a scale an output."""
+    """`jax.lax.dot_general` without batch axes; the matrix has one scale per output."""
     (x_axes, axes), (_, batch) = dimensions
     assert not batch, dimensions
     assert out_sharding is None, out_sharding
@@ -47,7 +47,7 @@ def dot_general(
 
 
 def round_positions(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """Codes of 8 bits, and their float32 scale for all of `axes` together, which are kept."""
+    """8-bit codes, and one float32 scale over `axes`, which are kept with size 1."""
     exact = x.astype(jnp.float32)
     largest = jnp.max(jnp.abs(exact), axis=tuple(axes), keepdims=True)
     scale = jnp.maximum(largest / _LARGEST, _SMALLEST_SCALE)
@@ -58,10 +58,10 @@ def round_positions(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.A
 def _multiply(
     x: jax.Array, codes: jax.Array, scale: jax.Array, summed: tuple[_Axes, _Axes]
 ) -> jax.Array:
-    """`x` by what codes and scale stand for, summed over these axes of each; in `x`'s type.
+    """The product of `x` and the quantized matrix, summed over these axes; in `x`'s dtype.
 
-    Its gradient with respect to `x` is that of the product without rounding (straight-through,
-    arXiv:1308.3432); codes and scale are frozen.
+    Its gradient with respect to `x` is that of the product without rounding of `x`
+    (straight-through, arXiv:1308.3432); codes and scale are frozen.
     """
     x_axes, axes = summed
     rounded, x_scale = round_positions(x, x_axes)
@@ -83,11 +83,11 @@ def _forward(
 
 def _backward(
     summed: tuple[_Axes, _Axes],
-    kept: tuple[jax.Array, jax.Array, jax.ShapeDtypeStruct],
+    residuals: tuple[jax.Array, jax.Array, jax.ShapeDtypeStruct],
     gradient: jax.Array,
 ) -> tuple[jax.Array, None, None]:
-    codes, scale, shape = kept
-    # The matrix is computed back not before the gradient is there, see `quantize.Provider`.
+    codes, scale, shape = residuals
+    # Dequantizes only when the gradient is available, see `quantize._dequantized_after`.
     gradient, codes, scale = jax.lax.optimization_barrier((gradient, codes, scale))
     matrix = codes.astype(shape.dtype) * scale.astype(shape.dtype)
     transposed = jax.linear_transpose(

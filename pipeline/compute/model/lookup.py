@@ -1,7 +1,7 @@
-"""Rows of the tied embedding, which may be sharded by vocabulary, for tokens sharded by row.
+"""Embedding lookup with an embedding sharded by vocabulary and tokens sharded by row.
 
-Left to itself XLA gives every device the embeddings of the whole batch, which grow with the number
-of devices; here they exist for some positions at a time.
+By default XLA gives every device the embeddings of the whole batch, which grow with the number of
+devices; here they exist for a block of positions at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from pipeline.compute.model.sharding import BATCH_AXES, FSDP, TP, VOCAB_AXES, is_sharded
 
 _POSITIONS = 2048
-"""Positions of a device that are looked up at a time; each takes `fsdp` rows of memory."""
+"""Positions per device and block; each takes `fsdp` rows of memory."""
 
 
 def look_up(
@@ -22,13 +22,13 @@ def look_up(
 ) -> Float[Array, "rows seq embed"]:
     """`embedding[tokens]`, exactly.
 
-    A device looks up what it holds for all rows of its fsdp group, zeros for the rest; the sum over
-    the group is the result, and each device is sent the sum of its own rows only.
+    A device looks up the tokens of all rows of its fsdp group in its shard, with zeros for tokens
+    of other shards; a reduce-scatter over the group gives each device the sum for its own rows.
 
     Args:
-        tokens: sharded by row as `sharding.by_row` does it; `rows` divides evenly.
+        tokens: sharded by `sharding.by_row`, which divides `rows` evenly.
         embedding: sharded over `VOCAB_AXES`.
-        mesh: the devices; None or a mesh without sharded weights: nothing is exchanged.
+        mesh: the devices; with None or without sharded weights there is no communication.
     """
     if mesh is None or not is_sharded(mesh):
         return embedding[tokens]
@@ -46,7 +46,7 @@ def _on_each(
         at = jax.lax.all_gather(tokens, FSDP) - first
         here = (at >= 0) & (at < part.shape[0])
         found = jnp.where(here[..., None], part[jnp.clip(at, 0, part.shape[0] - 1)], 0)
-        # One summand is not zero, so no type can round the sum.
+        # At most one summand is nonzero, so the sum is exact in any dtype.
         own = jax.lax.psum_scatter(found, FSDP, scatter_dimension=0)
         return jax.lax.psum(own, TP)
 

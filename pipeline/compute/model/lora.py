@@ -1,7 +1,7 @@
-"""The adapter: which matrices carry LoRA, how it starts, how it is named, hashed and merged.
+"""The adapter: target matrices, initialisation, hash and merge.
 
-LoRA (arXiv:2106.09685) is attached by qwix. An adapter is a flat dict from parameter path to
-float32 array; that is what is trained, hashed, shipped and saved. Fresh, it is the identity.
+qwix attaches LoRA (arXiv:2106.09685). An adapter is a flat dict from parameter path to float32
+array; this form is trained, hashed, sent and saved. A fresh adapter is the identity.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TARGETS = {
 }
 
 FUSED = {"kv_einsum": 2, "qkv_einsum": 3}
-"""Matrices that hold several projections; they share one lora_a."""
+"""Number of projections in matrices that hold several, which share one lora_a."""
 
-# How lora_a and lora_b multiply to the shape of the matrix they adapt.
+# Product of lora_a and lora_b in the shape of the adapted matrix.
 _MERGE = {
     "q_einsum.w": "dr,rnh->ndh",
     "kv_einsum.w": "dr,rckh->ckdh",
@@ -52,15 +52,15 @@ def attach(
 ) -> Gemma:
     """The model with qwix LoRA on the target matrices; call it under `nnx.eval_shape`.
 
-    The model has to be an argument of what is traced: qwix 0.1.8 looks for a matrix among the
-    operations that made it, and does not find a quantized one that was made in the same trace.
+    The model must be an argument of the traced function: qwix 0.1.8 identifies a matrix by the
+    operations that produce it, and misses a quantized one that is produced in the same trace.
 
     Args:
         model: without an adapter.
         lora: rank, scale and targets.
-        quantization: how the matrices of all layers are kept, adapted or not.
-        separate: give a fused matrix the rank of its projections together, so that each of them
-            can have a lora_a of its own.
+        quantization: of the matrices of all layers, adapted or not.
+        separate: give a fused matrix the sum of the ranks of its projections, so that each of them
+            can have a separate lora_a.
 
     Raises:
         ValueError: if `lora.targets` matches no matrix.
@@ -89,7 +89,7 @@ def attach(
         quantization=quantization,
         flat=mesh is not None and platform(mesh) == "cpu",
     )
-    # A row for every device that has rows of its own.
+    # One row per batch shard.
     rows = 1 if mesh is None else batch_shards(mesh)
     tokens = jnp.zeros((rows, 1), jnp.int32)
     wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
@@ -98,7 +98,7 @@ def attach(
         for path, module in nnx.iter_modules(wrapped)
         if any(isinstance(value, nnx.LoRAParam) for value in vars(module).values())
     }
-    assert found == adapted, found ^ adapted  # qwix passes over what it does not recognise
+    assert found == adapted, found ^ adapted  # qwix skips modules that it does not recognise
     return wrapped
 
 
@@ -124,16 +124,16 @@ def targets(modules: Sequence[str], lora: Lora) -> set[str]:
 
 
 def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
-    """A new adapter: A is He-uniform, B is zero, so that it changes nothing yet."""
-    return _draw(shapes, seed=seed, lora_b=0.0)
+    """A new adapter: A is He-uniform, B is zero, so that it is the identity."""
+    return _random(shapes, seed=seed, lora_b=0.0)
 
 
 def probe(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
     """A random adapter that changes every output; only for comparing sampler and learner."""
-    return _draw(shapes, seed=seed, lora_b=0.02)
+    return _random(shapes, seed=seed, lora_b=0.02)
 
 
-def _draw(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, lora_b: float) -> Adapter:
+def _random(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, lora_b: float) -> Adapter:
     he_uniform = jax.nn.initializers.he_uniform()
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     adapter = {}
@@ -156,7 +156,7 @@ def sha256(adapter: Mapping[str, np.ndarray | jax.Array]) -> str:
 
 
 def delta(name: str, adapter: Mapping[str, jax.Array], *, lora: Lora) -> jax.Array | None:
-    """What the adapter adds to the base parameter `name`, float32; None if it is not adapted."""
+    """The adapter's change of base parameter `name`, float32; None if it is not adapted."""
     if f"{name}_lora_a" not in adapter:
         return None
     equation = _MERGE[".".join(name.split(".")[-2:])]
@@ -167,6 +167,6 @@ def delta(name: str, adapter: Mapping[str, jax.Array], *, lora: Lora) -> jax.Arr
 def merge(
     name: str, value: jax.Array, adapter: Mapping[str, jax.Array], *, lora: Lora
 ) -> jax.Array:
-    """Base parameter `name` plus what the adapter adds, float32; `value` if it is not adapted."""
+    """Base parameter `name` plus `delta`, float32; `value` if it is not adapted."""
     change = delta(name, adapter, lora=lora)
     return value if change is None else value.astype(jnp.float32) + change

@@ -1,6 +1,7 @@
-"""Reads and writes PEFT's adapter folders: `adapter_config.json`, `adapter_model.safetensors`.
+"""PEFT's adapter folders, `adapter_config.json` and `adapter_model.safetensors`: read, fit, write.
 
-Only files, keys and numbers; which of our matrices a projection belongs to is in `projections.py`.
+`fit_to_policy` checks an adapter against a policy and converts it; `projections.py` has the
+conversion of the matrices.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from configs.schema import Lora
-from pipeline.compute.model.projections import Pair, Place
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.projections import Pair, Place, from_pairs, pair_shapes, rank_needed
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 TEXT, MULTIMODAL = "model.layers", "model.language_model.layers"
-"""Where Hugging Face's text and multimodal models have their layers."""
+"""Path of the layers in Hugging Face's text and multimodal models."""
 
 _KEY = re.compile(
     r"base_model\.model\.(?:language_model\.)?(?:model\.)?(?:language_model\.)?"
     r"layers\.(\d+)\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
-# These change the base before training, and what they did is not in the folder.
+# These initialisations change the base before training; the folder does not contain the change.
 _CHANGES_BASE = ("pissa", "corda", "olora", "lora_ga")
 _MUST_BE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -48,10 +50,10 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """What a folder holds.
+    """The content of a PEFT folder.
 
     Attributes:
-        folder: where it came from.
+        folder: the folder.
         config: its `adapter_config.json`.
         pairs: float32 matrices of each projection.
     """
@@ -61,7 +63,7 @@ class PeftAdapter:
     pairs: Mapping[Place, Pair]
 
     def scale(self, place: Place) -> float:
-        """What the product of a projection's two matrices is multiplied by."""
+        """Factor of the product of a projection's two matrices."""
         alpha = self._setting(place, "alpha_pattern", "lora_alpha")
         rank = self.pairs[place][0].shape[0]
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
@@ -79,12 +81,12 @@ class PeftAdapter:
 
 
 def read_peft(folder: Path) -> PeftAdapter:
-    """The adapter in a PEFT folder.
+    """Reads a PEFT folder.
 
     Raises:
-        FileNotFoundError: if one of its two files is absent.
-        ValueError: if it is damaged, contradicts itself, or is no plain LoRA of a Gemma's
-            attention and MLP.
+        FileNotFoundError: if one of its two files is missing.
+        ValueError: if it is damaged or inconsistent, or no plain LoRA of a Gemma's attention and
+            MLP.
     """
     config = _read_config(folder / CONFIG)
     path = folder / TENSORS
@@ -102,7 +104,7 @@ def read_peft(folder: Path) -> PeftAdapter:
         rank = adapter.expected_rank(place)
         if not a.shape[0] == b.shape[1] == rank:
             found = f"lora_A is {a.shape}, lora_B is {b.shape}"
-            problems.append(f"rank of {named(place)}: {found}, {CONFIG} says {rank}")
+            problems.append(f"rank of {full_name(place)}: {found}, {CONFIG} says {rank}")
     if not halves:
         problems.append("missing: lora_A and lora_B of any layer")
     if problems:
@@ -110,15 +112,90 @@ def read_peft(folder: Path) -> PeftAdapter:
     return adapter
 
 
-def named(place: Place) -> str:
-    """A projection in words of Hugging Face's."""
+def full_name(place: Place) -> str:
+    """Hugging Face's name of a projection."""
     return f"layers.{place[0]}.{place[1]}"
+
+
+def fit_to_policy(peft: PeftAdapter, policy: Policy) -> dict[str, np.ndarray]:
+    """A PEFT adapter in the policy's shapes; its change of the base is the same.
+
+    Raises:
+        ValueError: listing everything that does not fit the base or the `lora` settings.
+    """
+    shapes = {name: shape.shape for name, shape in policy.adapter_shapes.items()}
+    problems = _scale_problems(peft, policy.lora)
+    adapter: dict[str, np.ndarray] = {}
+    known: set[Place] = set()
+    for matrix in (name.removesuffix("_lora_a") for name in shapes if name.endswith("_lora_a")):
+        a, b = shapes[f"{matrix}_lora_a"], shapes[f"{matrix}_lora_b"]
+        wanted = pair_shapes(matrix, a, b)
+        known |= wanted.keys()
+        pairs = {place: peft.pairs[place] for place in wanted if place in peft.pairs}
+        wrong = _matrix_problems(matrix, pairs, wanted, max_rank=b[0], rank=policy.lora.rank)
+        problems += wrong
+        if not wrong:
+            both = from_pairs(matrix, pairs, a=a, b=b)
+            adapter |= {f"{matrix}_lora_{half}": x for half, x in zip("ab", both, strict=True)}
+    targets = policy.lora.targets
+    problems += [
+        f"surplus: {full_name(place)}, which lora.targets = {targets!r} does not adapt in this base"
+        for place in sorted(peft.pairs.keys() - known)
+    ]
+    if problems:
+        lines = "\n  ".join(problems)
+        raise ValueError(f"lora.start: {peft.folder} does not fit:\n  {lines}")
+    return adapter
+
+
+def _matrix_problems(
+    matrix: str,
+    pairs: Mapping[Place, Pair],
+    wanted: Mapping[Place, tuple[int, int]],
+    *,
+    max_rank: int,
+    rank: int,
+) -> list[str]:
+    """Reasons why these projections do not fit into a matrix with this maximum rank."""
+    if not pairs:
+        missing = " and ".join(full_name(place) for place in wanted)
+        return [f"missing: {missing}, which lora.targets adapts"]
+    problems = []
+    for place, (a, b) in pairs.items():
+        found, base = (a.shape[1], b.shape[0]), wanted[place]
+        if found != base:
+            problems.append(
+                f"shape of {full_name(place)}: from {found[0]} to {found[1]}, in the base "
+                f"from {base[0]} to {base[1]}"
+            )
+        if a.shape[0] not in {rank, max_rank}:
+            problems.append(f"rank of {full_name(place)}: {a.shape[0]}, lora.rank is {rank}")
+    if not problems and rank_needed(list(pairs.values())) > max_rank:
+        problems.append(
+            f"lora_A of the projections in {matrix} differ, which is supported only for the "
+            "adapter of lora.start"
+        )
+    return problems
+
+
+def _scale_problems(peft: PeftAdapter, settings: Lora) -> list[str]:
+    scales = sorted({peft.scale(place) for place in peft.pairs})
+    if all(math.isclose(scale, settings.scale, rel_tol=1e-6) for scale in scales):
+        return []
+    rank = settings.rank
+    alpha = scales[0] * (math.sqrt(rank) if settings.scaling == "rslora" else rank)
+    what = (
+        f"scale: it was trained with {', '.join(f'{scale:g}' for scale in scales)}; lora.alpha = "
+        f"{settings.alpha:g}, lora.rank = {rank} and lora.scaling = {settings.scaling!r} make "
+        f"{settings.scale:g}; nearest valid: lora.alpha = {alpha:g}"
+    )
+    return [what]
 
 
 def _halves(
     tensors: Mapping[str, np.ndarray],
 ) -> tuple[dict[Place, dict[str, np.ndarray]], list[str]]:
-    """The matrices by projection and half, and what is wrong with the keys."""
+    """The matrices by projection and half, and problems of the keys."""
     halves: dict[Place, dict[str, np.ndarray]] = {}
     problems = []
     for key, value in tensors.items():
@@ -131,7 +208,7 @@ def _halves(
             place = Place(int(match[1]), match[2])
             halves.setdefault(place, {})[match[3]] = np.asarray(value, np.float32)
     problems += [
-        f"missing: lora_{half} of {named(place)}"
+        f"missing: lora_{half} of {full_name(place)}"
         for place, found in halves.items()
         for half in "AB"
         if half not in found
@@ -178,12 +255,12 @@ def write_peft(
     """Writes a PEFT folder.
 
     Args:
-        folder: made if it is not there.
-        pairs: of each adapted projection.
-        lora: rank and scale that they were trained with.
-        base: what the model that they adapt is called.
-        revision: of that model, if one is named.
-        layers: where it has its layers: `TEXT` or `MULTIMODAL`.
+        folder: created if it does not exist.
+        pairs: matrices of each adapted projection.
+        lora: rank and scale of the training.
+        base: name of the base model.
+        revision: of the base model, if known.
+        layers: path of the base model's layers: `TEXT` or `MULTIMODAL`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -193,7 +270,7 @@ def write_peft(
             key = f"base_model.model.{module}.lora_{half}.weight"
             tensors[key] = np.ascontiguousarray(value, np.float32)
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    # Projections that have a lora_A of their own in one matrix of ours: see `projections.py`.
+    # Projections with separate lora_A in one matrix of ours, see `projections.py`.
     ranks = {
         place.projection.split(".")[-1]: pair[0].shape[0]
         for place, pair in pairs.items()
@@ -225,10 +302,10 @@ def write_peft(
 
 
 def target_modules(places: Sequence[Place], *, layers: str) -> list[str]:
-    """Names by which PEFT finds exactly these projections.
+    """PEFT's `target_modules` for exactly these projections.
 
-    The last parts of the names where they are the same in every layer of a text model; elsewhere
-    whole names, because a multimodal model's vision tower has projections of the same names.
+    The last parts of the names if every layer of a text model has the same projections; otherwise
+    full names, because a multimodal model's vision tower has projections with the same names.
     """
     by_layer: dict[int, set[str]] = {}
     for place in places:

@@ -1,7 +1,7 @@
-"""The policy: one frozen base on the devices, and the ways to run it under an adapter.
+"""The policy: a LoRA-wrapped Gemma, without its parameters.
 
-Sampler and learner of one process share one `Policy`. Its methods are pure and meant to be traced:
-base and adapter are arguments, so compiled programs hold no weights.
+Sampler and learner of one process share one `Policy`. Its methods are pure and can be traced: base
+and adapter are arguments, so compiled programs hold no weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.compute.model.gemma import Architecture, Gemma
 from pipeline.compute.model.sharding import by_row, placed, replicated
 
 Params = dict[str, Any]
-"""Arrays by parameter path; shapes in their place when a program is only compiled."""
+"""Arrays by parameter path; shapes for ahead-of-time compilation."""
 
 _EMBEDDING = "embedder.input_embedding"
 
@@ -34,14 +34,14 @@ class Policy:
     """A LoRA-wrapped Gemma without its arrays.
 
     Attributes:
-        architecture: shape of the model.
-        lora: shape of the adapter.
-        mesh: devices it runs on.
-        base_shapes: shape and type of each base parameter, by path, as it is kept.
-        adapter_shapes: shape of each adapter parameter, by path; none without an adapter.
-        plain_shapes: shape and type of each base parameter as it is before quantization.
-        separate: whether projections that share a matrix have a lora_a each.
-        quantization: how the layers' matrices are kept and multiplied.
+        architecture: of the model.
+        lora: settings of the adapter.
+        mesh: devices.
+        base_shapes: shape and dtype of each stored base parameter, by path.
+        adapter_shapes: shape of each adapter parameter, by path; empty without an adapter.
+        plain_shapes: shape and dtype of each base parameter before quantization.
+        separate: whether projections that share a matrix have separate lora_a.
+        quantization: of the layers' matrices.
     """
 
     architecture: Architecture
@@ -69,13 +69,13 @@ class Policy:
         """Describes the model; allocates nothing.
 
         Args:
-            architecture: shape of the model.
-            lora: shape of the adapter.
-            mesh: devices it will run on.
-            quantization: how the layers' matrices are kept and multiplied.
+            architecture: of the model.
+            lora: settings of the adapter.
+            mesh: devices.
+            quantization: of the layers' matrices.
             separate: see `pipeline.compute.model.lora.attach`.
-            adapted: whether there is an adapter; else the base must be unquantized, and `bind`
-                takes an empty one.
+            adapted: whether there is an adapter; if not, the base must be unquantized, and `bind`
+                takes an empty adapter.
 
         Raises:
             ValueError: if `lora.targets` matches no matrix, or the mesh does not divide the
@@ -87,7 +87,7 @@ class Policy:
             _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             for path, variable in nnx.to_flat_state(nnx.state(bare))
         }
-        placed(plain, mesh)  # refuses a vocabulary that the mesh does not divide
+        placed(plain, mesh)  # raises if the mesh does not divide the vocabulary
         model = bare
         if adapted:
             attach = partial(
@@ -101,7 +101,7 @@ class Policy:
             if isinstance(variable, nnx.LoRAParam):
                 adapter[_name(path)] = jax.ShapeDtypeStruct(variable.shape, jnp.float32)
             else:
-                base[_name(path)] = quantize.kept_shape(shape)
+                base[_name(path)] = quantize.packed_shape(shape)
         recipes = quantize.recipes(model)
         return Policy(
             architecture,
@@ -118,13 +118,13 @@ class Policy:
         )
 
     def bind(self, base: Params, adapter: Params, *, exact: bool = False) -> Gemma:
-        """The model under `adapter`. Meant to be traced.
+        """The model with base and adapter, for use inside a trace.
 
         Args:
-            base: frozen parameters as they are kept.
+            base: frozen parameters in their stored form.
             adapter: float32 parameters.
-            exact: leave the adapter in float32, for the layers to cast (see `Gemma.__call__` with
-                `remat`); else it is cast to the base's type here.
+            exact: leave the adapter in float32 for the layers to cast (see `Gemma.__call__` with
+                `remat`); otherwise it is cast to the base's dtype here.
         """
         values = {**base, **adapter}
         flat = []
@@ -142,11 +142,11 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Number of rows of the embedding."""
         return self.architecture.config.num_embed
 
     def abstract_params(self) -> tuple[Params, Params]:
-        """Base and adapter as shapes with shardings, for compiling ahead of time."""
+        """Shapes of base and adapter with shardings, for ahead-of-time compilation."""
         whole = replicated(self.mesh)
         adapter = {
             name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole)
@@ -155,17 +155,17 @@ class Policy:
         return placed(self.base_shapes, self.mesh), adapter
 
     def load_base(self, folder: Path) -> Params:
-        """The frozen base from a folder, each device with its part of every parameter.
+        """Loads the frozen base from a folder, sharded over the mesh.
 
-        What is to be quantized is quantized on the devices, parameter by parameter.
+        Quantizes on the devices, parameter by parameter.
 
         Raises:
             ValueError: naming every tensor that is missing, surplus or of another shape.
         """
-        return self.as_kept(weights.stream(folder, placed(self.plain_shapes, self.mesh)))
+        return self.stored_base(weights.stream(folder, placed(self.plain_shapes, self.mesh)))
 
-    def as_kept(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
-        """The base made of plain parameters, of which those that change may be freed one by one."""
+    def stored_base(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
+        """Base parameters in their stored form, quantized one by one from plain ones."""
         base: Params = {}
         shapes, _ = self.abstract_params()
         for name, value in parameters:
@@ -177,17 +177,17 @@ class Policy:
         return base
 
     def parameters(self, base: Params) -> Iterator[tuple[str, jax.Array]]:
-        """The base's parameters one by one, as plain arrays: quantized ones are computed back."""
+        """The base's parameters one by one as plain arrays; dequantizes quantized ones."""
         for name in self.plain_shapes:
             yield name, quantize.parameter(name, base, self._recipes)
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the base is kept in another form than it is computed with."""
+        """Whether any base parameter is stored quantized."""
         return bool(self._recipes)
 
     def quantized(self, quantization: str) -> Policy:
-        """The same model and adapter on a base that is kept and multiplied so."""
+        """The same model and adapter with another quantization of the base."""
         if quantization == self.quantization:
             return self
         return Policy.create(
@@ -203,28 +203,29 @@ class Policy:
         return self.quantized("none")
 
     def unrounded(self) -> Policy:
-        """The same model and base without rounded activations, as an export is computed."""
+        """The same model and base without quantized activations, like an export."""
         return self.quantized("int8_outputs") if self.quantization == "int8_matmul" else self
 
     def without_adapter(self) -> Policy:
-        """The same model on an unquantized base, with no adapter: it is in the base, or none."""
+        """The same model with an unquantized base and no adapter, for a merged base."""
         return Policy.create(self.architecture, lora=self.lora, mesh=self.mesh, adapted=False)
 
     def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:
         """An adapter on the mesh, replicated, float32.
 
         Raises:
-            ValueError: if names or shapes are not this policy's.
+            ValueError: if names or shapes differ from this policy's.
         """
         given = {name: jnp.shape(value) for name, value in adapter.items()}
         wanted = {name: shape.shape for name, shape in self.adapter_shapes.items()}
         if given != wanted:
-            odd = sorted(
+            wrong = sorted(
                 name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)
             )
+            first = wrong[0]
             raise ValueError(
-                f"this adapter does not fit the model: {len(odd)} entries differ, the first is "
-                f"{odd[0]}: {given.get(odd[0], 'absent')}, wanted {wanted.get(odd[0], 'absent')}"
+                f"this adapter does not fit the model: {len(wrong)} entries differ, the first is "
+                f"{first}: {given.get(first, 'absent')}, wanted {wanted.get(first, 'absent')}"
             )
         place = replicated(self.mesh)
         return {
@@ -233,7 +234,7 @@ class Policy:
         }
 
     def fresh_adapter(self, seed: int) -> Params:
-        """An adapter that changes nothing yet."""
+        """A new adapter, equal to the identity."""
         return self.place_adapter(lora_lib.fresh(self.adapter_shapes, seed=seed))
 
     def probe_adapter(self, seed: int) -> Params:
@@ -241,7 +242,7 @@ class Policy:
         return self.place_adapter(lora_lib.probe(self.adapter_shapes, seed=seed))
 
     def no_adapter(self) -> Params:
-        """All zeros: the base itself, the KL's reference."""
+        """An adapter of zeros: the base itself, the default reference of the KL term."""
         return self.place_adapter(
             {name: jnp.zeros(shape.shape) for name, shape in self.adapter_shapes.items()}
         )

@@ -1,9 +1,9 @@
-"""Our adapter and the projections of Hugging Face's models, as PEFT adapts them: both ways.
+"""Conversion between our adapter and PEFT's, which adapts the projections of Hugging Face's models.
 
-Some of Gemma's matrices hold several projections, and one lora_a serves them all. Towards PEFT each
-projection gets it whole, which is exact. From PEFT, projections with equal lora_A become one again;
-otherwise their lora_A stand beside one another and lora_B is zero between them, which is exact too
-and takes the sum of their ranks.
+Some of our matrices hold several projections with one shared lora_a. Conversion to PEFT gives each
+projection the whole lora_A, which is exact. Conversion from PEFT merges equal lora_A; different
+lora_A are concatenated and lora_B is block-diagonal, which is exact, too, and takes the sum of
+their ranks.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _PROJECTIONS = {
 
 
 def places(matrix: str) -> list[Place]:
-    """The projections that one of our matrices, `layers.N....`, holds, in the order of its axis."""
+    """The projections in one of our matrices, `layers.N....`, in the order of its axis."""
     match = re.fullmatch(r"layers\.(\d+)\.(.+)", matrix)
     assert match, matrix
     return [Place(int(match[1]), projection) for projection in _PROJECTIONS[match[2]]]
 
 
 def to_pairs(adapter: Mapping[str, np.ndarray | jax.Array]) -> dict[Place, Pair]:
-    """Our adapter as PEFT's: the same product for every projection, bit for bit."""
+    """Our adapter as PEFT's pairs: the same product for every projection, bit for bit."""
     pairs = {}
     for name in adapter:
         matrix, found, _ = name.rpartition("_lora_a")
@@ -70,7 +70,7 @@ def pair_shapes(matrix: str, a: Shape, b: Shape) -> dict[Place, tuple[int, int]]
 
 
 def rank_needed(pairs: Sequence[Pair]) -> int:
-    """Rank of a matrix that holds these projections."""
+    """Rank of a matrix of ours for these projections."""
     ranks = [pair[0].shape[0] for pair in pairs]
     return ranks[0] if shared(pairs) else sum(ranks)
 
@@ -80,8 +80,8 @@ def from_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """lora_a and lora_b of one of our matrices, with shapes `a` and `b`.
 
-    A projection that is not in `pairs` is left as the base has it. Where the matrix has more rank
-    than is needed, the rest changes nothing and can be trained: He-uniform lora_a, zero lora_b.
+    A projection that is not in `pairs` is not changed. Surplus rank is initialised as a fresh
+    adapter: He-uniform lora_a, zero lora_b.
     """
     parts, room = places(matrix), b[0]
     present = [pairs[place] for place in parts if place in pairs]
@@ -105,11 +105,11 @@ def shared(pairs: Sequence[Pair]) -> bool:
     return all(np.array_equal(a, pairs[0][0]) for a, _ in pairs)
 
 
-def need_separate(pairs: Mapping[Place, Pair]) -> bool:
-    """Whether projections that stand in one matrix of ours have different lora_A.
+def needs_separate_lora_a(pairs: Mapping[Place, Pair]) -> bool:
+    """Whether projections in one matrix of ours have different lora_A.
 
-    Keys and values always do. Queries stand with them where a model has as many heads of each, so
-    where their lora_B have as many rows.
+    Keys and values always share a matrix. Queries share it, too, if there are as many query heads
+    as kv heads, that is, if their lora_B have the same number of rows.
     """
     for layer in {place.layer for place in pairs}:
         fused = [
@@ -124,7 +124,7 @@ def need_separate(pairs: Mapping[Place, Pair]) -> bool:
 
 
 def _he_uniform(matrix: str, shape: tuple[int, int]) -> np.ndarray:
-    """The same for the same matrix, whoever draws it."""
+    """He-uniform values, a function of the matrix name."""
     seed = int.from_bytes(hashlib.blake2b(matrix.encode(), digest_size=8).digest(), "little")
     bound = math.sqrt(6 / shape[0])
     return np.random.default_rng(seed).uniform(-bound, bound, shape).astype(np.float32)

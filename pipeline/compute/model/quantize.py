@@ -1,18 +1,17 @@
-"""The frozen base in 8 or 4 bits (QLoRA, arXiv:2305.14314), by qwix.
+"""Quantization of the frozen base to 8 or 4 bits (QLoRA, arXiv:2305.14314) with qwix.
 
-The matrices of the layers are kept as codes and a scale for each block of 64 weights; norms and
-the tied embedding stay as they are. A quantized parameter is two entries of the base, its name
-followed by `.array.qvalue` and `.array.scale`; the model multiplies with what they stand for.
+The matrices of the layers are stored as codes with one scale per block of 64 weights; norms and the
+tied embedding are not quantized. A quantized parameter is two entries of the base, its name
+followed by `.array.qvalue` and `.array.scale`; the model dequantizes them for its products.
 
-"int8_matmul" has one scale for each output instead of the blocks' and multiplies the codes
-themselves with rounded activations (`integer_products`); "int8_outputs" is the same base multiplied
-like the others.
+"int8_matmul" has one scale per output instead, and multiplies the codes with quantized activations
+(`integer_products`); "int8_outputs" is the same base, dequantized like the others.
 
-NF4's 16 values are computed by comparing and choosing: looking them up in a table, as qwix does it,
-is a gather of every weight, slow on a TPU and slower to compile for it.
+NF4's 16 values are computed by comparison and selection: a table lookup, as in qwix, is a gather of
+every weight, slow on a TPU and slower to compile.
 
-Codes of 4 bits are kept two to a byte: only so they take half a byte on every kind of device, and
-JAX 0.10.2 refuses arrays of 4-bit integers as arguments of programs that are compiled ahead.
+4-bit codes are packed two to a byte: only then do they take half a byte on every kind of device,
+and JAX 0.10.2 refuses arrays of 4-bit integers as arguments of ahead-of-time compiled programs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tunix.models.gemma3 import model as gemma3
 from pipeline.compute.model import integer_products
 
 BLOCK = 64
-"""Weights that share a scale: as many as in the paper."""
+"""Weights per scale, as in the paper."""
 _NF4 = "nf4"
 _INT8 = jnp.dtype("int8")
 _QTYPES = {"int8": _INT8, "nf4": _NF4, "int8_matmul": _INT8, "int8_outputs": _INT8}
@@ -61,14 +60,14 @@ _CODES, _SCALE = ".array.qvalue", ".array.scale"
 _FOUR_BITS = jnp.dtype("uint4")
 
 Recipe: TypeAlias = qarray.HowToQuantize
-"""How a matrix is cut into blocks, and what its codes are."""
+"""Blocks and code type of a matrix."""
 
 
 def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) -> dict[str, Any]:
-    """How qwix keeps this module's matrix: arguments of its rule; empty without quantization.
+    """Arguments of qwix's rule for this module's matrix; empty without quantization.
 
-    A block lies along the axes that are summed over, so that what it scales is one output; without
-    a size it is all of them.
+    A block lies along the summed axes, so that its scale belongs to one output; without a size it
+    spans all of them.
     """
     if quantization == "none":
         return {}
@@ -77,7 +76,7 @@ def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) ->
         return how
     if kind == "attn_vec_einsum":
         heads, summed, _ = module.shape
-        most = max(1, BLOCK // heads)  # qwix lets all heads share a scale
+        most = max(1, BLOCK // heads)  # in qwix all heads share a scale
     else:
         summed = module.shape[-2] if isinstance(module, gemma3.Einsum) else module.in_features
         most = BLOCK
@@ -86,7 +85,7 @@ def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) ->
 
 
 def recipes(model: nnx.Module) -> dict[str, Recipe]:
-    """How each quantized parameter of a model that qwix has wrapped is made, by path."""
+    """The recipe of each quantized parameter of a model that qwix has wrapped, by path."""
     found = {}
     for path, module in nnx.iter_modules(model):
         for name, value in vars(module).items():
@@ -99,11 +98,11 @@ def recipes(model: nnx.Module) -> dict[str, Recipe]:
 def entries(
     name: str, value: jax.Array, recipe: Recipe, *, shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Any]:
-    """The entries of the base for parameter `name`, quantized on the devices.
+    """Quantizes parameter `name` on the devices; the entries of the base.
 
     `shapes` has the base's entries with their shardings.
 
-    Returns when they are there, so that `value` can be freed before the next one is loaded.
+    Blocks until they are computed, so that `value` can be freed before the next one is loaded.
     """
     axes, tiled = tuple(recipe.channelwise_axes), tuple(recipe.tiled_axes.items())
     shardings = (shapes[name + _CODES].sharding, shapes[name + _SCALE].sharding)
@@ -121,20 +120,20 @@ def _quantizer(
     recipe = Recipe(qtype=qtype, channelwise_axes=axes, tiled_axes=dict(tiled))
 
     def quantized(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The scale is rounded to the base's type before the codes are chosen, which are then the
-        # nearest ones under the scale that is used.
+        # The scale is rounded to the base's dtype first, so that the codes are the nearest ones
+        # under the rounded scale.
         exact = value.astype(jnp.float32)
         scale, _ = qarray.compute_scale_zero_point(qarray.calibrate(exact, recipe), qtype)
-        kept = scale.astype(value.dtype)
-        steps = qarray.call_with_generic_broadcast(jnp.divide, exact, kept.astype(jnp.float32))
+        rounded = scale.astype(value.dtype)
+        steps = qarray.call_with_generic_broadcast(jnp.divide, exact, rounded.astype(jnp.float32))
         codes = _nearest_nf4(steps) if qtype == _NF4 else numerics.convert_to(steps, qtype)
-        return pack(codes), kept
+        return pack(codes), rounded
 
     return jax.jit(quantized, out_shardings=shardings)
 
 
 def parameter(name: str, base: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> jax.Array:
-    """Base parameter `name` as an array of its own shape, whatever form it is kept in."""
+    """Base parameter `name` as a plain array; dequantizes it if it is quantized."""
     if name not in recipes:
         return base[name]
     codes, scale = base[name + _CODES], base[name + _SCALE]
@@ -152,16 +151,16 @@ def _dequantizer(qtype: Any) -> Any:
 
 
 class Provider(qwix.LoraProvider):
-    """qwix's LoRA on matrices kept as codes, which are computed back where they are multiplied.
+    """qwix's LoRA on quantized matrices, which are dequantized for each product.
 
     Args:
-        rules: what is adapted, and how it is kept.
-        quantization: "int8_matmul": codes are multiplied instead; the adapter's products are not
-            changed by it.
-        flat: whether rows and their positions stand in one axis where they are multiplied. The
-            gradient of an adapter sums over both: over two axes XLA for the CPU writes each factor
-            out transposed, element by element, which takes as long as all the rest. For a TPU it
-            is slower and takes more memory in one.
+        rules: adapted and quantized modules.
+        quantization: with "int8_matmul" codes are multiplied instead; the adapter's products do not
+            change.
+        flat: whether rows and positions are flattened to one axis for products. The gradient of an
+            adapter sums over both: over two axes XLA for the CPU writes each factor transposed,
+            element by element, which takes as long as everything else. On a TPU one axis is slower
+            and takes more memory.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class Provider(qwix.LoraProvider):
     def dot_general(
         self, lhs: jax.Array, rhs: Any, dimension_numbers: Any, *args: Any, **settings: Any
     ) -> jax.Array:
-        """See qwix."""
+        """See `qwix.LoraProvider`."""
         (summed, rhs_summed), batch = dimension_numbers
         if not self._flat or lhs.ndim < 3 or min(summed) < 2 or batch != ((), ()):
             return super().dot_general(lhs, rhs, dimension_numbers, *args, **settings)
@@ -185,7 +184,7 @@ class Provider(qwix.LoraProvider):
         return product.reshape(*lhs.shape[:2], *product.shape[1:])
 
     def einsum(self, einsum_str: str, *operands: Any, **settings: Any) -> jax.Array:
-        """See qwix."""
+        """See `qwix.LoraProvider`."""
         terms, out = einsum_str.split("->")
         first, *others = terms.split(",")
         positions = first[:2]
@@ -200,33 +199,33 @@ class Provider(qwix.LoraProvider):
 
 
 def _flat(x: jax.Array) -> jax.Array:
-    """Rows and their positions in one axis."""
+    """Flattens rows and positions to one axis."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def _einsum(equation: str, x: jax.Array, matrix: qarray.QArray) -> jax.Array:
-    x, plain = _when_needed(x, matrix)
+    x, plain = _dequantized_after(x, matrix)
     return jnp.einsum(equation, x, plain)
 
 
 def _dot_general(
     x: jax.Array, matrix: qarray.QArray, dimensions: Any, **settings: Any
 ) -> jax.Array:
-    x, plain = _when_needed(x, matrix)
+    x, plain = _dequantized_after(x, matrix)
     return jax.lax.dot_general(x, plain, dimensions, **settings)
 
 
-def _when_needed(x: jax.Array, matrix: qarray.QArray) -> tuple[jax.Array, jax.Array]:
-    """`x`, and the matrix computed back not before `x` is there.
+def _dequantized_after(x: jax.Array, matrix: qarray.QArray) -> tuple[jax.Array, jax.Array]:
+    """`x`, and the matrix, dequantized only after `x` is available.
 
-    Nothing else would keep XLA from computing back the matrices of all layers at once.
+    Without this barrier XLA may dequantize the matrices of all layers at once.
     """
     x, codes, scale = jax.lax.optimization_barrier((x, matrix.qvalue, matrix.scale))
     return x, dequantize(qarray.QArray(codes, scale, None, matrix.qtype))
 
 
 def dequantize(array: qarray.QArray) -> jax.Array:
-    """What the codes stand for, in the type of the scale."""
+    """The dequantized values, in the dtype of the scale."""
     values = _nf4_values(array.qvalue) if array.qtype == _NF4 else array.qvalue
     return qarray.call_with_generic_broadcast(
         jnp.multiply, values.astype(array.scale.dtype), array.scale
@@ -234,7 +233,7 @@ def dequantize(array: qarray.QArray) -> jax.Array:
 
 
 def _nearest_nf4(x: jax.Array) -> jax.Array:
-    """Number of the value of NF4 that is nearest, the lower one of two."""
+    """Index of the nearest NF4 value, the lower one of a tie."""
     code = jnp.zeros(x.shape, jnp.int32)
     for low, high in itertools.pairwise(_NF4_VALUES):
         code += x > (low + high) / 2
@@ -242,7 +241,7 @@ def _nearest_nf4(x: jax.Array) -> jax.Array:
 
 
 def _nf4_values(codes: jax.Array) -> jax.Array:
-    """NF4's values by their numbers, chosen bit by bit."""
+    """NF4 values by index, selected bit by bit."""
     whole = codes.astype(jnp.int32)
     choices: list[Any] = list(_NF4_VALUES)
     for bit in range(4):
@@ -254,7 +253,7 @@ def _nf4_values(codes: jax.Array) -> jax.Array:
 
 
 def pack(codes: jax.Array) -> jax.Array:
-    """Codes as they are kept: of 4 bits two to a byte, along the last axis."""
+    """Codes in their stored form: 4-bit codes two to a byte, along the last axis."""
     if codes.dtype != _FOUR_BITS:
         return codes
     pairs = codes.reshape(*codes.shape[:-1], -1, 2).astype(jnp.uint8)
@@ -262,15 +261,15 @@ def pack(codes: jax.Array) -> jax.Array:
 
 
 def unpack(kept: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """What `pack` was given, if that was of type `dtype`."""
+    """The inverse of `pack` for codes of this dtype."""
     if dtype != _FOUR_BITS:
         return kept
     pairs = jnp.stack([kept & 15, kept >> 4], axis=-1)
     return pairs.reshape(*kept.shape[:-1], -1).astype(dtype)
 
 
-def kept_shape(codes: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Shape and type of what `pack` makes."""
+def packed_shape(codes: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the result of `pack`."""
     if codes.dtype != _FOUR_BITS:
         return codes
     return jax.ShapeDtypeStruct((*codes.shape[:-1], codes.shape[-1] // 2), jnp.uint8)

@@ -1,7 +1,7 @@
-"""What of a forward pass is kept for the backward pass, and how much of it exists at a time.
+"""Rematerialization: what a forward pass saves for the backward pass, and parts of a batch.
 
-A layer works on a few rows of the batch after the other, so what it needs besides its input does
-not grow with the batch; there is still one backward pass through the layers for all rows.
+A layer computes a few rows of the batch at a time, so its temporaries do not grow with the batch;
+there is still one backward pass through the layers for all rows.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pipeline.compute.model.sharding import BATCH_AXES, batch_shards
 
 @dataclass(frozen=True)
 class Remat:
-    """What is kept of each layer for the backward pass, besides its parameters.
+    """What each layer saves for the backward pass, besides its parameters.
 
     Attributes:
         policy: `full`: its input (arXiv:1604.06174, with layers as segments); `offload`: its input,
-            in the host's memory; `dots`: also the results of matrix products with parameters;
-            `none`: everything, nothing is computed twice.
-        layer_tokens: positions that a layer computes at a time, on each device; at least a row.
+            in host memory; `dots`: also the results of matrix products with parameters; `none`:
+            everything, with no recomputation.
+        layer_tokens: positions that a layer computes at a time, per device; at least one row.
     """
 
     policy: Literal["none", "dots", "full", "offload"]
     layer_tokens: int
 
     def wrap(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        """The layer with what is not kept computed again in the backward pass."""
+        """The layer with recomputation of everything that is not saved."""
         if self.policy == "none":
             return layer
         if self.policy == "dots":
@@ -44,28 +44,28 @@ class Remat:
 
     @property
     def recomputes(self) -> bool:
-        """Whether only a layer's input is kept."""
+        """Whether only a layer's input is saved."""
         return self.policy in {"full", "offload"}
 
     def wrap_parts(self, on_parts: Callable[..., Any]) -> Callable[..., Any]:
-        """What works on all parts of a batch.
+        """Wraps a function of all parts of a batch.
 
-        Wrapped once more, because a loop would keep a copy of its inputs beside the layer's; inside
-        the loop nothing is computed a third time.
+        Needed in addition to `wrap`, because the loop over parts would save a copy of its inputs;
+        nothing inside the loop is computed a third time.
         """
         return jax.checkpoint(on_parts) if self.recomputes else on_parts
 
     def layer_on_parts(
         self, parts: Parts, run: Callable[..., jax.Array], *, gather: Callable[[Any], Any]
     ) -> Callable[..., jax.Array]:
-        """A layer on one part of the batch after the other.
+        """A layer that computes one part of the batch after another.
 
         Args:
             parts: of the batch.
             run: the layer, a function of its adapter, its frozen parameters and arrays of one part,
                 the first of which has a gradient.
-            gather: brings the frozen parameters to every device that computes with them; once for
-                all parts, and anew for the backward pass where the layer is computed again.
+            gather: all-gathers the frozen parameters; once for all parts, and again for the
+                backward pass if the layer is recomputed.
 
         Returns:
             The same function of the arrays of all parts.
@@ -89,13 +89,13 @@ def _offloaded(
     x: jax.Array,
     *others: Any,
 ) -> jax.Array:
-    """`Remat.layer_on_parts` with its input in the host's memory until the backward pass.
+    """`Remat.layer_on_parts` with the layer's input in host memory until the backward pass.
 
-    Each part is fetched inside the loop that needs it. With an offloading policy of
-    `jax.checkpoint`, XLA fetches the inputs of all layers at once when the backward pass begins.
+    Each part is fetched inside the loop over parts. With an offloading policy of `jax.checkpoint`,
+    XLA fetches the inputs of all layers at once at the start of the backward pass.
     """
-    # Traced here and now: qwix adds the LoRA to what is traced inside the model's call, and a
-    # backward pass is traced after it.
+    # Traced here: qwix adds LoRA to what is traced inside the model's call, and the backward pass
+    # is traced after it.
     traced = jax.make_jaxpr(run)(adapter, base, *jax.tree.map(lambda x: x[0], (x, *others)))
     structure = jax.tree.structure(base)
 
@@ -117,22 +117,22 @@ def _offloaded(
             x, others = part
             return on_part(learned, whole, x, others), jax.device_put(x, jax.memory.Space.Host)
 
-        result, put_away = jax.lax.map(step, (x, others))
-        return parts.constrain(result), (learned, frozen, put_away, others)
+        result, offloaded = jax.lax.map(step, (x, others))
+        return parts.constrain(result), (learned, frozen, offloaded, others)
 
-    def backward(kept: Any, grad: jax.Array) -> tuple[Any, None, jax.Array, None]:
-        learned, frozen, put_away, others = kept
+    def backward(residuals: Any, grad: jax.Array) -> tuple[Any, None, jax.Array, None]:
+        learned, frozen, offloaded, others = residuals
         whole = gathered(frozen)
 
         def step(total: Any, part: Any) -> tuple[Any, jax.Array]:
-            put_away, others, grad = part
-            x = jax.device_put(put_away, jax.memory.Space.Device)
+            offloaded, others, grad = part
+            x = jax.device_put(offloaded, jax.memory.Space.Device)
             _, pull = jax.vjp(lambda learned, x: on_part(learned, whole, x, others), learned, x)
             for_learned, for_x = pull(grad)
             return jax.tree.map(jnp.add, total, for_learned), for_x
 
-        nothing = jax.tree.map(jnp.zeros_like, learned)
-        for_learned, for_x = jax.lax.scan(step, nothing, (put_away, others, grad))
+        zeros = jax.tree.map(jnp.zeros_like, learned)
+        for_learned, for_x = jax.lax.scan(step, zeros, (offloaded, others, grad))
         return for_learned, None, parts.constrain(for_x), None
 
     compute.defvjp(forward, backward)
@@ -141,12 +141,12 @@ def _offloaded(
 
 @dataclass(frozen=True)
 class Parts:
-    """Rows of a batch in parts that a layer computes one after the other.
+    """Rows of a batch in parts that a layer computes one after another.
 
-    Each part has equally many rows of every device, so no row moves.
+    Each part has equally many rows of every device, so no row moves between devices.
 
     Attributes:
-        count: how many parts.
+        count: number of parts.
         mesh: devices that the rows are sharded over.
     """
 
@@ -155,7 +155,7 @@ class Parts:
 
     @staticmethod
     def of(rows: int, seq: int, *, tokens: int, mesh: Mesh) -> Parts:
-        """The fewest parts of at most `tokens` positions a device, but at least of one row."""
+        """The fewest parts with at most `tokens` positions per device, and at least one row."""
         local = rows // batch_shards(mesh)
         most = max(1, tokens // seq)
         together = max(size for size in range(1, local + 1) if local % size == 0 and size <= most)
@@ -174,12 +174,12 @@ class Parts:
         return apart.reshape(-1, *x.shape[2:])
 
     def map(self, run: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
-        """`run` on one part after the other; the arrays are split."""
+        """Applies `run` to one part after another; the arrays are split."""
         if self.count == 1:
             return run(*jax.tree.map(lambda x: x[0], arrays))[None]
         return self.constrain(jax.lax.map(lambda part: run(*part), arrays))
 
     def constrain(self, x: jax.Array) -> jax.Array:
-        """Says where the rows of what is split are."""
+        """Constrains the sharding of a split array."""
         place = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
         return jax.lax.with_sharding_constraint(x, place)

@@ -1,4 +1,4 @@
-"""Hugging Face's folders as a source of parameters; files are mapped, not read into memory."""
+"""Parameters from Hugging Face's folders; files are memory-mapped."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class SafetensorsFolder:
     """The text model's tensors in a folder.
 
     Attributes:
-        shapes: of the tensors, by the names they have in a folder of the text model alone.
-        dtypes: their types: NumPy's words for those that can be read, else safetensors' own.
-        ignored: tensors that may be there or not.
+        shapes: shapes of the tensors, by their names in a folder of the text model alone.
+        dtypes: NumPy names of readable dtypes, otherwise safetensors' names.
+        ignored: optional tensors that are not read.
     """
 
-    # A tied head that is written out all the same is the embedding once more.
+    # Some folders store the tied head, which equals the embedding.
     ignored = frozenset({"lm_head.weight"})
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers.
+        """Reads the headers.
 
         Raises:
-            FileNotFoundError: if a file is absent.
+            FileNotFoundError: if a file is missing.
             ValueError: if one is damaged.
         """
         self._tensors, _ = text_tensors(folder)
@@ -45,7 +45,7 @@ class SafetensorsFolder:
         return dict.fromkeys(row.tensors, row.stored_shape(shape))
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Our parameter `name` in the folder's type: the file's own pages wherever possible."""
+        """Our parameter `name` in the folder's dtype; a view of the mapped file if possible."""
         row = entry(name)
         return row.read([self._mapped(tensor) for tensor in row.tensors], shape)
 

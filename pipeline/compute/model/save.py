@@ -1,6 +1,6 @@
-"""Writes a model's folder: as Hugging Face's tools read it, or as a flax checkpoint of Google's.
+"""Writes a model folder in Hugging Face's format, or as a flax checkpoint in Google's.
 
-What is written is a text model, also where the base stood beside a vision tower.
+The result is a text model, also for a base that is part of a multimodal model.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LICENCES = ("LICENSE", "NOTICE")
 
 Shapes = Mapping[str, tuple[int, ...]]
 Parameters = Iterable[tuple[str, np.ndarray]]
-"""Our parameters one by one, under our names."""
+"""Our parameters one by one, with our names."""
 
 
 def save_folder(folder: Path, params: Mapping[str, np.ndarray], *, like: Path) -> None:
-    """Writes parameters that are in memory, in their type, as a Hugging Face folder in one file.
+    """Writes parameters from memory, in their dtype, as a Hugging Face folder with one file.
 
     Args:
         folder: an existing, empty folder.
@@ -50,14 +50,14 @@ def save_folder(folder: Path, params: Mapping[str, np.ndarray], *, like: Path) -
 def save_weights(
     folder: Path, parameters: Parameters, *, shapes: Shapes, dtype: str, shard_bytes: int
 ) -> None:
-    """Writes safetensors under Hugging Face's names, one parameter in memory at a time.
+    """Writes safetensors with Hugging Face's names, one parameter in memory at a time.
 
     Args:
         folder: an existing folder.
-        parameters: of type `dtype`, in the order of `shapes`.
+        parameters: of dtype `dtype`, in the order of `shapes`.
         shapes: of all parameters, by our names.
         dtype: float32, bfloat16 or float16.
-        shard_bytes: largest file; a larger model gets several and an index.
+        shard_bytes: maximum file size; a larger model has several files and an index.
     """
     specs = [
         TensorSpec(tensor, row.stored_shape(shape), dtype)
@@ -75,9 +75,9 @@ def _stored(parameters: Parameters, shapes: Shapes) -> Iterator[np.ndarray]:
 
 
 def save_flax(folder: Path, parameters: Parameters) -> None:
-    """Writes `folder/flax`, an orbax checkpoint in the layout of Kaggle's.
+    """Writes `folder/flax`, an orbax checkpoint in Kaggle's layout.
 
-    Orbax takes the whole tree at once, so all of it is in host memory.
+    Orbax needs the whole tree at once, so the model must fit into host memory.
     """
     tree: dict[str, dict[str, np.ndarray]] = {}
     gates: dict[str, np.ndarray] = {}
@@ -103,7 +103,7 @@ def save_flax(folder: Path, parameters: Parameters) -> None:
 
 
 def save_config(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
-    """Writes `config.json` of the text model and, where there is none yet, a generation config."""
+    """Writes `config.json` of the text model and, unless it exists, a generation config."""
     # Both spellings: transformers 5 reads `dtype`, 4 reads `torch_dtype`.
     whole = {**config, "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype}
     _write_json(folder / "config.json", whole)
@@ -114,28 +114,28 @@ def save_config(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
 
 
 def copy_companions(folder: Path, *, like: Path, tokenizer: Path) -> None:
-    """Copies the tokenizer, how the base is meant to be sampled, and licences.
+    """Copies the tokenizer, the generation config, the chat template and licences.
 
     Args:
-        folder: where to.
-        like: the folder that the base came from.
-        tokenizer: the tokenizer's file, which may stand elsewhere.
+        folder: the destination.
+        like: the folder of the base.
+        tokenizer: the tokenizer's file, which may be in another folder.
     """
     for path in sorted(tokenizer.parent.iterdir()):
         if path.is_file() and path.name in TOKENIZER_FILES:
             shutil.copyfile(path, folder / path.name)
     for path in sorted(like.iterdir()):
-        # The model's own turns go before those of a tokenizer from elsewhere.
+        # The model's own chat template replaces that of a tokenizer from another folder.
         if path.is_file() and path.name.startswith((_GENERATION, "chat_template", *_LICENCES)):
             shutil.copyfile(path, folder / path.name)
-    # Whatever it was called before.
+    # Under its standard name.
     shutil.copyfile(tokenizer, folder / f"tokenizer{tokenizer.suffix}")
 
 
 def add_stop_tokens(folder: Path, *, stops: Sequence[int]) -> None:
-    """Names the tokens that end an answer in `generation_config.json`, beside those there are.
+    """Adds stop tokens to `eos_token_id` of `generation_config.json`.
 
-    Without it whoever serves the folder would let the policy run on behind its own end.
+    Without them a server would continue after the policy's stop token.
     """
     path = folder / _GENERATION
     given: dict[str, Any] = {}

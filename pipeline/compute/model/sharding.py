@@ -1,6 +1,6 @@
-"""The device mesh and the placements in use on it: replicated, by batch row, base weights.
+"""The device mesh and its shardings: replicated, by batch row, base weights.
 
-Axes are (data, fsdp, tp). Rows of a batch are split over data and fsdp together; base weights over
+Mesh axes are (data, fsdp, tp). Rows of a batch are sharded over data and fsdp, base weights over
 fsdp and tp; adapter and optimizer state are small and replicated.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA = "data"
-"""Mesh axis over which batch rows alone are sharded."""
+"""Mesh axis over which only batch rows are sharded."""
 FSDP = "fsdp"
 """Mesh axis over which batch rows and weights are sharded; weights are gathered layer by layer."""
 TP = "tp"
@@ -36,12 +36,12 @@ _AXES: dict[str, tuple[str | tuple[str, ...] | None, ...]] = {
     "mlp.up_proj.kernel": (FSDP, TP),
     "mlp.down_proj.kernel": (TP, FSDP),
 }
-"""Mesh axes of each axis of a matrix, by the end of its path: FSDP where the width of the hidden
-states is, TP at heads, kv heads and feed-forward width. What is not named here is replicated."""
+"""Mesh axes of each axis of a matrix, by the end of its path: FSDP for the width of the hidden
+states, TP for heads, kv heads and feed-forward width. Other parameters are replicated."""
 
 
 def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> Mesh:
-    """A mesh of axes data, fsdp, tp over `devices`; data takes what the other two leave.
+    """A mesh with axes data, fsdp, tp over `devices`; data has the remaining devices.
 
     Raises:
         ValueError: if `fsdp * tp` does not divide the number of devices.
@@ -55,13 +55,13 @@ def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> M
 
 
 def mesh_of(sharding: NamedSharding) -> Mesh:
-    """The devices of a sharding that was made for devices."""
+    """The mesh of a sharding with a concrete mesh."""
     assert isinstance(sharding.mesh, Mesh), sharding
     return sharding.mesh
 
 
 def platform(mesh: Mesh) -> str:
-    """What its devices are: "cpu", "gpu" or "tpu"."""
+    """Platform of its devices: "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
 
 
@@ -71,31 +71,31 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_row(mesh: Mesh) -> NamedSharding:
-    """The leading axis (`rows`) is split over the mesh's batch axes."""
+    """The leading axis (`rows`) is sharded over the mesh's batch axes."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def by_row_and_head(mesh: Mesh, *, kv_heads: int) -> NamedSharding:
-    """Of `rows kv_heads ...`: rows as in `by_row`, kv heads over tp if it divides them.
+    """Sharding of `rows kv_heads ...`: rows as in `by_row`, kv heads over tp if it divides them.
 
-    So a device keeps the keys and values that it computes.
+    A device stores the keys and values that it computes.
     """
     heads = TP if kv_heads % mesh.shape[TP] == 0 else None
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, heads))
 
 
 def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-    """Where a base parameter is.
+    """Sharding of a base parameter.
 
-    An axis that its part of the mesh does not divide stays whole, as one kv head does under tp.
+    An axis that its mesh axes do not divide is replicated, such as one kv head under tp.
 
     Args:
-        name: its path; of a quantized one, of its codes or their scale.
-        shape: of what is placed; codes and scale have the axes of the matrix.
-        mesh: of axes `DATA`, `FSDP` and `TP`.
+        name: its path; for a quantized one, the path of codes or scale.
+        shape: its shape; codes and scale have the axes of the matrix.
+        mesh: with axes `DATA`, `FSDP` and `TP`.
 
     Raises:
-        ValueError: if the embedding's rows cannot be split evenly.
+        ValueError: if the mesh does not divide the embedding's rows evenly.
     """
     matrix = ".".join(name.split(".array.", maxsplit=1)[0].split(".")[-3:])
     if matrix not in _AXES:
@@ -113,7 +113,7 @@ def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedShar
 
 
 def gathered_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-    """Where a base parameter is while its layer computes: whole along fsdp."""
+    """Sharding of a base parameter while its layer computes: gathered along fsdp."""
     spec = parameter_sharding(name, shape, mesh).spec
     return NamedSharding(mesh, PartitionSpec(*(None if axis == FSDP else axis for axis in spec)))
 
@@ -121,7 +121,7 @@ def gathered_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedShard
 def placed(
     shapes: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Base parameters' shapes and types with their `parameter_sharding`."""
+    """Shapes and dtypes of base parameters with their `parameter_sharding`."""
     return {
         name: jax.ShapeDtypeStruct(
             shape.shape, shape.dtype, sharding=parameter_sharding(name, shape.shape, mesh)
@@ -136,22 +136,22 @@ def _parts(axes: str | tuple[str, ...], mesh: Mesh) -> int:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Parts into which the rows of a batch are split."""
+    """Number of shards of the rows of a batch."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
 def is_sharded(mesh: Mesh) -> bool:
-    """Whether a device holds only a part of the weights."""
+    """Whether the weights are sharded."""
     return mesh.shape[FSDP] * mesh.shape[TP] > 1
 
 
 def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
-    """Compiles for the mesh's kind of device, which need not be on this machine."""
+    """Compiles for the mesh's platform, which need not be on this machine."""
     return lowered(traced, mesh).compile()
 
 
 def lowered(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Lowered:
-    """What is given to the compiler of the mesh's kind of device."""
+    """Lowers for the mesh's platform."""
     kind = platform(mesh)
-    # JAX calls the devices "gpu" and the compiler's target "cuda".
+    # The platform is named "gpu" for devices and "cuda" for lowering.
     return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,))

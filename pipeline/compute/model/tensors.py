@@ -1,6 +1,6 @@
-"""Our parameters and the tensors of Hugging Face's folders: one table for both directions.
+"""Conversion between our parameters and the tensors of Hugging Face's folders.
 
-Each row names a parameter of ours, the tensors it is made of, and the way there and back.
+One table for both directions: the tensors of each of our parameters, and how to read and write it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Entry:
-    """How one of our parameters is stored: tensor names, and both directions."""
+    """Storage of one of our parameters: tensor names and conversions."""
 
     tensors: tuple[str, ...]
     read: Callable[[Sequence[np.ndarray], tuple[int, ...]], np.ndarray]
@@ -31,7 +31,7 @@ def _transposed(tensor: str) -> Entry:
 
 
 def _heads_in(tensor: str) -> Entry:
-    """Ours `heads embed head_dim`, stored `(heads head_dim) embed`."""
+    """Our shape is `heads embed head_dim`, the stored one `(heads head_dim) embed`."""
     return Entry(
         (tensor,),
         lambda t, shape: _split_heads(t[0], shape),
@@ -41,7 +41,7 @@ def _heads_in(tensor: str) -> Entry:
 
 
 def _stacked_heads_in(*tensors: str) -> Entry:
-    """Ours `len(tensors) heads embed head_dim`, stored apart as in `_heads_in`."""
+    """Our shape is `len(tensors) heads embed head_dim`; stored one by one as in `_heads_in`."""
     return Entry(
         tensors,
         lambda t, shape: np.stack([_split_heads(x, shape[1:]) for x in t]),
@@ -51,7 +51,7 @@ def _stacked_heads_in(*tensors: str) -> Entry:
 
 
 def _heads_out(tensor: str) -> Entry:
-    """Ours `heads head_dim embed`, stored `embed (heads head_dim)`."""
+    """Our shape is `heads head_dim embed`, the stored one `embed (heads head_dim)`."""
     return Entry(
         (tensor,),
         lambda t, shape: t[0].T.reshape(shape),
@@ -80,7 +80,7 @@ _NORMS = {
 
 
 def entry(name: str) -> Entry:
-    """The table's row for one of our parameters."""
+    """The table's entry for one of our parameters."""
     if name == "embedder.input_embedding":
         return _plain("model.embed_tokens.weight")
     if name == "final_norm.scale":

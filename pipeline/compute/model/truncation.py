@@ -1,7 +1,7 @@
-"""Which tokens are left by top-k, top-p and min-p: found by bisection, nothing is sorted.
+"""Top-k, top-p and min-p: the score threshold by bisection, without a sort.
 
-It runs inside `shard_map`, as the head's passes do: every device has its share of the vocabulary,
-and counts and masses are summed over the shares.
+Runs inside `shard_map` like the head's passes: every device has its shard of the vocabulary, and
+counts and masses are summed over the shards.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from pipeline.compute.model.head_blocks import FORBIDDEN
 from pipeline.compute.model.sharding import VOCAB_AXES
 
 _BITS = 32
-_AT_ONCE = 2
+_BITS_PER_STEP = 2
 _SIGN = np.uint32(1 << (_BITS - 1))
 _LOWEST = np.nextafter(np.float32(FORBIDDEN), np.float32(0))
-"""The lowest score that is not that of a forbidden token."""
+"""The lowest score of an allowed token."""
 
 Reaches = Callable[[Float[Array, " rows"]], Bool[Array, " rows"]]
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """What is cut away, one after the other.
+    """Truncation of the distribution, applied in this order.
 
     Attributes:
-        top_k: all but the k likeliest tokens; 0 or the whole vocabulary: nothing.
-        top_p: of what is left, all but the nucleus: the smallest set of likeliest tokens whose mass
-            reaches p (arXiv:1904.09751); 1: nothing.
-        min_p: tokens less likely than p times the likeliest one (arXiv:2407.01082); 0: nothing.
+        top_k: keeps the k most likely tokens; 0 or the whole vocabulary: off.
+        top_p: keeps the nucleus of the remaining distribution: the smallest set of most likely
+            tokens whose mass reaches p (arXiv:1904.09751); 1: off.
+        min_p: removes tokens less likely than p times the most likely one (arXiv:2407.01082);
+            0: off.
     """
 
     top_k: int
@@ -46,14 +47,14 @@ class Truncation:
 def threshold(
     scores: Float[Array, "rows part"], *, truncation: Truncation
 ) -> Float[Array, " rows"]:
-    """The score of each row from which on tokens may be drawn.
+    """The lowest score of each row that can be sampled.
 
-    Exact but for the rounding of sums: tokens that tie with the last one kept stay. The likeliest
-    token always stays, a forbidden one never does.
+    Exact except for the rounding of sums; tokens that tie with the last kept one are kept. The most
+    likely token is always kept, a forbidden one never.
 
     Args:
-        scores: of this device's share of the vocabulary, forbidden tokens at `FORBIDDEN`.
-        truncation: what is cut away.
+        scores: of this device's shard of the vocabulary, forbidden tokens at `FORBIDDEN`.
+        truncation: top-k, top-p and min-p.
     """
     lowest = jnp.full(len(scores), _LOWEST)
     if 0 < truncation.top_k < scores.shape[-1] * jax.lax.axis_size(VOCAB_AXES):
@@ -66,11 +67,11 @@ def threshold(
     if truncation.top_p < 1.0:
         masses = jnp.exp(scores - highest[:, None])
         masses = jnp.where(scores >= lowest[:, None], masses, 0.0)
-        # Never 0, which any threshold would reach.
-        min_finished = max(truncation.top_p, float(np.finfo(np.float32).tiny)) * _total(masses)
+        # Positive: any threshold would reach a mass of 0.
+        target = max(truncation.top_p, float(np.finfo(np.float32).tiny)) * _total(masses)
 
         def holds_p(threshold: Float[Array, " rows"]) -> Bool[Array, " rows"]:
-            return _total(jnp.where(scores >= threshold[:, None], masses, 0.0)) >= min_finished
+            return _total(jnp.where(scores >= threshold[:, None], masses, 0.0)) >= target
 
         lowest = jnp.maximum(lowest, _largest(holds_p, len(scores)))
     if truncation.min_p > 0.0:
@@ -84,23 +85,23 @@ def _total(values: Array) -> Array:
 
 
 def _largest(reaches: Reaches, rows: int) -> Float[Array, " rows"]:
-    """The largest float32 threshold of each row that `reaches`, which higher ones do not.
+    """The largest float32 threshold of each row for which the monotone `reaches` is True.
 
-    By the bits of its place in the order of all float32 values, the highest first, `_AT_ONCE` of
-    them at each look at the scores.
+    Bisects the rank in the order of all float32 values, from its highest bit, `_BITS_PER_STEP` bits
+    per pass over the scores.
     """
 
-    def narrow(number: Array, place: UInt32[Array, " rows"]) -> UInt32[Array, " rows"]:
-        shift = _BITS - _AT_ONCE * (number.astype(jnp.uint32) + 1)
-        higher = (place | (np.uint32(part) << shift) for part in range(1, 1 << _AT_ONCE))
+    def narrow(number: Array, rank: UInt32[Array, " rows"]) -> UInt32[Array, " rows"]:
+        shift = _BITS - _BITS_PER_STEP * (number.astype(jnp.uint32) + 1)
+        higher = (rank | (np.uint32(part) << shift) for part in range(1, 1 << _BITS_PER_STEP))
         reached = sum(reaches(_value(one)).astype(jnp.uint32) for one in higher)
-        return place | (reached << shift)
+        return rank | (reached << shift)
 
-    place = jax.lax.fori_loop(0, _BITS // _AT_ONCE, narrow, jnp.zeros(rows, jnp.uint32))
-    return _value(place)
+    rank = jax.lax.fori_loop(0, _BITS // _BITS_PER_STEP, narrow, jnp.zeros(rows, jnp.uint32))
+    return _value(rank)
 
 
-def _value(place: UInt32[Array, " rows"]) -> Float[Array, " rows"]:
-    """The float32 value at this place in the order: negative ones stand in the lower half."""
-    bits = jnp.where(place >= _SIGN, place ^ _SIGN, ~place)
+def _value(rank: UInt32[Array, " rows"]) -> Float[Array, " rows"]:
+    """The float32 value with this rank; negative values are in the lower half."""
+    bits = jnp.where(rank >= _SIGN, rank ^ _SIGN, ~rank)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

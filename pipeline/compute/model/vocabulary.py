@@ -1,4 +1,4 @@
-"""Token ids with a meaning to sampler and learner."""
+"""Special token ids of sampler and learner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which ids are special.
+    """Special token ids.
 
     Attributes:
-        pad: fills what is not a token.
-        stops: end a completion.
-        forbidden: may never be drawn, and have no probability on either side.
-        pieces: ids from here on stand for nothing, rows that only pad the embedding, and are
-            forbidden, too; None: there are none.
+        pad: the padding token.
+        stops: stop tokens.
+        forbidden: tokens that are never sampled, masked in sampler and learner.
+        pieces: number of tokens; larger ids are padding rows of the embedding and forbidden, too;
+            None: no padding rows.
     """
 
     pad: int
@@ -30,10 +30,10 @@ class Vocabulary:
 
     @staticmethod
     def of(tokenizer: Tokenizer, rollout: Rollout) -> Vocabulary:
-        """Looks the configured pieces up.
+        """Looks up the configured tokens.
 
         Raises:
-            ValueError: if the tokenizer has no such piece.
+            ValueError: if the tokenizer does not have one of them.
         """
         return Vocabulary(
             pad=tokenizer.pad_id,
@@ -43,7 +43,7 @@ class Vocabulary:
         )
 
     def forbidden_mask(self, vocab_size: int) -> Bool[Array, " vocab"]:
-        """True where a token may not be drawn."""
+        """True for tokens that cannot be sampled."""
         ids = jnp.arange(vocab_size)
         padding = ids >= (vocab_size if self.pieces is None else self.pieces)
         return padding.at[jnp.asarray(self.forbidden, int)].set(True)

@@ -1,7 +1,6 @@
-"""Loads Gemma's weights, whatever the checkpoint's format, one parameter after the other.
+"""Loads Gemma's weights from any supported format, one parameter after another.
 
-What is read goes straight to its place on the devices; in host memory there is never more than one
-parameter at a time.
+Parameters go directly to their devices; host memory holds at most one parameter at a time.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.hf_config import text_config
 
 READABLE = ("float32", "float16", "bfloat16")
-"""Types that weights may be stored in."""
+"""Dtypes that weights may be stored in."""
 
 Source = SafetensorsFolder | FlaxCheckpoint
-"""A checkpoint in one format: its tensors, which of them make up a parameter, and the parameter."""
+"""A checkpoint: its tensors, the tensors of each parameter, and the parameters."""
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
-    """The text model's whole configuration, as `hf_config.text_config` gives it.
+    """The text model's complete configuration, as returned by `hf_config.text_config`.
 
-    A flax checkpoint without `config.json` is known by its shapes.
+    A flax checkpoint without `config.json` is identified by its shapes.
 
     Raises:
-        FileNotFoundError: if folder or configuration are absent.
-        ValueError: if it is no JSON, or no Gemma that is computed here.
+        FileNotFoundError: if the folder or the configuration is missing.
+        ValueError: if it is no JSON, or no supported Gemma.
     """
     checkpoint = _flax(folder)
     if checkpoint is not None and not (folder / "config.json").is_file():
@@ -50,28 +49,28 @@ def read_architecture(folder: Path, *, dtype: jnp.dtype) -> Architecture:
 
     Raises:
         FileNotFoundError: as `read_text_config`.
-        ValueError: likewise.
+        ValueError: as `read_text_config`.
     """
     return architecture(read_text_config(folder), dtype=dtype)
 
 
 def load(folder: Path, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """All that `stream` yields."""
+    """All parameters of `stream`."""
     return dict(stream(folder, shapes))
 
 
 def stream(
     folder: Path, shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Iterator[tuple[str, jax.Array]]:
-    """The parameters named by `shapes`, in their order, with their types and shardings.
+    """The parameters named by `shapes`, in their order, with their dtypes and shardings.
 
-    Nothing is read before everything has been checked. Each parameter is on the devices, each of
-    which is sent its part only, and gone from the host before the next one is read. Without a
-    sharding it goes to JAX's default device.
+    Checks all tensors before it reads any. Each device receives only its shard. A parameter is on
+    the devices and freed on the host before the next one is read. Without a sharding it goes to
+    JAX's default device.
 
     Raises:
-        FileNotFoundError: if a file is absent.
-        ValueError: listing every tensor that is missing, surplus, or of another shape or kind.
+        FileNotFoundError: if a file is missing.
+        ValueError: listing every tensor that is missing, surplus, or of another shape or dtype.
     """
     checkpoint = _flax(folder)
     source = SafetensorsFolder(folder) if checkpoint is None else checkpoint
@@ -84,7 +83,7 @@ def _stream(
 ) -> Iterator[tuple[str, jax.Array]]:
     for name, spec in shapes.items():
         value = source.read(name, spec.shape).astype(spec.dtype, copy=False)
-        # Never the file's own pages: they would change with the file.
+        # A copy: an alias of the mapped file would change with the file.
         array = jax.device_put(value, spec.sharding, may_alias=False)
         yield name, jax.block_until_ready(array)
 
@@ -105,9 +104,9 @@ def _check(folder: Path, source: Source, shapes: Mapping[str, jax.ShapeDtypeStru
             continue
         found, dtype = source.shapes[tensor], source.dtypes[tensor]
         if found != shape:
-            problems.append(f"shape of {tensor}: {found}, the configuration asks for {shape}")
+            problems.append(f"shape of {tensor}: {found}, the configuration requires {shape}")
         if dtype not in READABLE:
-            problems.append(f"type of {tensor}: {dtype}, read are {', '.join(READABLE)}")
+            problems.append(f"dtype of {tensor}: {dtype}; supported: {', '.join(READABLE)}")
     if problems:
         raise ValueError(
             f"model.path: {folder} does not fit its configuration:\n  " + "\n  ".join(problems)

@@ -67,7 +67,7 @@ def estimate_memory(config: Config, shape: ModelShape) -> dict[str, PhaseMemory]
         "decode": [f"segment {config.slots}"],
         "score": [
             f"score {rows}",
-            *([f"keep {rows}"] if config.learner.uses_reference_top_k else []),
+            *([f"reference_top_k {rows}"] if config.learner.uses_reference_top_k else []),
         ],
         "update": [f"gradient {rows}"],
     }

@@ -165,7 +165,7 @@ def _prepared_weights(arrays: ProcessArrays, kind: str, size: int, others: int) 
     if arrays.devices.fsdp == 1:
         return arrays.layer if arrays.quantization != "none" else 0
     share = _GATHERED_BY_SEGMENTS if kind == "segment" else _GATHERED
-    if kind in {"gradient", "imitation"} and _rows_together(arrays, size) < _local_rows(
+    if kind in {"gradient", "sft_gradient"} and _rows_together(arrays, size) < _local_rows(
         arrays, size
     ):
         share = _GATHERED_AROUND_LOOPS
@@ -229,7 +229,7 @@ def _score(arrays: ProcessArrays, rows: int) -> MemoryParts:
     }
 
 
-def _keep(arrays: ProcessArrays, rows: int) -> MemoryParts:
+def _reference_top_k(arrays: ProcessArrays, rows: int) -> MemoryParts:
     parts = _score(arrays, rows)
     tokens = _local_rows(arrays, rows) * arrays.config.row_tokens
     return parts | {"head": tokens * _top(arrays.config)}
@@ -266,9 +266,9 @@ _KINDS: dict[str, Callable[[ProcessArrays, int], MemoryParts]] = {
     "fill": _fill,
     "segment": _segment,
     "score": _score,
-    "keep": _keep,
+    "reference_top_k": _reference_top_k,
     "gradient": _gradient,
-    "imitation": _gradient,
+    "sft_gradient": _gradient,
     "apply": _apply,
 }
 

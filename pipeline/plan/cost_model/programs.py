@@ -43,8 +43,8 @@ def programs_of(config: Config) -> tuple[str, ...]:
     """Programs that the TPU compiler can compile by name; `built_programs` lists all programs."""
     buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
     learner = ["score", "gradient"]
-    learner += ["keep"] if config.learner.uses_reference_top_k else []
-    learner += ["imitation"] if config.run.has_sft_phase else []
+    learner += ["reference_top_k"] if config.learner.uses_reference_top_k else []
+    learner += ["sft_gradient"] if config.run.has_sft_phase else []
     return (
         "empty",
         *(f"prefill {bucket}" for bucket in buckets),
@@ -67,7 +67,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     if shape.global_layers:
         rings[longest] = None
     named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
-    named += ["apply imitation"] if config.run.has_sft_phase else []
+    named += ["apply_sft"] if config.run.has_sft_phase else []
     for slots in config.plan.slot_ladder[1:]:
         named.append(f"compact {slots} slots")
         named += [f"compact {slots} rings of {positions}" for positions in rings]

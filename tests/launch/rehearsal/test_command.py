@@ -195,7 +195,7 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
         worker = InProcess(actor)
         return FakeRunActors([worker], worker, Scorer(Script(), config), one=True)
 
-    monkeypatch.setattr("actors.opening.open_mesh", one_device)
+    monkeypatch.setattr("pipeline.compute.opening.open_mesh", one_device)
     monkeypatch.setattr(RunActors, "spawn", spawn)
     # An existing run of that name, with other settings, does not matter.
     other = load_config(path)

@@ -77,15 +77,15 @@ def test_longer_buckets_hold_partial_completions(tmp_path: Path):
     rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
     given = config(tmp_path, rollout=rollout, learner={"importance_cap": 2.0})
     assert given.prompt_buckets == (8, 48, 88)
-    for bucket, begun in ((48, 40), (88, 79)):
+    for bucket, partial in ((48, 40), (88, 79)):
         for request in workload.prefill_requests(
             given, PROMPTS, bucket=bucket, published=PUBLISHED
         ):
-            assert request.begun is not None
+            assert request.partial is not None
             assert len(request.prompt_tokens) == 8
-            assert (request.num_begun, request.max_new_tokens) == (begun, begun + 1)
-            assert len(request.read_tokens) == 8 + begun
-            (span,) = request.begun.version_spans
+            assert (request.num_partial, request.max_new_tokens) == (partial, partial + 1)
+            assert len(request.prefill_tokens) == 8 + partial
+            (span,) = request.partial.version_spans
             assert (span.version, span.adapter_sha256) == (4, "abc")
 
 

@@ -66,7 +66,7 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
         "learner__importance_cap": 2.0,
         "plan__tp": 2,
     },
-    "keep 8": {"learner__kl_top_k": 64},
+    "reference_top_k 8": {"learner__kl_top_k": 64},
     "apply": {"lora__rank": 16, "learner__lr": 1e-4, "learner__adam_b1": 0.8},
 }
 
@@ -108,8 +108,10 @@ def test_model_sources_and_versions_count(monkeypatch):
 
 
 IRRELEVANT = {
-    *("pipeline/contracts/builds.py", "pipeline/contracts/rollouts.py"),
-    *("pipeline/inputs/dataset/order.py", "pipeline/inputs/hub/hf_folder.py"),
+    "pipeline/compute/device_memory.py",
+    *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
+    *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
+    *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "published")),
     *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
 }
 """Files that programs import but that do not change what is compiled."""
@@ -118,7 +120,8 @@ IRRELEVANT = {
 @pytest.mark.parametrize(("which", "folder"), [("sampler", "decode"), ("learner", "learner")])
 def test_every_source_of_a_program_is_hashed(which, folder):
     top = PRESETS.parent
-    found, left = set(), [f"pipeline/compute/{folder}/programs.py"]
+    found = set()
+    left = [f"pipeline/compute/{folder}/programs.py", "pipeline/compute/model/architecture.py"]
     while left:
         path = left.pop()
         if path not in found:
@@ -159,7 +162,7 @@ def test_programs_of_a_run():
         "segment 64",
         "score 8",
         "gradient 8",
-        "keep 8",
+        "reference_top_k 8",
         "apply",
     )
 

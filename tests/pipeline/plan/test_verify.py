@@ -310,7 +310,9 @@ def test_a_phase_takes_as_much_longer_as_its_program() -> None:
     given = case(preset("gemma3_1b"))
     step = given.step(given.config)
     figures = CompilerReport(True, 1, 1.0, seconds=0.3)
-    programs = {"keep 8": verify.CompilerCheck("score", figures, 1, True, estimated_s=0.1)}
+    programs = {
+        "reference_top_k 8": verify.CompilerCheck("score", figures, 1, True, estimated_s=0.1)
+    }
     found = with_compiled_times(step, programs)
     assert found.seconds["score"].expected == pytest.approx(3 * step.seconds["score"].expected)
     assert found.tokens_per_s < step.tokens_per_s

@@ -23,7 +23,7 @@ def drawn(step: int, prompt: int, sample: int, text: str = "abc", **changes: Any
 
 
 def cut(step: int, prompt: int, sample: int, text: str = "ab", **changes: Any) -> Completion:
-    changes = {"stop_reason": "cut", **changes}
+    changes = {"stop_reason": "truncated", **changes}
     return drawn(step, prompt, sample, text, ended=False, **changes)
 
 
@@ -41,10 +41,10 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
     assert names(first.partial.completions) == [(0, 7, 0), (0, 7, 1)]
     assert (first.truncated, first.continued, first.dropped) == (1, 0, 0)
     (request,) = first.partial.requests()
-    assert (request.name, request.begun) == (FIRST[1].name, FIRST[1])
-    np.testing.assert_array_equal(request.read_tokens, [2, 7, ord("a"), ord("b")])
+    assert (request.name, request.partial) == (FIRST[1].name, FIRST[1])
+    np.testing.assert_array_equal(request.prefill_tokens, [2, 7, ord("a"), ord("b")])
     # At the next step it ends, and a new group of the same prompt does not.
-    rest = drawn(0, 7, 1, "abcd", version=1, begun=FIRST[1].version_spans)
+    rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
     second = split_partial([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.partial, mode="keep")
     assert second.finished == [FIRST[0], rest]
     assert names(second.partial.completions) == [(1, 7, 0), (1, 7, 1)]
@@ -61,7 +61,7 @@ def test_tokens_are_counted_in_the_step_in_which_they_are_drawn():
     # 4 + 2 + 4 + 4, then 5 - 2 of the one and 4 of another.
     first = split_partial(FIRST, PartialRollouts(), mode="keep")
     assert first.tokens == 14
-    rest = drawn(0, 7, 1, "abcd", version=1, begun=FIRST[1].version_spans)
+    rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
     assert split_partial([rest, drawn(1, 5, 0)], first.partial, mode="keep").tokens == 3 + 4
 
 
@@ -94,7 +94,9 @@ def test_what_waits_goes_through_json_bit_for_bit(
         logprobs=logprobs,
         processed_logprobs=logprobs / np.float32(3) if truncated else None,
         version=5,
-        begun=tuple(VersionSpan(n, str(n), 1) for n in range(min(version_spans, len(values)))),
+        earlier_spans=tuple(
+            VersionSpan(n, str(n), 1) for n in range(min(version_spans, len(values)))
+        ),
     )
     waiting = PartialRollouts((drawn(4, 11, 0), waits, cut(4, 12, 0, "")))
     found = PartialRollouts.of_json(json.loads(json.dumps(waiting.to_json())))
@@ -115,9 +117,9 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
         new = [(step, prompt, sample) for prompt in (step % 2, 5) for sample in range(3)]
         asked |= set(new)
         again = [
-            replace(request.begun, stop_reason=data.draw(st.sampled_from(["cut", "eos"])))
+            replace(request.partial, stop_reason=data.draw(st.sampled_from(["truncated", "eos"])))
             for request in requests
-            if request.begun is not None
+            if request.partial is not None
         ]
         fresh = [cut(*name) if data.draw(st.booleans()) else drawn(*name) for name in new]
         settled = split_partial([*again, *fresh], waiting, mode=partial)
@@ -125,7 +127,7 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
         # The oldest first, whole groups behind one another.
         order = names([*settled.finished]), names(settled.partial.completions)
         assert [sorted(part, key=lambda name: name[0]) for part in order] == list(order)
-        assert all(one.stop_reason != "cut" for one in settled.finished)
+        assert all(one.stop_reason != "truncated" for one in settled.finished)
         learned += names(settled.finished)
         lost += settled.dropped
         waiting = settled.partial
@@ -138,7 +140,9 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
 
 
 def test_versions_are_told_by_token():
-    one = drawn(0, 1, 0, "abcd", version=9, begun=(VersionSpan(4, "a", 2), VersionSpan(6, "b", 1)))
+    one = drawn(
+        0, 1, 0, "abcd", version=9, earlier_spans=(VersionSpan(4, "a", 2), VersionSpan(6, "b", 1))
+    )
     assert one.versions.tolist() == [4, 4, 6, 9, 9]
     assert one.versions.dtype == np.int32
     assert one.num_new == 2

@@ -142,7 +142,9 @@ def test_a_rollouts_row_with_tokens():
 
 
 def test_a_rollouts_row_tells_the_version_of_each_stretch():
-    drawn = replace(ROLLOUTS[0].completion, begun=(VersionSpan(4, "a", 1), VersionSpan(5, "b", 2)))
+    drawn = replace(
+        ROLLOUTS[0].completion, earlier_spans=(VersionSpan(4, "a", 1), VersionSpan(5, "b", 2))
+    )
     assert rollout_records([replace(ROLLOUTS[0], completion=drawn)], tokens=False) == [
         {**ROW, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
     ]

@@ -15,9 +15,9 @@ from pipeline.compute.decode.cache import (
     TokenAttention,
     bytes_per_row,
     capacity,
+    flush,
     held_positions,
-    seen,
-    settle,
+    visible_slots,
 )
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.attention import attend_causally
@@ -27,7 +27,7 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
 
 
 def ring(positions: int, slots: int) -> list[int]:
-    """What a ring holds after so many positions were written to it, -1 for nothing."""
+    """Positions in a ring after `positions` writes, -1 for an empty slot."""
     held = [-1] * slots
     for position in range(positions):
         held[position % slots] = position
@@ -42,12 +42,12 @@ def test_held_positions_are_those_of_a_ring(lengths: list[int], slots: int):
 
 
 @given(st.integers(0, 30), st.integers(1, 9))
-def test_a_query_sees_itself_and_what_its_window_reaches(position: int, window: int):
+def test_a_query_attends_to_itself_and_the_positions_in_its_window(position: int, window: int):
     held = jnp.arange(-3, 40)[None]
-    found = np.asarray(seen(held, jnp.array([position]), window=window))[0]
+    found = np.asarray(visible_slots(held, jnp.array([position]), window=window))[0]
     expected = [max(0, position - window + 1) <= at <= position for at in range(-3, 40)]
     np.testing.assert_array_equal(found, expected)
-    everything = np.asarray(seen(held, jnp.array([position]), window=None))[0]
+    everything = np.asarray(visible_slots(held, jnp.array([position]), window=None))[0]
     np.testing.assert_array_equal(everything, [0 <= at <= position for at in range(-3, 40)])
 
 
@@ -67,26 +67,26 @@ def test_held_positions_by_hand():
 @pytest.mark.parametrize(
     ("window", "longest", "slots"), [(None, 40, 40), (8, 40, 8), (8, 5, 5), (8, 8, 8)]
 )
-def test_a_ring_is_as_long_as_will_be_seen(window: int | None, longest: int, slots: int):
+def test_a_ring_has_the_size_of_the_window_or_the_row(window: int | None, longest: int, slots: int):
     assert capacity(window=window, max_tokens=longest) == slots
 
 
-def test_bytes_are_counted_by_hand():
+def test_bytes_per_row_equal_a_hand_count():
     # Keys and values, 2 kv heads of 8, 4 bytes; 6 local layers of 8 slots, a global one of 40.
     found = bytes_per_row(tiny.policy().architecture, max_tokens=40)
     assert found == 2 * 2 * 8 * 4 * (6 * 8 + 40)
-    # A byte each, and a float32 for each of the 2 kv heads.
+    # One byte per number, and a float32 scale for each of the 2 kv heads.
     found = bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
     assert found == 2 * 2 * (8 + 4) * (6 * 8 + 40)
 
 
-def to_255_steps(x: np.ndarray) -> np.ndarray:
-    """Each vector rounded to 127 steps up to its largest number, and as many down."""
-    step = np.abs(x).max(axis=-1, keepdims=True) / 127
-    return np.rint(x / step) * step
+def to_int8_values(x: np.ndarray) -> np.ndarray:
+    """Each vector rounded to multiples of 1/127 of its largest magnitude."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / 127
+    return np.rint(x / scale) * scale
 
 
-def test_eight_bits_hold_a_vector_to_half_a_step():
+def test_int8_codes_are_within_half_a_scale_of_the_values():
     rng = np.random.default_rng(0)
     key, value = rng.standard_normal((2, 2, 5, KV_HEADS, HEAD_DIM)).astype(np.float32)
     key[0, 1, 0] = 0.0
@@ -99,9 +99,9 @@ def test_eight_bits_hold_a_vector_to_half_a_step():
     assert keys.dtype == values.dtype == np.int8
     assert key_scales.shape == (2, KV_HEADS, 5)
     key, value = (x.swapaxes(1, 2) for x in (key, value))
-    for steps, scales, exact in ((keys, key_scales, key), (values, value_scales, value)):
+    for codes, scales, exact in ((keys, key_scales, key), (values, value_scales, value)):
         scale = scales[..., None]
-        error = np.abs(steps * scale - exact)
+        error = np.abs(codes * scale - exact)
         assert (error <= 0.5001 * scale).all()
         assert error.max() > 0.1 * scale.max()
     assert (np.abs(keys).max(axis=-1)[key.any(axis=-1)] == 127).all()
@@ -112,24 +112,24 @@ def test_eight_bits_hold_a_vector_to_half_a_step():
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 4, 30])
 @pytest.mark.parametrize("prompts", [(1, 3, 7), (12, 5, 11)])
-def test_attention_over_rings_is_attention_over_everything(
+def test_attention_over_rings_equals_attention_over_the_whole_row(
     window: int | None, prompts: tuple[int, ...], softcap: float | None, eight_bits: bool
 ):
     total, bucket = 20, 12
     rng = np.random.default_rng(0)
 
-    def draw(heads: int) -> jnp.ndarray:
+    def random(heads: int) -> jnp.ndarray:
         shape = (len(prompts), total, heads, HEAD_DIM)
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
-    query, key, value = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
-    if eight_bits:  # what rings hold exactly
-        key, value = (jnp.asarray(to_255_steps(np.asarray(x))) for x in (key, value))
+    query, key, value = random(HEADS), random(KV_HEADS), random(KV_HEADS)
+    if eight_bits:  # values that rings hold exactly
+        key, value = (jnp.asarray(to_int8_values(np.asarray(x))) for x in (key, value))
     kind: Any = {"window": window, "softcap": softcap}
     expected, _ = attend_causally(query, key, value, **kind, cache=None)
 
     lengths = jnp.asarray(prompts)
-    # Nothing of the padding may get into the rings.
+    # Padding must not get into the rings.
     real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
     padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
     prefill = PromptAttention(lengths, total, eight_bits)
@@ -140,36 +140,36 @@ def test_attention_over_rings_is_attention_over_everything(
     # Rings hold finite numbers only.
     cache = tuple(jnp.nan_to_num(x, nan=1e6) if x.dtype != jnp.int8 else x for x in cache)
 
-    rows, steps, begun = jnp.arange(len(prompts)), total - max(prompts), lengths
-    # Segments that are shorter than the windows, as long, and longer.
+    rows, steps, start = jnp.arange(len(prompts)), total - max(prompts), lengths
+    # Segments that are shorter than the windows, equally long, and longer.
     for first, length in ((0, 3), (3, 1), (4, steps - 4)):
         recent = tuple(jnp.full((*x.shape[:2], length, *x.shape[3:]), 7, x.dtype) for x in cache)
         for step in range(length):
             at = lengths + first + step
             new = (x[rows, at][:, None] for x in (query, key, value))
-            attend = TokenAttention(begun, at, jnp.int32(step))
+            attend = TokenAttention(start, at, jnp.int32(step))
             found, recent = attend(*new, **kind, cache=(cache, recent))
             np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
-        cache = settle(cache, recent, begun=begun, lengths=begun + length)
-        begun += length
+        cache = flush(cache, recent, start=start, lengths=start + length)
+        start += length
 
 
-def test_a_row_takes_its_new_positions_to_their_places():
+def test_flush_copies_the_new_positions_of_each_row_to_their_slots():
     ring = (jnp.full((3, KV_HEADS, 4, HEAD_DIM), -1.0), jnp.full((3, KV_HEADS, 4), -1.0))
     steps = jnp.arange(6.0)[:, None]
     recent = (
         jnp.broadcast_to(steps, (3, KV_HEADS, 6, HEAD_DIM)),
         jnp.broadcast_to(steps[:, 0], (3, KV_HEADS, 6)),
     )
-    # Two steps, none because the rollout had ended, and more than the ring holds.
-    begun, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
-    keys, scales = settle(ring, recent, begun=begun, lengths=lengths)
+    # Two new positions; none, because the rollout has ended; more than the ring holds.
+    start, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
+    keys, scales = flush(ring, recent, start=start, lengths=lengths)
     expected = [[1, -1, -1, 0], [-1, -1, -1, -1], [3, 4, 5, 2]]
     np.testing.assert_array_equal(keys[:, 1, :, 2], expected)
     np.testing.assert_array_equal(scales[:, 0], expected)
 
 
-def test_bytes_of_gemma_2_are_counted_by_hand():
-    # As above, but every second layer is local: 4 local ones and 3 global ones.
+def test_bytes_per_row_of_gemma_2_equal_a_hand_count():
+    # As above, but every second layer is local: 4 local and 3 global layers.
     shape = architecture(tiny.hf_config(**tiny.GEMMA2), dtype=jnp.dtype("float32"))
     assert bytes_per_row(shape, max_tokens=40) == 2 * 2 * 8 * 4 * (4 * 8 + 3 * 40)

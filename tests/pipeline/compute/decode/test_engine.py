@@ -1,4 +1,4 @@
-"""The engine: what is drawn, by whom it is influenced, when it ends, and that it compiles once."""
+"""The engine: sampled tokens, independence of neighbours, stop conditions, and compilation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.compute.decode.engine import Aborted, Engine
 from pipeline.compute.model.sharding import by_row
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from tests import tiny
-from tests.pipeline.compute.decode.written_out import (
+from tests.pipeline.compute.decode.reference import (
     CONFIG,
     LONGEST,
     NEW,
@@ -30,14 +30,14 @@ EIGHT = {"learner_devices": 8, "slots": 8}
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[Completion]:
-    """Four slots for 24 rollouts of any length, whose prompts are in one bucket."""
+def sampled() -> list[Completion]:
+    """24 rollouts sampled in four slots, with all prompts in one bucket."""
     return generate(tiny.engine())
 
 
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
-def test_the_cache_changes_nothing(drawn: list[Completion], temperature: float):
-    completions = drawn if temperature else generate(tiny.engine(), temperature=0.0)
+def test_the_cache_changes_nothing(sampled: list[Completion], temperature: float):
+    completions = sampled if temperature else generate(tiny.engine(), temperature=0.0)
     assert max(len(c.tokens) for c in completions) > 3 * tiny.WINDOW
     expected = recompute(completions, temperature)
     for completion, (logprobs, scores) in zip(completions, expected, strict=True):
@@ -46,26 +46,26 @@ def test_the_cache_changes_nothing(drawn: list[Completion], temperature: float):
         np.testing.assert_allclose(completion.logprobs, picked, rtol=0, atol=1e-5)
 
 
-def test_completions_answer_their_requests(drawn: list[Completion]):
-    assert [c.name for c in drawn] == [request.name for request in REQUESTS]
-    for completion, request in zip(drawn, REQUESTS, strict=True):
+def test_completions_answer_their_requests(sampled: list[Completion]):
+    assert [c.name for c in sampled] == [request.name for request in REQUESTS]
+    for completion, request in zip(sampled, REQUESTS, strict=True):
         np.testing.assert_array_equal(completion.prompt_tokens, request.prompt_tokens)
         assert (completion.version, completion.adapter_sha256) == (3, "abc")
         assert completion.tokens.dtype == np.int32
         assert completion.logprobs.dtype == np.float32
         assert completion.processed_logprobs is None
         assert completion.tokens.shape == completion.logprobs.shape
-    assert len({c.tokens.tobytes() for c in drawn}) == len(drawn)
+    assert len({c.tokens.tobytes() for c in sampled}) == len(sampled)
 
 
-def test_forbidden_tokens_are_never_drawn(drawn: list[Completion]):
-    tokens = np.concatenate([c.tokens for c in drawn])
+def test_forbidden_tokens_are_never_sampled(sampled: list[Completion]):
+    tokens = np.concatenate([c.tokens for c in sampled])
     assert len(tokens) > 300
     assert not np.isin(tokens, tiny.VOCABULARY.forbidden).any()
 
 
-def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(drawn: list[Completion]):
-    ended = [c for c in drawn if c.stop_reason == "eos"]
+def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(sampled: list[Completion]):
+    ended = [c for c in sampled if c.stop_reason == "eos"]
     assert {int(c.tokens[-1]) for c in ended} == set(STOPS)
     for completion in ended:
         assert completion.logprobs[-1] < 0
@@ -73,23 +73,23 @@ def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(drawn: list[Comple
         assert len(completion.tokens) <= NEW
 
 
-def test_invariant_5_an_ending_by_length_gets_no_invented_token(drawn: list[Completion]):
-    cut = [c for c in drawn if c.stop_reason == "length"]
-    assert cut
-    for completion in cut:
+def test_invariant_5_an_ending_by_length_gets_no_invented_token(sampled: list[Completion]):
+    full = [c for c in sampled if c.stop_reason == "length"]
+    assert full
+    for completion in full:
         assert len(completion.tokens) == NEW
         assert not np.isin(completion.tokens, STOPS).any()
         assert (completion.logprobs < 0).all()
 
 
-def test_a_request_may_want_fewer_tokens(drawn: list[Completion]):
+def test_a_request_may_have_a_lower_limit(sampled: list[Completion]):
     limits = np.random.default_rng(0).integers(1, NEW + 1, len(REQUESTS))
-    cut = [
+    limited = [
         dataclasses.replace(request, max_new_tokens=int(limit))
         for request, limit in zip(REQUESTS, limits, strict=True)
     ]
-    found = generate(tiny.engine(), cut)
-    for whole, short, limit in zip(drawn, found, limits, strict=True):
+    found = generate(tiny.engine(), limited)
+    for whole, short, limit in zip(sampled, found, limits, strict=True):
         np.testing.assert_array_equal(short.tokens, whole.tokens[:limit])
         np.testing.assert_array_equal(short.logprobs, whole.logprobs[:limit])
         assert short.stop_reason == ("length" if len(whole.tokens) > limit else whole.stop_reason)
@@ -99,33 +99,29 @@ def test_a_request_may_want_fewer_tokens(drawn: list[Completion]):
 
 
 @pytest.mark.parametrize("length", [0, LONGEST + 1, 10 * LONGEST])
-def test_a_prompt_that_is_empty_or_too_long_is_named(length: int, monkeypatch: pytest.MonkeyPatch):
+def test_an_empty_or_too_long_prompt_is_an_error(length: int, monkeypatch: pytest.MonkeyPatch):
     engine = tiny.engine()
-    monkeypatch.setattr(engine, "_programs", None)  # refused before anything is computed
+    monkeypatch.setattr(engine, "_programs", None)  # raised before any computation
     (wrong,) = tiny.make_requests([length], step=7)
     what = f"has {length} tokens: must be from 1 to rollout.max_prompt_tokens = {LONGEST}"
     with pytest.raises(ValueError, match=re.escape(f"{wrong.name}: its prompt {what}")):
         generate(engine, [*REQUESTS, wrong])
 
 
-def test_two_requests_of_one_name_are_refused():
+def test_two_requests_with_one_name_are_an_error():
     with pytest.raises(ValueError, match=re.escape(f"{REQUESTS[1].name}: two requests have this")):
         generate(tiny.engine(), [*REQUESTS, REQUESTS[1]])
 
 
-def test_no_requests_have_no_completions():
-    assert generate(tiny.engine(), []) == []
-
-
-def test_a_held_slot_costs_the_longest_completion_whatever_is_drawn(drawn: list[Completion]):
+def test_a_held_slot_costs_the_longest_completion_for_any_tokens(sampled: list[Completion]):
     engine = tiny.engine()
     few = REQUESTS[:4]
-    assert any(len(one.tokens) < NEW / 2 for one in drawn[:4])
+    assert any(len(one.tokens) < NEW / 2 for one in sampled[:4])
     found = generate(engine, [dataclasses.replace(request, hold=True) for request in few])
-    same_bits(found, drawn[:4])
+    same_bits(found, sampled[:4])
     steps = CONFIG.segment_steps
     assert engine.work.segments == {4: -(-NEW // steps)}
-    # A second wave keeps them as long; who asks for less, and is held, keeps them for less.
+    # A second wave holds the slots as long; held requests with a lower limit hold them for less.
     short = [
         dataclasses.replace(request, hold=True, max_new_tokens=1 + steps * (number < 4))
         for number, request in enumerate(REQUESTS[:8])
@@ -143,18 +139,18 @@ def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None
 
 
 def test_invariant_2_a_rollout_is_the_same_bits_in_any_row_among_any_neighbours(
-    drawn: list[Completion],
+    sampled: list[Completion],
 ):
     order = np.random.default_rng(0).permutation(len(REQUESTS))
     assert not (order % 4 == np.arange(len(order)) % 4).all()
     mixed = generate(tiny.engine(), [REQUESTS[n] for n in order])
-    same_bits(mixed, [drawn[n] for n in order])
-    # Three rows of four empty.
-    same_bits(generate(tiny.engine(), REQUESTS[1:2]), drawn[1:2])
-    same_bits(generate(tiny.engine(), REQUESTS[7:9]), drawn[7:9])
+    same_bits(mixed, [sampled[n] for n in order])
+    # Three of four slots are empty.
+    same_bits(generate(tiny.engine(), REQUESTS[1:2]), sampled[1:2])
+    same_bits(generate(tiny.engine(), REQUESTS[7:9]), sampled[7:9])
 
 
-def test_invariant_2_another_name_is_another_noise(drawn: list[Completion]):
+def test_invariant_2_another_name_gives_other_noise(sampled: list[Completion]):
     name = REQUESTS[0].name
     changed = [
         dataclasses.replace(name, phase="test"),
@@ -164,15 +160,15 @@ def test_invariant_2_another_name_is_another_noise(drawn: list[Completion]):
     ]
     requests = [RolloutRequest(n, REQUESTS[0].prompt_tokens) for n in changed]
     others = generate(tiny.engine(), requests)
-    assert len({c.tokens.tobytes() for c in (*others, drawn[0])}) == 5
+    assert len({c.tokens.tobytes() for c in (*others, sampled[0])}) == 5
 
 
 def count_ties(
     first: Sequence[Completion], second: Sequence[Completion], *, bound: float = 1e-5
 ) -> int:
-    """Rollouts that go apart, each at a place where the two best scores lie within `bound`.
+    """Number of rollouts that differ from a token on whose two best scores are within `bound`.
 
-    Before that, and in all others, tokens are equal and log-probs agree to `bound`.
+    Asserts that all tokens before are equal and that their log-probs agree to `bound`.
     """
     ties = 0
     scored = recompute(first, CONFIG.rollout.temperature)
@@ -190,42 +186,42 @@ def count_ties(
     return ties
 
 
-def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(drawn: list[Completion]):
-    # Other rows, other prompt buckets, other lengths between two looks.
+def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(sampled: list[Completion]):
+    # Other numbers of slots, prompt buckets and segment steps.
     other = tiny.engine(plan={"slots": 8, "prompt_buckets": (6,), "segment_steps": 7})
     found = generate(other)
-    assert count_ties(drawn, found) == 0
-    assert any((a.logprobs != b.logprobs).any() for a, b in zip(drawn, found, strict=True))
+    assert count_ties(sampled, found) == 0
+    assert any((a.logprobs != b.logprobs).any() for a, b in zip(sampled, found, strict=True))
 
 
-def test_invariant_2_the_last_ones_move_into_fewer_slots(drawn: list[Completion]):
+def test_invariant_2_the_last_rollouts_move_to_fewer_slots(sampled: list[Completion]):
     engine = tiny.engine(plan={"slot_buckets": (2, 1), "segment_steps": 3})
-    assert count_ties(drawn, generate(engine)) == 0
+    assert count_ties(sampled, generate(engine)) == 0
     assert set(engine.work.segments) >= {4, 2}
-    assert engine.work.tokens == sum(len(c.tokens) for c in drawn)
+    assert engine.work.tokens == sum(len(c.tokens) for c in sampled)
     assert engine.work.slot_steps == 3 * sum(
         slots * count for slots, count in engine.work.segments.items()
     )
-    # So few as there are never decode in four.
+    # So few requests never decode in four slots.
     for first, size in ((3, 2), (1, 1)):
         few = slice(first, first + size)
-        assert count_ties(drawn[few], generate(engine, REQUESTS[few])) == 0
+        assert count_ties(sampled[few], generate(engine, REQUESTS[few])) == 0
         assert max(engine.work.segments) == size
 
 
-def test_slots_are_given_on_at_once(drawn: list[Completion]):
-    """Static batches would compute every row as long as the longest of its four."""
+def test_free_slots_are_assigned_immediately(sampled: list[Completion]):
+    """Static batches would decode every row as long as the longest of its batch."""
     engine = tiny.engine()
     generate(engine)
-    batches = [drawn[start : start + 4] for start in range(0, len(drawn), 4)]
+    batches = [sampled[start : start + 4] for start in range(0, len(sampled), 4)]
     static = sum(4 * max(len(c.tokens) for c in batch) for batch in batches)
     assert engine.work.tokens > 0.9 * engine.work.slot_steps
     assert engine.work.slot_steps < 0.95 * static
 
 
-def test_a_group_reads_its_prompt_once(monkeypatch: pytest.MonkeyPatch):
+def test_the_prompt_of_a_group_is_prefilled_once(monkeypatch: pytest.MonkeyPatch):
     prompts = [request.prompt_tokens for request in REQUESTS[:5]]
-    # More members than slots: some wait while others are drawn.
+    # More members than slots: some wait while others decode.
     requests = [
         RolloutRequest(RolloutName("train", 0, number, sample), prompt)
         for sample in range(6)
@@ -241,7 +237,7 @@ def test_a_group_reads_its_prompt_once(monkeypatch: pytest.MonkeyPatch):
     prefill: Any = {LONGEST: watched}
     monkeypatch.setattr(engine, "_programs", dataclasses.replace(programs, prefill=prefill))
     found = generate(engine, requests)
-    # The last token of a prompt is read by each member's first step.
+    # Each member's first decode step reads the last token of the prompt.
     assert sorted(np.concatenate(read)) == sorted(len(prompt) - 1 for prompt in prompts)
     assert len({c.tokens.tobytes() for c in found}) == len(found)
     for completion, (logprobs, scores) in zip(
@@ -262,13 +258,13 @@ def test_a_group_reads_its_prompt_once(monkeypatch: pytest.MonkeyPatch):
         pytest.param(1, 2, marks=pytest.mark.slow),
     ],
 )
-def test_eight_devices_draw_what_one_draws(drawn: list[Completion], fsdp: int, tp: int):
+def test_eight_devices_sample_the_same_as_one(sampled: list[Completion], fsdp: int, tp: int):
     engine = tiny.engine(plan=EIGHT | {"fsdp": fsdp, "tp": tp})
     found = generate(engine, adapter=tiny.probe(devices=8, fsdp=fsdp, tp=tp))
-    assert count_ties(drawn, found) == 0
+    assert count_ties(sampled, found) == 0
 
 
-def test_caches_are_made_sharded_and_of_the_rings_size():
+def test_caches_are_sharded_and_have_the_capacity_of_their_ring():
     state = tiny.engine(plan=EIGHT)._programs.empty()
     assert len(state.caches) == 7
     rows = by_row(tiny.policy(devices=8).mesh)
@@ -281,19 +277,19 @@ def test_caches_are_made_sharded_and_of_the_rings_size():
 
 
 def test_no_device_waits_for_another_while_decoding():
-    """Each has a whole base and slots of its own."""
+    """Each device has a whole base and slots of its own."""
     engine = tiny.engine(plan=EIGHT | {"slot_buckets": (8,), "slots": 16})
     programs = engine._programs
     for program in (*programs.segment.values(), *programs.fill.values()):
         text = program.as_text()
         assert text is not None
         groups = re.findall(r" (?:all-|collective-|reduce-scatter).*replica_groups=(\S+)", text)
-        # Where the vocabulary is not sharded, each combines what it found with itself.
+        # With an unsharded vocabulary, each device's collectives involve only itself.
         assert set(groups) <= {"{" + ",".join(f"{{{n}}}" for n in range(8)) + "},"}
         assert "collective-permute" not in text
 
 
-def test_slots_are_taken_and_weights_borrowed():
+def test_slots_are_donated_and_weights_are_not():
     programs = tiny.engine()._programs
     (segment,), (fill,) = programs.segment.values(), programs.fill.values()
     (prefill,) = programs.prefill.values()
@@ -305,7 +301,7 @@ def test_slots_are_taken_and_weights_borrowed():
 
 
 def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest.MonkeyPatch):
-    # An engine of its own: the others are shared between tests.
+    # A separate engine: the others are shared between tests.
     adapter = tiny.probe(layers=2)
     engine = Engine(tiny.policy(layers=2), tiny.base(layers=2), CONFIG, tiny.VOCABULARY)
     run, calls = engine._programs.segment[4], []
@@ -327,13 +323,13 @@ def test_abort_ends_a_running_generation_and_every_later_one(monkeypatch: pytest
     assert len(generate(engine, adapter=adapter)) > 0
 
 
-def test_no_requests_no_completions():
+def test_no_requests_give_no_completions():
     assert generate(tiny.engine(), []) == []
 
 
 def test_invariant_4_nothing_is_compiled_after_construction():
     policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
-    # What other tests have compiled must not hide anything. Last in the file for their sake.
+    # Clears the programs that other tests have compiled; last in the file because it does.
     jax.clear_caches()
     with compilations() as seen:
         engine = Engine(policy, base, CONFIG, tiny.VOCABULARY)

@@ -1,4 +1,4 @@
-"""The engine against a reference that draws one rollout at a time and keeps nothing."""
+"""The engine against a reference that samples one rollout at a time without a cache."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"slots": 3, "prompt_buckets": (5,), "segment_steps": 1, "head_vocab": 17},
     {"slots": 16, "slot_buckets": (8,), "segment_steps": 32, "learner_devices": 8},
 )
-"""Slots, the fewer that the last ones move into, segments, buckets, blocks, devices."""
+"""Numbers of slots and of compacted slots, segments, buckets, blocks, devices."""
 
 
-class RolloutStep(NamedTuple):
-    """A rollout of the reference; `margin` is how far ahead of the next best each token was."""
+class ReferenceRollout(NamedTuple):
+    """A rollout of the reference; `margin` is each token's lead over the second-best score."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -42,7 +42,7 @@ class RolloutStep(NamedTuple):
 def scores(
     base: Params, adapter: Params, tokens: jax.Array, last: jax.Array, key: jax.Array, at: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probs and noisy scores of what follows position `last` of a row."""
+    """Log-probs and noisy scores of the token after position `last` of a row."""
     positions = jnp.arange(len(tokens))[None]
     hidden, _ = tiny.policy().bind(base, adapter)(tokens[None], positions)
     logits = scaled_logits(
@@ -57,24 +57,24 @@ def scores(
 
 
 @functools.cache
-def reference(name: RolloutName, prompt: bytes) -> RolloutStep:
-    """Token after token, each by a forward pass over everything before it, up to the cap."""
+def reference(name: RolloutName, prompt: bytes) -> ReferenceRollout:
+    """Samples token by token, each with a forward pass over all earlier ones, up to the limit."""
     row = np.zeros(LONGEST + NEW, np.int32)
     start = np.frombuffer(prompt, np.int32)
     row[: len(start)] = start
-    key, drawn = name.key(CONFIG.run.seed), RolloutStep([], [], [])
+    key, rollout = name.key(CONFIG.run.seed), ReferenceRollout([], [], [])
     for count in range(NEW):
         last = len(start) + count - 1
         found = scores(tiny.base(), tiny.probe(), row, np.int32(last), key, np.int32(count))
         logprobs, noisy = map(np.asarray, found)
         token, best = int(noisy.argmax()), np.sort(noisy)
-        drawn.tokens.append(token)
-        drawn.logprobs.append(float(logprobs[token]))
-        drawn.margin.append(float(best[-1] - best[-2]))
+        rollout.tokens.append(token)
+        rollout.logprobs.append(float(logprobs[token]))
+        rollout.margin.append(float(best[-1] - best[-2]))
         row[last + 1] = token
         if token in tiny.VOCABULARY.stops:
             break
-    return drawn
+    return rollout
 
 
 def prompt(number: int) -> np.ndarray:
@@ -83,7 +83,7 @@ def prompt(number: int) -> np.ndarray:
 
 
 GROUPS = st.lists(
-    # Which prompt, and how many tokens each rollout of its group may have.
+    # Index of the prompt, and the token limit of each rollout of its group.
     st.tuples(st.integers(0, 40), st.lists(st.integers(1, NEW), min_size=1, max_size=6)),
     max_size=7,
     unique_by=lambda group: group[0],
@@ -92,7 +92,7 @@ GROUPS = st.lists(
 
 @settings(max_examples=8)
 @given(st.sampled_from(PLANS), GROUPS, st.randoms(use_true_random=False))
-def test_whatever_the_slots_each_rollout_is_what_it_is_alone(
+def test_rollouts_equal_the_reference_for_any_slots(
     plan: dict[str, Any], groups: list[tuple[int, list[int]]], shuffled: Any
 ):
     requests = [
@@ -114,7 +114,7 @@ def test_whatever_the_slots_each_rollout_is_what_it_is_alone(
         expected = alone.tokens[: request.max_new_tokens]
         same = len(expected)
         if completion.tokens.tolist() != expected:
-            # Another shape rounds otherwise: only a tie may then fall the other way.
+            # Another shape rounds differently, which may only change ties.
             pairs = zip(completion.tokens, expected, strict=False)
             same = next(n for n, (one, other) in enumerate(pairs) if one != other)
             assert alone.margin[same] < TIE

@@ -1,4 +1,4 @@
-"""Rollouts that are cut and continued: which adapter each token is of, and what is kept."""
+"""Truncated and continued rollouts: the version of each token, and the state that is kept."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
 from tests import tiny
+from tests.pipeline.compute.decode.reference import CONFIG, NEW, REQUESTS, recompute
 from tests.pipeline.compute.decode.test_engine import count_ties, same_bits
 from tests.pipeline.compute.decode.test_engine_property import TIE, prompt, reference
-from tests.pipeline.compute.decode.written_out import CONFIG, NEW, REQUESTS, recompute
 
-HEAT = CONFIG.rollout.temperature
+TEMPERATURE = CONFIG.rollout.temperature
 KEEP: dict[str, dict[str, Any]] = {
     "rollout": {"partial": "keep", "cut_off": 0.5},
     "learner": {"importance_cap": 2.0},
 }
 VERSIONS = (1, 2, 3)
 BOUND = 2e-5
-"""Of log-probs: a prefix that is prefilled rounds otherwise than one that was decoded, and a random
-model has positions that magnify that; see test_engine_property.py."""
+"""Bound of log-prob differences: prefill and decode round differently, and a random model has
+positions that magnify rounding; see test_engine_property.py."""
 
 
 def keeping(*, layers: int = 7, **tables: dict[str, Any]) -> Engine:
-    """An engine that can go on with what was cut."""
+    """An engine that can continue truncated rollouts."""
     names = KEEP.keys() | tables.keys()
     merged = {name: KEEP.get(name, {}) | tables.get(name, {}) for name in names}
     return tiny.engine(layers=layers, **merged)
 
 
 def adapter_of(version: int) -> Params:
-    """That of version 1 is the one that `reference` and `recompute` draw under."""
+    """The adapter of a version; `reference` and `recompute` use that of version 1."""
     return tiny.make_probe(tiny.policy(), seed=version)
 
 
-def draw(
+def sample(
     engine: Engine,
     requests: Sequence[RolloutRequest],
     *,
@@ -53,166 +53,173 @@ def draw(
     min_finished: int | None = None,
     adapter: Params | None = None,
 ) -> list[Completion]:
-    """Under the adapter of this version, whose hash is its number."""
+    """Samples under the adapter of this version, whose hash is its number."""
     return engine.generate(
         requests,
         adapter=adapter_of(version) if adapter is None else adapter,
         version=version,
         adapter_sha256=str(version),
-        temperature=HEAT,
+        temperature=TEMPERATURE,
         min_finished=min_finished,
     )
 
 
-def again(completions: Sequence[Completion]) -> list[RolloutRequest]:
-    """Asks for the rest of those that were cut."""
+def continue_requests(completions: Sequence[Completion]) -> list[RolloutRequest]:
+    """Requests that continue the truncated completions."""
     return [
-        RolloutRequest(one.name, one.prompt_tokens, begun=one)
+        RolloutRequest(one.name, one.prompt_tokens, partial=one)
         for one in completions
-        if one.stop_reason == "cut"
+        if one.stop_reason == "truncated"
     ]
 
 
-def shortened(completion: Completion, size: int) -> Completion:
-    """As if it had been cut behind so many tokens."""
+def truncated(completion: Completion, size: int) -> Completion:
+    """The completion truncated to `size` tokens."""
     tokens, logprobs = completion.tokens[:size], completion.logprobs[:size]
-    return dataclasses.replace(completion, tokens=tokens, logprobs=logprobs, stop_reason="cut")
+    return dataclasses.replace(
+        completion, tokens=tokens, logprobs=logprobs, stop_reason="truncated"
+    )
 
 
-def by_and_by(
+def sample_in_parts(
     engine: Engine, requests: Sequence[RolloutRequest], *, min_finished: int, **given: Any
 ) -> list[Completion]:
-    """Cut again and again, under one adapter; in the order of the requests."""
+    """Truncates and continues repeatedly under one adapter; in the order of the requests."""
     found: dict[RolloutName, Completion] = {}
-    asked = list(requests)
-    while asked:
-        drawn = draw(engine, asked, min_finished=min_finished, **given)
-        assert sum(one.stop_reason != "cut" for one in drawn) >= min(min_finished, len(asked))
-        found |= {one.name: one for one in drawn}
-        asked = again(drawn)
+    pending = list(requests)
+    while pending:
+        sampled = sample(engine, pending, min_finished=min_finished, **given)
+        ended = sum(one.stop_reason != "truncated" for one in sampled)
+        assert ended >= min(min_finished, len(pending))
+        found |= {one.name: one for one in sampled}
+        pending = continue_requests(sampled)
     return [found[request.name] for request in requests]
 
 
 @pytest.fixture(scope="module")
 def whole() -> list[Completion]:
-    """None of them was cut."""
-    return draw(tiny.engine(), REQUESTS)
+    """Completions without truncation."""
+    return sample(tiny.engine(), REQUESTS)
 
 
 @pytest.mark.parametrize(
-    ("plan", "enough"),
+    ("plan", "min_finished"),
     [
         ({}, 1),
         ({"segment_steps": 1}, 2),
         ({"segment_steps": 7, "slots": 8, "slot_buckets": (2,), "prompt_buckets": (6,)}, 2),
     ],
 )
-def test_cut_and_continued_under_the_same_adapter_it_is_the_rollout_that_was_not_cut(
+def test_truncated_and_continued_under_one_adapter_equals_the_whole_rollout(
     whole: list[Completion], plan: dict[str, Any], min_finished: int
 ):
     engine = keeping(plan=plan)
-    found = by_and_by(engine, REQUESTS, min_finished=min_finished)
+    found = sample_in_parts(engine, REQUESTS, min_finished=min_finished)
     assert count_ties(whole, found, bound=BOUND) == 0
     assert [one.stop_reason for one in found] == [one.stop_reason for one in whole]
-    assert max(len(one.begun) for one in found) >= 2
+    assert max(len(one.earlier_spans) for one in found) >= 2
     for one in found:
-        assert sum(stretch.tokens for stretch in one.version_spans) == len(one.tokens)
+        assert sum(span.tokens for span in one.version_spans) == len(one.tokens)
         assert {(s.version, s.adapter_sha256) for s in one.version_spans} == {(1, "1")}
 
 
-def test_it_may_be_cut_behind_any_of_its_tokens(whole: list[Completion]):
+def test_a_rollout_can_be_truncated_after_any_token(whole: list[Completion]):
     longest = sorted(whole, key=lambda one: -len(one.tokens))[:3]
     engine = keeping()
     for size in range(1, len(longest[0].tokens)):
         expected = [one for one in longest if size < len(one.tokens)]
-        begun = [shortened(one, size) for one in expected]
-        found = draw(engine, again(begun))
+        parts = [truncated(one, size) for one in expected]
+        found = sample(engine, continue_requests(parts))
         assert count_ties(expected, found, bound=BOUND) == 0
         assert engine.work.tokens == sum(len(one.tokens) - size for one in found)
-        for one, before in zip(found, begun, strict=True):
+        for one, before in zip(found, parts, strict=True):
             np.testing.assert_array_equal(one.logprobs[:size], before.logprobs)
-            assert one.begun == (VersionSpan(1, "1", size),)
+            assert one.earlier_spans == (VersionSpan(1, "1", size),)
 
 
-def test_invariant_1_each_token_is_of_the_version_that_drew_it():
-    engine, asked = keeping(), list(REQUESTS)
+def test_invariant_1_each_token_has_the_version_that_sampled_it():
+    engine, requests = keeping(), list(REQUESTS)
     found: dict[RolloutName, Completion] = {}
     for version in VERSIONS:
-        drawn = draw(
-            engine, asked, version=version, min_finished=4 if version < VERSIONS[-1] else None
+        sampled = sample(
+            engine, requests, version=version, min_finished=4 if version < VERSIONS[-1] else None
         )
-        for request, one in zip(asked, drawn, strict=True):
+        for request, one in zip(requests, sampled, strict=True):
             assert (one.version, one.adapter_sha256) == (version, str(version))
-            if request.begun is not None:
-                size = len(request.begun.tokens)
-                np.testing.assert_array_equal(one.tokens[:size], request.begun.tokens)
-                np.testing.assert_array_equal(one.logprobs[:size], request.begun.logprobs)
-        found |= {one.name: one for one in drawn}
-        asked = again(drawn)
+            if request.partial is not None:
+                size = len(request.partial.tokens)
+                np.testing.assert_array_equal(one.tokens[:size], request.partial.tokens)
+                np.testing.assert_array_equal(one.logprobs[:size], request.partial.logprobs)
+        found |= {one.name: one for one in sampled}
+        requests = continue_requests(sampled)
     completions = list(found.values())
     assert {len(one.version_spans) for one in completions} >= {1, 2}
     for version in VERSIONS:
-        scored = recompute(completions, HEAT, adapter=adapter_of(version))
+        scored = recompute(completions, TEMPERATURE, adapter=adapter_of(version))
         for one, (logprobs, noisy) in zip(completions, scored, strict=True):
             own = one.versions == version
-            # The best at its place, given all before it, under this version and the name's noise.
+            # The best noisy score, given all earlier tokens, under this version and this name.
             np.testing.assert_array_equal(one.tokens[own], noisy.argmax(axis=1)[own])
             picked = logprobs[np.arange(len(one.tokens)), one.tokens]
             np.testing.assert_allclose(one.logprobs[own], picked[own], rtol=0, atol=BOUND)
 
 
-def test_who_was_not_let_in_comes_back_empty_and_has_lost_nothing(whole: list[Completion]):
+def test_a_request_without_a_slot_is_truncated_to_no_tokens_and_can_be_repeated(
+    whole: list[Completion],
+):
     engine = keeping()
-    drawn = draw(engine, REQUESTS, version=2, min_finished=1)
-    # Four slots: the others have not been looked at.
-    empty = [one for one in drawn if not len(one.tokens)]
+    sampled = sample(engine, REQUESTS, version=2, min_finished=1)
+    # Four slots: the others have not started.
+    empty = [one for one in sampled if not len(one.tokens)]
     assert len(empty) >= len(REQUESTS) - 2 * 4
     for one in empty:
-        assert (one.stop_reason, one.version_spans, one.version) == ("cut", (), 2)
+        assert (one.stop_reason, one.version_spans, one.version) == ("truncated", (), 2)
         assert one.tokens.dtype == np.int32
         assert one.logprobs.dtype == np.float32
         assert (len(one.logprobs), one.processed_logprobs) == (0, None)
     names = {one.name for one in empty}
-    found = draw(engine, again(empty))
+    found = sample(engine, continue_requests(empty))
     assert count_ties([one for one in whole if one.name in names], found) == 0
-    assert all(one.begun == () for one in found)
-    # Who waits once more keeps what it has, under the label of who had no time for it.
-    begun = [one for one in drawn if one.stop_reason == "cut" and len(one.tokens)]
-    later = draw(engine, again([*empty[:12], *begun]), version=3, min_finished=1)[12:]
-    for one, before in zip(later, begun, strict=True):
-        assert (one.stop_reason, one.version) == ("cut", 3)
+    assert all(one.earlier_spans == () for one in found)
+    # A continued rollout that gets no slot keeps its tokens, labelled with the new version.
+    parts = [one for one in sampled if one.stop_reason == "truncated" and len(one.tokens)]
+    requests = continue_requests([*empty[:12], *parts])
+    later = sample(engine, requests, version=3, min_finished=1)[12:]
+    for one, before in zip(later, parts, strict=True):
+        assert (one.stop_reason, one.version) == ("truncated", 3)
         assert (
             one.version_spans == before.version_spans == (VersionSpan(2, "2", len(before.tokens)),)
         )
         same_bits([one], [before])
 
 
-def test_enough_is_all_or_more_than_all(whole: list[Completion]):
+def test_min_finished_of_all_or_more_truncates_nothing(whole: list[Completion]):
     for min_finished in (len(REQUESTS), len(REQUESTS) + 1):
-        same_bits(draw(tiny.engine(), REQUESTS, min_finished=min_finished), whole)
-    assert {one.stop_reason for one in draw(tiny.engine(), REQUESTS, min_finished=0)} == {"cut"}
+        same_bits(sample(tiny.engine(), REQUESTS, min_finished=min_finished), whole)
+    found = sample(tiny.engine(), REQUESTS, min_finished=0)
+    assert {one.stop_reason for one in found} == {"truncated"}
 
 
-def test_what_it_has_counts_in_its_limit(whole: list[Completion]):
+def test_tokens_of_the_partial_completion_count_in_the_limit(whole: list[Completion]):
     long = next(one for one in whole if len(one.tokens) == NEW)
-    (request,) = again([shortened(long, 9)])
-    (found,) = draw(keeping(), [dataclasses.replace(request, max_new_tokens=11)])
+    (request,) = continue_requests([truncated(long, 9)])
+    (found,) = sample(keeping(), [dataclasses.replace(request, max_new_tokens=11)])
     np.testing.assert_array_equal(found.tokens, long.tokens[:11])
     assert found.stop_reason == "length"
     with pytest.raises(ValueError, match=r"max_new_tokens = 9: must be from 10 to .* = 28"):
-        draw(keeping(), [dataclasses.replace(request, max_new_tokens=9)])
+        sample(keeping(), [dataclasses.replace(request, max_new_tokens=9)])
 
 
-def test_what_is_begun_and_too_long_to_be_read_is_named(whole: list[Completion]):
+def test_a_partial_completion_too_long_for_a_prefill_is_an_error(whole: list[Completion]):
     long = next(one for one in whole if len(one.tokens) == NEW)
-    (request,) = again([shortened(long, NEW - 1)])
-    read = len(request.read_tokens)
-    assert read > CONFIG.rollout.max_prompt_tokens
-    with pytest.raises(ValueError, match=rf"begun completion {NEW - 1}: at most 14 are read"):
-        draw(tiny.engine(), [request])
+    (request,) = continue_requests([truncated(long, NEW - 1)])
+    assert len(request.prefill_tokens) > CONFIG.rollout.max_prompt_tokens
+    message = rf"partial completion {NEW - 1}: at most 14 can be prefilled"
+    with pytest.raises(ValueError, match=message):
+        sample(tiny.engine(), [request])
 
 
-def test_a_stop_string_may_have_begun_before_the_cut(
+def test_a_stop_string_may_start_before_the_truncation(
     whole: list[Completion], monkeypatch: pytest.MonkeyPatch
 ):
     engine = keeping(plan={"segment_steps": 1})
@@ -221,19 +228,19 @@ def test_a_stop_string_may_have_begun_before_the_cut(
     string = tiny.text_of(long.tokens[4:7])
     assert len(string) == 3
     monkeypatch.setattr(engine, "_stop_strings", StopStrings((string,), tiny.text_of))
-    for asked in (request, *again([shortened(long, 6)])):
-        (found,) = draw(engine, [asked])
+    for one in (request, *continue_requests([truncated(long, 6)])):
+        (found,) = sample(engine, [one])
         assert found.stop_reason == "stop_string"
         np.testing.assert_array_equal(found.tokens, long.tokens[:7])
 
 
-def test_what_was_drawn_from_is_kept_too():
+def test_processed_logprobs_are_continued_too():
     rollout = {**KEEP["rollout"], "top_k": 12, "top_p": 0.8, "min_p": 0.1}
     engine = keeping(layers=2, rollout=rollout)
     adapter = tiny.probe(layers=2)
-    expected = draw(engine, REQUESTS, adapter=adapter)
-    found = by_and_by(engine, REQUESTS, min_finished=2, adapter=adapter)
-    assert max(len(one.begun) for one in found) >= 2
+    expected = sample(engine, REQUESTS, adapter=adapter)
+    found = sample_in_parts(engine, REQUESTS, min_finished=2, adapter=adapter)
+    assert max(len(one.earlier_spans) for one in found) >= 2
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
         assert one.processed_logprobs is not None
@@ -242,7 +249,7 @@ def test_what_was_drawn_from_is_kept_too():
             one.processed_logprobs, two.processed_logprobs, rtol=0, atol=1e-5
         )
         np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
-    (*_, last) = draw(engine, REQUESTS, adapter=adapter, min_finished=1)
+    (*_, last) = sample(engine, REQUESTS, adapter=adapter, min_finished=1)
     assert last.processed_logprobs is not None
     assert (len(last.tokens), len(last.processed_logprobs)) == (0, 0)
 
@@ -252,12 +259,12 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"slots": 16, "segment_steps": 5, "learner_devices": 8},
 )
 SIZES = st.dictionaries(st.integers(0, 40), st.integers(1, 6), min_size=1, max_size=6)
-"""Rollouts of each prompt."""
+"""Number of rollouts by prompt."""
 
 
 @settings(max_examples=8)
 @given(st.sampled_from(PLANS), SIZES, st.integers(1, 12))
-def test_however_often_it_is_cut_each_rollout_is_what_it_is_alone(
+def test_repeatedly_truncated_rollouts_equal_the_reference(
     plan: dict[str, Any], sizes: dict[int, int], min_finished: int
 ):
     requests = [
@@ -266,12 +273,13 @@ def test_however_often_it_is_cut_each_rollout_is_what_it_is_alone(
         for sample in range(size)
     ]
     adapter = tiny.probe(devices=plan.get("learner_devices", 1))
-    found = by_and_by(keeping(plan=plan), requests, min_finished=min_finished, adapter=adapter)
+    engine = keeping(plan=plan)
+    found = sample_in_parts(engine, requests, min_finished=min_finished, adapter=adapter)
     for request, completion in zip(requests, found, strict=True):
         alone = reference(request.name, request.prompt_tokens.tobytes())
         same = len(alone.tokens)
         if completion.tokens.tolist() != alone.tokens:
-            # Another shape rounds otherwise: only a tie may then fall the other way.
+            # Another shape rounds differently, which may only change ties.
             pairs = zip(completion.tokens, alone.tokens, strict=False)
             same = next(n for n, (one, other) in enumerate(pairs) if one != other)
             assert alone.margin[same] < TIE
@@ -280,12 +288,12 @@ def test_however_often_it_is_cut_each_rollout_is_what_it_is_alone(
         )
 
 
-def test_invariant_4_what_is_continued_compiles_nothing():
+def test_invariant_4_continuing_rollouts_compiles_nothing():
     policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     config = tiny.make_config(**KEEP)
     assert config.prompt_buckets == (14, 28, 42)
     jax.clear_caches()
     engine = Engine(policy, base, config, tiny.VOCABULARY)
     with compilations() as seen:
-        by_and_by(engine, REQUESTS, min_finished=3, adapter=adapter)
+        sample_in_parts(engine, REQUESTS, min_finished=3, adapter=adapter)
     assert seen == []

@@ -1,4 +1,4 @@
-"""What the sampler multiplies with: the same policy in another form, and never two copies."""
+"""The sampler's weights: the same policy in another form, and never two copies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def generate(
     )
 
 
-def draw(policy: Policy, base: Params, adapter: Params, settings: Config) -> Sequence[Completion]:
+def sample(policy: Policy, base: Params, adapter: Params, settings: Config) -> Sequence[Completion]:
     return generate(Engine(policy, base, settings, tiny.VOCABULARY), adapter)
 
 
@@ -53,7 +53,7 @@ def hidden(policy: Policy, base: Params, adapter: Params) -> jax.Array:
 
 
 def assert_own(found: Params, base: Params) -> None:
-    """What is no matrix of a layer is not copied."""
+    """Checks that only matrices of layers are copied."""
     own = [name for name in base if not name.endswith((".w", ".kernel"))]
     assert "embedder.input_embedding" in own
     assert len(own) > 10
@@ -61,7 +61,7 @@ def assert_own(found: Params, base: Params) -> None:
         assert found[name] is base[name], name
 
 
-def test_shared_is_what_was_opened():
+def test_shared_weights_are_the_base_and_the_adapter():
     policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     weights = RolloutWeights(policy, base, tiny.make_config())
     weights.load(adapter)
@@ -71,9 +71,9 @@ def test_shared_is_what_was_opened():
     assert all(weights.base[name] is base[name] for name in base)
 
 
-# With as many kv heads as query heads Gemma's matrix for the three is one.
+# With as many kv heads as query heads, queries, keys and values share one matrix.
 @pytest.mark.parametrize(("kv_heads", "separate"), [(2, False), (2, True), (4, True)])
-def test_merged_is_the_adapter_in_the_base(kv_heads: int, separate: bool):
+def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
     policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads, separate=separate)
     base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
     weights = RolloutWeights(policy, base, config("merged"))
@@ -90,11 +90,11 @@ def test_merged_is_the_adapter_in_the_base(kv_heads: int, separate: bool):
     assert_own(weights.base, base)
 
 
-def test_merged_draws_what_base_and_adapter_draw():
+def test_merged_weights_sample_the_same_tokens():
     policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     weights = RolloutWeights(policy, base, config("merged"))
     weights.load(adapter)
-    expected = draw(policy, base, adapter, tiny.make_config())
+    expected = sample(policy, base, adapter, tiny.make_config())
     engine = Engine(weights.policy, base, config("merged"), tiny.VOCABULARY)
     found = generate(engine, {}, base=weights.base)
     assert sum(len(completion.tokens) for completion in found) > 40
@@ -103,7 +103,7 @@ def test_merged_draws_what_base_and_adapter_draw():
         np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
 
 
-def test_merged_is_rounded_as_an_export_is():
+def test_merged_weights_are_rounded_like_an_export():
     policy = tiny.make_policy(num_hidden_layers=1, dtype="bfloat16")
     base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
     weights = RolloutWeights(policy, base, config("merged"))
@@ -123,7 +123,7 @@ def test_a_matrix_without_an_adapter_is_not_copied():
     assert copied == {name for name in base if ".attn." in name and name.endswith(".w")}
 
 
-def test_after_two_loads_nothing_of_the_first_is_left(monkeypatch: pytest.MonkeyPatch):
+def test_a_second_load_replaces_the_first_completely(monkeypatch: pytest.MonkeyPatch):
     weights = opened("merged")
     policy, plain = weights.policy, dict(weights.base)
     adapters = [tiny.make_probe(tiny.policy(layers=2), seed=seed) for seed in (1, 2)]
@@ -143,7 +143,7 @@ def test_after_two_loads_nothing_of_the_first_is_left(monkeypatch: pytest.Monkey
     programs = {name: watched(merge) for name, merge in weights._merge.items()}
     monkeypatch.setattr(weights, "_merge", programs)
     weights.load(adapters[1])
-    # Each is gone before its successor is there.
+    # Each matrix is freed before its successor is made.
     assert live == list(range(1, 13))
     fresh = RolloutWeights(tiny.policy(layers=2), plain, config("merged"))
     fresh.load(adapters[1])
@@ -154,14 +154,14 @@ def test_after_two_loads_nothing_of_the_first_is_left(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
-def test_integers_draw_what_a_base_that_is_kept_so_draws(kind: str):
+def test_integer_weights_sample_the_same_as_a_quantized_base(kind: str):
     plain, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     weights = RolloutWeights(plain, base, config(kind))
     weights.load(adapter)
     policy = tiny.make_policy(num_hidden_layers=2, quantization=kind)
-    kept = policy.as_kept(base.items())
-    expected = draw(policy, kept, adapter, tiny.make_config(model={"quantization": kind}))
-    found = draw(weights.policy, weights.base, weights.adapter, config(kind))
+    kept = policy.stored_base(base.items())
+    expected = sample(policy, kept, adapter, tiny.make_config(model={"quantization": kind}))
+    found = sample(weights.policy, weights.base, weights.adapter, config(kind))
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
@@ -169,14 +169,14 @@ def test_integers_draw_what_a_base_that_is_kept_so_draws(kind: str):
         name for name in base if not name.endswith((".w", ".kernel"))
     }
     assert_own(weights.base, base)
-    # A sampler of its own has opened it so already.
+    # A dedicated sampler has quantized the base at load.
     again = RolloutWeights(policy, kept, config(kind))
     assert again.policy is policy
     assert all(again.base[name] is kept[name] for name in kept)
 
 
 @pytest.mark.parametrize("kind", ["merged", *INTEGERS])
-def test_copies_are_where_the_base_is(kind: str):
+def test_copies_are_sharded_like_the_base(kind: str):
     policy, one = tiny.make_policy(num_hidden_layers=2, **MANY), opened(kind)
     many = RolloutWeights(policy, tiny.make_base(policy), config(kind))
     for weights in (one, many):
@@ -192,7 +192,7 @@ def test_copies_are_where_the_base_is(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["merged", "int8"])
-def test_nothing_is_compiled_once_it_is_there(kind: str):
+def test_nothing_is_compiled_after_construction(kind: str):
     jax.clear_caches()
     with compilations() as seen:
         weights = opened(kind)

@@ -1,4 +1,4 @@
-"""What the engine says of its own speed: of which programs, and that nothing comes of it."""
+"""Measuring the engine: every program is timed, and sampling does not change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from launch.bench.counting import compilations
 from tests import tiny
-from tests.pipeline.compute.decode.written_out import generate
+from tests.pipeline.compute.decode.reference import generate
 
 SIZES: dict[str, Any] = {"plan": {"slots": 8, "slot_buckets": (4, 2), "prompt_buckets": (6,)}}
 EIGHT: dict[str, Any] = {"plan": {"learner_devices": 8, "slots": 16, "slot_buckets": (8,)}}
@@ -20,18 +20,18 @@ EIGHT: dict[str, Any] = {"plan": {"learner_devices": 8, "slots": 16, "slot_bucke
     ("tables", "devices", "segments", "positions"),
     [(SIZES, 1, {8, 4, 2}, {8 * 6, 8 * 14}), (EIGHT, 8, {16, 8}, {16 * 14})],
 )
-def test_every_program_has_a_speed_and_draws_as_before(
+def test_every_program_is_timed_and_sampling_does_not_change(
     tables: dict[str, Any], devices: int, segments: set[int], positions: set[int]
 ):
     engine = tiny.engine(layers=2, **tables)
     mesh = {"devices": devices}
     base, adapter = tiny.base(layers=2, **mesh), tiny.probe(layers=2, **mesh)
     before = generate(engine, adapter=adapter)
-    there = len(jax.live_arrays())
+    live = len(jax.live_arrays())
     with compilations() as compiled:
         found = engine.speed(base, adapter)
     assert compiled == []
-    assert len(jax.live_arrays()) == there
+    assert len(jax.live_arrays()) == live
     assert found.device == f"{devices} x cpu"
     assert found.segment_s.keys() == segments
     assert found.prefill_s.keys() == positions

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p in the engine: what is drawn, and what is recorded of it."""
+"""Top-k, top-p and min-p in the engine: sampled tokens and recorded log-probs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 
 from tests import tiny
-from tests.pipeline.compute.decode.written_out import CONFIG, REQUESTS, generate, recompute
+from tests.pipeline.compute.decode.reference import CONFIG, REQUESTS, generate, recompute
 
-CUTS: dict[str, Any] = {"top_k": 12, "top_p": 0.8, "min_p": 0.1}
+LIMITS: dict[str, Any] = {"top_k": 12, "top_p": 0.8, "min_p": 0.1}
 
 
 def left(scores: np.ndarray) -> np.ndarray:
-    """Log-probs of what `CUTS` leave of one position's, by a sort."""
-    ranked = np.sort(scores)[::-1][: CUTS["top_k"]]
+    """Log-probs of one position renormalised after `LIMITS`, computed with a sort."""
+    ranked = np.sort(scores)[::-1][: LIMITS["top_k"]]
     mass = np.cumsum(np.exp(ranked)) / np.exp(ranked).sum()
-    last = ranked[np.flatnonzero(mass >= CUTS["top_p"])[0]]
-    kept = scores >= max(last, ranked[0] + np.log(CUTS["min_p"]))
+    last = ranked[np.flatnonzero(mass >= LIMITS["top_p"])[0]]
+    kept = scores >= max(last, ranked[0] + np.log(LIMITS["min_p"]))
     return np.where(kept, scores - np.log(np.exp(scores[kept]).sum()), -np.inf)
 
 
-def test_truncation_cuts_what_a_sort_cuts_and_records_both_log_probs():
-    completions = generate(tiny.engine(rollout=CUTS))
+def test_truncation_equals_a_sort_and_records_both_log_probs():
+    completions = generate(tiny.engine(rollout=LIMITS))
     expected = recompute(completions, CONFIG.rollout.temperature)
     sizes, moved = set(), 0
     for completion, (logprobs, noisy) in zip(completions, expected, strict=True):
@@ -36,13 +36,13 @@ def test_truncation_cuts_what_a_sort_cuts_and_records_both_log_probs():
         np.testing.assert_allclose(completion.processed_logprobs, kept[at], rtol=0, atol=1e-5)
         sizes |= set((kept > -np.inf).sum(axis=1).tolist())
         moved += int((tokens != noisy.argmax(axis=1)).sum())
-    # The cuts matter: other tokens are drawn than without them, from sets of many sizes.
+    # Truncation changes the sampled tokens, and leaves sets of many sizes.
     assert moved > 20
     assert len(sizes) > 5
 
 
 def test_no_segment_sorts_the_vocabulary():
-    segments = tiny.engine(layers=2, rollout=CUTS)._programs.segment
+    segments = tiny.engine(layers=2, rollout=LIMITS)._programs.segment
     for program in segments.values():
         text = program.as_text() or ""
         assert "while(" in text
@@ -50,14 +50,14 @@ def test_no_segment_sorts_the_vocabulary():
 
 
 def test_a_truncation_that_leaves_one_token_is_greedy():
-    # The likeliest one is the greedy choice, whatever the noise.
+    # The most likely token is the greedy choice for any noise.
     for limits in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999999}):
         engine, adapter = tiny.engine(layers=2, rollout=limits), tiny.probe(layers=2)
         sampled = generate(engine, REQUESTS[:4], adapter=adapter)
         greedy = generate(engine, REQUESTS[:4], adapter=adapter, temperature=0.0)
         for one, two in zip(sampled, greedy, strict=True):
             np.testing.assert_array_equal(one.tokens, two.tokens)
-            # Log-probs are at the rollout temperature here and at 1 there.
+            # Sampled log-probs are at the rollout temperature, greedy ones at temperature 1.
             assert (one.logprobs != two.logprobs).all()
             assert one.processed_logprobs is not None
             np.testing.assert_allclose(one.processed_logprobs, 0, rtol=0, atol=1e-6)

@@ -86,7 +86,7 @@ META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_state_comes_back_bit_for_bit(tmp_path: Path, devices: int):
+def test_a_state_is_restored_bit_for_bit(tmp_path: Path, devices: int):
     state = trained(5, devices)
     Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh(devices))
@@ -96,7 +96,7 @@ def test_a_state_comes_back_bit_for_bit(tmp_path: Path, devices: int):
     assert (meta, damaged) == (META, [])
 
 
-def test_the_adapter_of_the_version_before_comes_back_and_is_guarded(tmp_path: Path):
+def test_the_previous_adapter_is_restored_and_hashed(tmp_path: Path):
     other = trained(9).adapter
     state = dataclasses.replace(trained(5), previous=other)
     Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
@@ -108,10 +108,12 @@ def test_the_adapter_of_the_version_before_comes_back_and_is_guarded(tmp_path: P
     assert lora.sha256(found[0].previous) == lora.sha256(other) != lora.sha256(state.adapter)
 
 
-def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
+def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
     rollouts = tiny.make_rollouts([(3, 9), (14, 28)], advantages=[0.0, 0.0])
     one, two = (rollout.completion for rollout in rollouts)
-    two = dataclasses.replace(two, stop_reason="cut", begun=(VersionSpan(2, "ab", 9),))
+    two = dataclasses.replace(
+        two, stop_reason="truncated", earlier_spans=(VersionSpan(2, "ab", 9),)
+    )
     estimates = SamplingEstimates(0.1, 0.7, LinearFit().observed(3, 1 / 3))
     state = SamplingState(PartialRollouts((one, two)), 7, estimates)
     progress = Progress(step=5, truncated=3, sampling=state)
@@ -125,10 +127,13 @@ def test_rollouts_that_wait_come_back_bit_for_bit(tmp_path: Path):
     assert restored.to_meta() == progress.to_meta()
     for before, after in zip((one, two), restored.sampling.partial.completions, strict=True):
         np.testing.assert_array_equal(after.logprobs, before.logprobs)
-        assert (after.logprobs.dtype, after.begun) == (np.dtype(np.float32), before.begun)
+        assert (after.logprobs.dtype, after.earlier_spans) == (
+            np.dtype(np.float32),
+            before.earlier_spans,
+        )
 
 
-def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):
+def test_a_missing_folder_has_no_checkpoint_and_is_not_created(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     assert Checkpoints(folder, keep=1).restore(fresh()) is None
     assert not folder.exists()
@@ -136,7 +141,7 @@ def test_an_absent_folder_is_no_checkpoint_and_is_not_made(tmp_path: Path):
     assert Checkpoints(folder, keep=1).restore(fresh()) is None
 
 
-def test_as_many_are_kept_as_asked_for_the_newest(tmp_path: Path):
+def test_the_configured_number_of_newest_checkpoints_is_kept(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     for version in (1, 2, 3, 10):
         checkpoints.save(trained(version), META)
@@ -155,7 +160,7 @@ def test_a_version_is_saved_once(tmp_path: Path):
     assert found[1] == META
 
 
-def test_a_damaged_one_is_passed_over_reported_and_replaced(tmp_path: Path):
+def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
         Checkpoints(folder, keep=2).save(trained(version), {"cursor": version})
@@ -179,7 +184,7 @@ def test_a_damaged_one_is_passed_over_reported_and_replaced(tmp_path: Path):
 # Orbax closes its event loop at the first error, while TensorStore still reads other files.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("part", ["state/manifest.ocdbt", "state/d/*"])
-def test_an_error_of_the_disk_is_no_damage_and_nothing_is_passed_over(tmp_path: Path, part: str):
+def test_a_disk_error_is_no_damage_and_skips_nothing(tmp_path: Path, part: str):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
         Checkpoints(folder, keep=2).save(trained(version), META)
@@ -199,7 +204,7 @@ def test_an_error_of_the_disk_is_no_damage_and_nothing_is_passed_over(tmp_path: 
 
 
 @pytest.mark.parametrize("lacking", [MemoryError("no host memory"), OSError(5, "I/O error")])
-def test_an_error_that_orbax_has_wrapped_comes_out_as_itself(
+def test_an_error_wrapped_by_orbax_is_raised_unwrapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: Exception
 ):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
@@ -217,7 +222,7 @@ def test_an_error_that_orbax_has_wrapped_comes_out_as_itself(
     assert checkpoints.restore(fresh()) is not None
 
 
-def test_what_is_saved_between_a_good_and_a_damaged_one_is_not_lost(tmp_path: Path):
+def test_a_version_saved_between_a_good_and_a_damaged_one_is_kept(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (10, 20):
         Checkpoints(folder, keep=2).save(trained(version), META)
@@ -230,7 +235,7 @@ def test_what_is_saved_between_a_good_and_a_damaged_one_is_not_lost(tmp_path: Pa
     same_bits(found[0], trained(15))
 
 
-def test_without_a_usable_one_it_is_an_error_that_names_each(tmp_path: Path):
+def test_all_checkpoints_damaged_is_an_error_that_names_each(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
         Checkpoints(folder, keep=2).save(trained(version), META)
@@ -240,7 +245,7 @@ def test_without_a_usable_one_it_is_an_error_that_names_each(tmp_path: Path):
         Checkpoints(folder, keep=2).restore(fresh())
 
 
-def test_other_counters_than_were_saved_are_damage(tmp_path: Path):
+def test_changed_counters_are_damage(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     Checkpoints(folder, keep=1).save(trained(1), META)
     (facts,) = (folder / "1" / "facts").rglob("metadata")
@@ -251,7 +256,7 @@ def test_other_counters_than_were_saved_are_damage(tmp_path: Path):
         Checkpoints(folder, keep=1).restore(fresh())
 
 
-def test_damage_inside_any_large_array_is_noticed(tmp_path: Path):
+def test_damage_inside_any_large_array_is_detected(tmp_path: Path):
     # Large arrays stand in files that have no checksum of their own.
     def state(seed: int) -> LearnerState:
         one, two = np.random.default_rng(seed).standard_normal((2, 100, 300)).astype(np.float32)
@@ -276,7 +281,7 @@ def test_damage_inside_any_large_array_is_noticed(tmp_path: Path):
     same_bits(found[0], state(0))
 
 
-def test_what_the_coordinator_saves_comes_back_as_json(tmp_path: Path):
+def test_the_coordinators_state_is_restored_as_json(tmp_path: Path):
     meta = {"by_step": {10: (1, 2), 9: None}, "rate": 0.1}
     Checkpoints(tmp_path / "checkpoints", keep=1).save(trained(1), meta)
     found = Checkpoints(tmp_path / "checkpoints", keep=1).restore(fresh())

@@ -1,4 +1,4 @@
-"""Two folders that change places."""
+"""Exchange of two folders."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return made
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_invariant_10_two_folders_change_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+@pytest.mark.parametrize("atomic", [True, False])
+def test_invariant_10_two_folders_are_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ):
     fresh, old = folders(tmp_path)
-    if not at_once:
-        monkeypatch.setattr(exchange, "_at_once", lambda *_: False)
+    if not atomic:
+        monkeypatch.setattr(exchange, "_exchange_atomically", lambda *_: False)
         (tmp_path / "export.old").mkdir()
     swap(fresh, old)
     assert (fresh / "name").read_text() == "export"
@@ -33,9 +33,9 @@ def test_invariant_10_two_folders_change_places(
     assert {path.name for path in tmp_path.iterdir()} == {"export", "export.tmp"}
 
 
-def test_this_system_can_do_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_this_system_exchanges_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not sys.platform.startswith("linux"):
-        pytest.skip("only Linux is known to")
+        pytest.skip("atomic exchange is implemented for Linux only")
     fresh, old = folders(tmp_path)
     monkeypatch.setattr(Path, "rename", None)
     swap(fresh, old)

@@ -1,4 +1,4 @@
-"""The export is the trained policy, replaces the one before, and never a good one by a bad one."""
+"""The export is the trained policy; a failed one never replaces an earlier one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests import tiny
 
 @pytest.fixture
 def learner() -> Learner:
-    """With an adapter that changes every output."""
+    """A learner with an adapter that changes every output."""
     learner = tiny.learner(learner={"max_grad_norm": 1e6, "adam_b1": 0.9})
     adapter = learner.policy.place_adapter(jax.device_get(tiny.probe(layers=2)))
     learner.state = dataclasses.replace(learner.state, adapter=adapter)
@@ -37,7 +37,7 @@ def learner() -> Learner:
 
 @pytest.fixture
 def like(tmp_path: Path) -> Path:
-    """The folder that the base came from."""
+    """The folder of the base."""
     folder = tmp_path / "base"
     folder.mkdir()
     config = tiny.hf_config(num_hidden_layers=2)
@@ -52,6 +52,7 @@ def like(tmp_path: Path) -> Path:
 
 def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
     run = {"dir": str(like.parent)}
+    folder = RunFolder(like.parent / "tiny")
     return Exporter(
         learner.policy,
         learner.base,
@@ -60,6 +61,7 @@ def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
         like=like,
         tokenizer=like / "tokenizer.model",
         score=learner.score,
+        evaluations=lambda: folder.events("evaluated"),
     )
 
 
@@ -84,7 +86,7 @@ FILES = {
 }
 
 
-def test_what_is_loaded_back_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
+def test_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "run" / "export"
     report = exporter(learner, like).export(folder, tuned(learner), examples=examples())
     assert report.folder == str(folder)
@@ -100,7 +102,7 @@ def test_what_is_loaded_back_is_the_trained_policy(tmp_path: Path, learner: Lear
     assert [path.name for path in folder.parent.iterdir()] == ["export"]
 
 
-def test_the_adapter_beside_it_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
+def test_the_exported_adapter_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
     exporter(learner, like).export(folder, tuned(learner), examples=examples())
     found = load_adapter(str(folder), learner.policy)
@@ -120,7 +122,7 @@ def test_only_adapted_matrices_change(learner: Learner):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.05), ("bfloat16", 0.25)])
-def test_the_type_of_the_weights_can_be_chosen(
+def test_the_dtype_of_the_weights_is_configurable(
     tmp_path: Path, learner: Learner, like: Path, dtype: str, bound: float
 ):
     folder = tmp_path / "export"
@@ -135,17 +137,19 @@ def test_the_type_of_the_weights_can_be_chosen(
     assert not (folder / "adapter").exists()
 
 
-def test_float16_that_overflows_is_refused(tmp_path: Path, learner: Learner, like: Path):
+def test_an_overflow_of_float16_is_an_error(tmp_path: Path, learner: Learner, like: Path):
     name = "layers.1.mlp.down_proj.kernel"
     adapter = dict(learner.state.adapter)
     adapter[f"{name}_lora_b"] = adapter[f"{name}_lora_b"] * 1e6
     writer = exporter(learner, like, dtype="float16")
-    with pytest.raises(ValueError, match=rf"ends at 65504 and {name} has .*valid: \"bfloat16\""):
+    with pytest.raises(
+        ValueError, match=rf"has a maximum of 65504, and {name} has .*valid: \"bfloat16\""
+    ):
         writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
     assert not (tmp_path / "export").exists()
 
 
-def test_a_large_model_is_cut_into_files_with_an_index(
+def test_a_large_model_is_split_into_files_with_an_index(
     tmp_path: Path, learner: Learner, like: Path
 ):
     writer = exporter(learner, like, shard_gib=10_000 / 2**30)
@@ -170,7 +174,7 @@ def test_a_large_model_is_cut_into_files_with_an_index(
         np.testing.assert_array_equal(found[key], value)
 
 
-def test_a_flax_checkpoint_is_loaded_back(tmp_path: Path, learner: Learner, like: Path):
+def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
     report = exporter(learner, like).export(
         folder, tuned(learner), examples=examples(), formats=("orbax",)
@@ -185,11 +189,11 @@ def test_a_flax_checkpoint_is_loaded_back(tmp_path: Path, learner: Learner, like
         np.testing.assert_array_equal(reloaded[name], value)
 
 
-def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner, like: Path):
+def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learner, like: Path):
     writer = exporter(learner, like)
     run = tmp_path / "tiny"
     run.mkdir()
-    # The first one was damaged later, and measured again.
+    # The first measurement was repeated later.
     measured = [("test_before", 0, 0.125), ("test_before", 0, 0.25), ("validation", 3, 0.5)]
     for name, step, accuracy in [*measured, ("test_after", 7, 0.75)]:
         ci95 = [0.125, 0.875]
@@ -205,12 +209,12 @@ def test_the_model_card_tells_what_was_measured(tmp_path: Path, learner: Learner
     assert "| validation |" not in card
     assert "rank 3, alpha 6, standard" in card
     assert "| loss | grpo |" in card
-    assert "ends with" not in card
-    assert "begins with" not in card
+    assert "| stop strings |" not in card
+    assert "| prefix of the model's turn |" not in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
-def test_a_model_of_the_hub_is_named_as_it_is_there():
+def test_a_model_of_the_hub_has_its_name_there():
     config = tiny.make_config(
         model={"path": "hf://google/gemma-3-1b-it@main"},
         rollout={"stop_strings": ("</answer>", "\n\n")},
@@ -220,8 +224,8 @@ def test_a_model_of_the_hub_is_named_as_it_is_there():
     assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
     assert "`google/gemma-3-1b-it`, trained with GRPO" in card
     assert "the merged model is its text model alone" in card
-    assert '| the model\'s turn begins with | `"<reasoning>\\n"` |' in card
-    assert '| an answer also ends with | `"</answer>"`, `"\\n\\n"` |' in card
+    assert '| prefix of the model\'s turn | `"<reasoning>\\n"` |' in card
+    assert '| stop strings | `"</answer>"`, `"\\n\\n"` |' in card
     assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
     assert base_name("/models/gemma") == ("/models/gemma", None)
 
@@ -267,7 +271,7 @@ def no_room(*_: Any) -> Any:
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
-def test_without_room_for_a_second_model_the_numbers_are_compared(
+def test_without_memory_for_a_second_model_parameters_are_compared(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Policy, "load_base", no_room)
@@ -287,7 +291,7 @@ def test_without_room_for_a_second_model_the_numbers_are_compared(
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_another_error_of_the_devices_is_no_want_of_room(
+def test_another_device_error_is_not_out_of_memory(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken(*_: Any) -> Any:
@@ -298,7 +302,7 @@ def test_another_error_of_the_devices_is_no_want_of_room(
         exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
 
 
-def test_who_serves_an_export_ends_where_the_policy_ends(
+def test_an_export_names_the_stop_tokens_of_the_policy(
     tmp_path: Path, learner: Learner, like: Path
 ):
     exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
@@ -306,7 +310,7 @@ def test_who_serves_an_export_ends_where_the_policy_ends(
     assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
 
 
-def test_a_nan_is_no_agreement(
+def test_nan_log_probs_fail_verification(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     base = dict(learner.base)
@@ -318,10 +322,10 @@ def test_a_nan_is_no_agreement(
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
-def test_a_quantized_base_is_exported_as_it_was_used(tmp_path: Path, like: Path, quantization: str):
+def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path, quantization: str):
     policy = tiny.make_policy(num_hidden_layers=2, quantization=quantization)
     plain = tiny.base(layers=2)
-    base = policy.as_kept(plain.items())
+    base = policy.stored_base(plain.items())
     config = tiny.make_config(
         run={"dir": str(tmp_path)}, model={"path": str(like), "quantization": quantization}
     )

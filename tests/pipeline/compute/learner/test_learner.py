@@ -1,4 +1,4 @@
-"""The update against a loss that is written out whole, and what may not influence it."""
+"""The update against a reference loss, and independence of packing, devices and order."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pipeline.compute.model.policy import Params
 from pipeline.contracts.batches import TokenBatch
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, VersionSpan
 from tests import tiny
-from tests.pipeline.compute.learner.written_out import Whole, grpo, log_softmax
+from tests.pipeline.compute.learner.reference import Whole, grpo, log_softmax
 
-# Never clipped, so that Adam's first moment shows the gradient itself.
+# No gradient clipping, so that Adam's first moment shows the gradient.
 UNCLIPPED = {"max_grad_norm": 1e6, "adam_b1": 0.9}
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ADVANTAGES = [1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0]
@@ -34,12 +34,12 @@ EIGHT = {"learner_devices": 8, "slots": 8}
 
 
 def usual(**changes: Any) -> Learner:
-    """One row of the longest sequence at a time, the head in blocks of 32 positions."""
+    """A learner with micro-batches of one row, and head blocks of 32 positions."""
     return tiny.learner(learner=UNCLIPPED | changes)
 
 
 def deep() -> Learner:
-    """Seven layers, and everything at once: two updates on a batch, KL, warm-up, decay."""
+    """A learner with seven layers, two updates per batch, KL, warm-up and decay."""
     changes = {"lr": 2e-3, "updates_per_batch": 2, "kl_coef": 0.1}
     return tiny.learner(layers=7, learner=changes | {"schedule": "cosine", "warmup_steps": 3})
 
@@ -49,7 +49,7 @@ def host(adapter: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def start(learner: Learner, adapter: Mapping[str, Any] | None = None) -> Learner:
-    """Puts the learner at an adapter; a copy, because updates take what they are given."""
+    """Sets an adapter; a copy, because updates donate it."""
     adapter = learner.policy.place_adapter(
         host(tiny.probe(layers=2) if adapter is None else adapter)
     )
@@ -67,7 +67,7 @@ def gradient(
 
 
 def close(found: Mapping[str, Any], expected: Mapping[str, Any], *, bound: float) -> None:
-    """Within `bound`, relative to each array's largest entry."""
+    """Asserts equality within `bound`, relative to each array's largest entry."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         scale = float(np.abs(value).max())
@@ -75,8 +75,8 @@ def close(found: Mapping[str, Any], expected: Mapping[str, Any], *, bound: float
         np.testing.assert_allclose(found[name], value, rtol=0, atol=bound * scale, err_msg=name)
 
 
-def test_the_gradient_is_that_of_the_loss_written_out():
-    # Rows of advantage 0 are dropped by the learner; here they are computed.
+def test_the_gradient_equals_that_of_the_reference_loss():
+    # The learner drops rollouts with advantage 0; the reference computes them.
     value, _, expected = grpo(Whole.of(ROLLOUTS), adapter=tiny.probe(layers=2))
     found, metrics = gradient(start(usual()))
     close(found, expected, bound=1e-5)
@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_the_loss_written_out():
     assert metrics["lr"] == pytest.approx(1e-2)
 
 
-def test_sequence_weights_and_kl_are_those_of_the_loss_written_out():
+def test_sequence_weights_and_kl_equal_those_of_the_reference_loss():
     whole = Whole.of(ROLLOUTS)
     zeros = tiny.policy(layers=2).no_adapter()
     _, reference, _ = grpo(whole, mode="sequence", adapter=zeros)
@@ -106,7 +106,7 @@ def test_sequence_weights_and_kl_are_those_of_the_loss_written_out():
     kl = np.sum(whole.weights("sequence") * (np.exp(log_r) - log_r - 1))
     assert kl > 0.05
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
-    # With a KL term every rollout counts, whatever its advantage.
+    # With a KL term every rollout is learned from, for any advantage.
     assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
 
 
@@ -118,7 +118,7 @@ def test_the_kl_term_pulls_towards_the_base():
     assert distances[-1] < 0.1 * distances[0]
 
 
-def test_without_a_signal_only_the_version_moves():
+def test_without_a_signal_only_the_version_changes():
     learner = start(usual())
     before = host(learner.state.adapter)
     still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
@@ -167,14 +167,14 @@ def test_the_order_of_the_rollouts_changes_no_bit():
     assert others == metrics
 
 
-def test_eight_devices_learn_what_one_learns():
+def test_eight_devices_learn_the_same_as_one():
     expected, metrics = gradient(start(usual()))
     learner = start(tiny.learner(learner=UNCLIPPED, plan=EIGHT))
     found, others = gradient(learner)
     close(found, expected, bound=1e-5)
     for name in metrics.keys() - PADDING:
         assert others[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
-    # Everybody has the whole adapter, nobody the whole batch.
+    # The adapter is replicated, the batch is sharded.
     for value in learner.state.adapter.values():
         assert len(value.sharding.device_set) == 8
         assert value.is_fully_replicated
@@ -182,7 +182,7 @@ def test_eight_devices_learn_what_one_learns():
     assert [shard.data.shape[0] for shard in placed.weights.addressable_shards] == [1] * 8
 
 
-def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
+def test_a_second_update_on_a_batch_uses_the_old_log_probs():
     whole = Whole.of(ROLLOUTS)
     once = start(usual())
     once.update(ROLLOUTS)
@@ -207,7 +207,7 @@ def test_a_second_update_on_a_batch_has_the_drawing_policys_log_probs():
 
 
 def test_on_policy_nothing_is_clipped_in_bfloat16_either():
-    """Old log-probs that another program computed would differ by more than GSPO's bounds."""
+    """Old log-probs of another program would differ by more than GSPO's clip range."""
     policy = tiny.make_policy(num_hidden_layers=2, dtype="bfloat16")
     config = tiny.make_config(learner={"loss": "gspo", "updates_per_batch": 2, "lr": 1e-30})
     learner = Learner(policy, tiny.make_base(policy), config, tiny.VOCABULARY)
@@ -217,7 +217,7 @@ def test_on_policy_nothing_is_clipped_in_bfloat16_either():
     assert metrics["clip_fraction"] == 0.0
 
 
-def test_what_stands_beside_the_learned_tokens_has_no_effect():
+def test_values_outside_the_learned_tokens_have_no_effect():
     learner = start(usual(updates_per_batch=2))
     batch = learner._place(learner._pack(ROLLOUTS)[0])
     assert batch.old_logprobs is not None
@@ -237,7 +237,7 @@ def _zeros(learner: Learner) -> Params:
     return jax.tree.map(jnp.zeros_like, learner.state.adapter)
 
 
-def test_metrics_of_tokens_are_means_over_the_learned_ones():
+def test_token_metrics_are_means_over_learned_tokens():
     _, metrics = gradient(start(usual()))
     kept = [rollout for rollout in ROLLOUTS if rollout.advantage]
     whole = Whole.of(kept)
@@ -246,9 +246,9 @@ def test_metrics_of_tokens_are_means_over_the_learned_ones():
     )
     entropy = -np.sum(np.exp(scores) * np.maximum(scores, -1e9), axis=-1)[whole.learned].mean()
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
-    picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
+    gathered = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
     recorded = np.concatenate([rollout.completion.logprobs for rollout in kept])
-    differences = np.abs(picked - recorded)
+    differences = np.abs(gathered - recorded)
     assert metrics["parity_mean"] == pytest.approx(differences.mean(), rel=1e-5)
     assert metrics["parity_max"] == pytest.approx(differences.max(), rel=1e-5)
 
@@ -258,13 +258,13 @@ def test_parity_by_hand():
     sampled = np.array([[9.0, -1.0, -2.0], [9.0, -3.0, 9.0]], np.float32)
     learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
     ints = np.zeros((2, 3), np.int32)
-    # What the sampler drew from, where that was truncated, has no part in it.
+    # Processed log-probs, which differ with truncation, have no effect.
     batch = TokenBatch(ints, ints, weights, ints, ints, weights, sampled, sampled + 1, ints, {})
     found = parity([batch], [learned], version=0)
     assert found["parity_mean"] == 0.25
     assert found["parity_max"] == 0.5
     assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
-    # What older versions drew has none either; where nothing else was learned there is no parity.
+    # Tokens of older versions have no effect, either; without other tokens there is no parity.
     older = np.array([[0, 3, 2], [0, 3, 0]], np.int32)
     batch = dataclasses.replace(batch, versions=older)
     found = parity([batch], [learned], version=3)
@@ -273,7 +273,7 @@ def test_parity_by_hand():
 
 
 def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
-    """And are no part of the watch over the version in force."""
+    """The parity of the current version excludes them."""
     learner = start(usual(importance_cap=1e3))
     adapter, base = learner.state.adapter, tiny.base(layers=2)
     older = learner.policy.place_adapter(tiny.make_probe(learner.policy, seed=4))
@@ -288,14 +288,14 @@ def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
             rollout.completion,
             logprobs=np.concatenate([old[:half], new[half:]]),
             version=6,
-            begun=(VersionSpan(5, "", half),) if half else (),
+            earlier_spans=(VersionSpan(5, "", half),) if half else (),
         )
         rollouts.append(dataclasses.replace(rollout, completion=drawn))
         ratios += [np.exp(new[:half] - old[:half]), np.ones(len(new) - half)]
     weights = np.concatenate(ratios)
     assert np.abs(weights - 1).max() > 0.1
     metrics = learner.update(rollouts)
-    # Token weights: the mean over all tokens alike.
+    # Token weights: the mean over all tokens.
     assert metrics["importance_weight"] == pytest.approx(weights.mean(), rel=1e-4)
     assert metrics["parity_max"] < 1e-5
 
@@ -308,7 +308,7 @@ def test_a_step_without_rollouts_changes_nothing_but_the_version():
     assert (learner.adapter_sha256, learner.state.version, learner.state.updates) == (before, 1, 0)
 
 
-def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
+def test_scores_are_in_request_order_and_under_the_given_adapter():
     learner = usual()
     completions = [rollout.completion for rollout in ROLLOUTS]
     whole, base = Whole.of(ROLLOUTS), tiny.base(layers=2)
@@ -319,8 +319,8 @@ def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
         (tiny.probe(layers=2), other),
     ):
         scores = np.asarray(log_softmax(adapter, chosen or base, whole.tokens))
-        picked = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
-        expected = [picked[row, whole.learned[row]] for row in range(len(completions))]
+        gathered = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
+        expected = [gathered[row, whole.learned[row]] for row in range(len(completions))]
         for order in (slice(None), slice(None, None, -1)):
             found = learner.score(completions[order], adapter=adapter, base=chosen)
             for one, two in zip(found, expected[order], strict=True):
@@ -331,10 +331,10 @@ def test_scores_come_in_the_order_asked_for_and_under_the_adapter_given():
 @pytest.mark.parametrize(
     ("plan", "bound"),
     [
-        # Rings wrap several times, and slots are given on, here and below.
+        # Rings wrap several times, and slots are reused, here and below.
         ({}, 1e-4),
         ({"slots": 2, "slot_buckets": (1,), "segment_steps": 3}, 1e-4),
-        # Keys and values lose 1 part in 254 of their largest number.
+        # The rounding error of keys and values is 1/254 of their largest magnitude.
         ({"kv_cache": "int8"}, 0.1),
     ],
 )
@@ -351,12 +351,12 @@ def test_invariant_1_the_policy_that_is_sampled_is_the_policy_that_is_learned(
     for completion, logprobs in zip(drawn, scored, strict=True):
         assert completion.logprobs.shape == logprobs.shape
         np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=bound)
-    # And it is the adapter that they agree on.
+    # The adapter has an effect.
     without = learner.score(drawn, adapter=learner.policy.no_adapter())
     assert np.abs(np.concatenate(without) - np.concatenate(scored)).max() > 0.1
 
 
-def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
+def test_invariant_11_only_the_update_program_donates_the_state():
     learner = start(usual())
     for program, donated in (
         (learner._compiled.score[1], set()),
@@ -370,7 +370,7 @@ def test_invariant_11_the_gradient_program_borrows_and_only_the_update_takes():
     state, base = learner.state, learner.base
     pointers = {name: value.unsafe_buffer_pointer() for name, value in base.items()}
     before = host(base)
-    # As if the memory ran out in the large program: nothing of the state is lost.
+    # If the large program runs out of memory, no state is lost.
     batch = learner._place(learner._pack(ROLLOUTS)[0])
     program = learner._compiled.gradient[len(batch.weights)]
     program(base, state.adapter, _zeros(learner), batch)
@@ -387,24 +387,24 @@ GOLDEN = [
 ]  # fmt: skip
 
 
-def test_ten_losses_are_the_ones_that_were_written_down():
+def test_ten_losses_equal_the_golden_ones():
     learner = start(deep(), tiny.probe())
     losses = [learner.update(_of_step(step))["loss"] for step in range(10)]
     np.testing.assert_allclose(losses, GOLDEN, rtol=0, atol=1e-4)
 
 
-def test_a_rate_that_is_told_does_what_the_schedule_would_and_compiles_nothing():
+def test_a_planned_rate_equals_the_schedule_and_compiles_nothing():
     decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3}
     fixed = start(tiny.learner(learner=decay, budget={"steps": 4}))
-    told = start(tiny.learner(learner=decay, budget={"steps": None, "time": "1h"}))
+    planned = start(tiny.learner(learner=decay, budget={"steps": None, "time": "1h"}))
     for step in range(3):
         rate = 2e-3 * (1 - step / 4)
         by_schedule = fixed.update(ROLLOUTS)
         with compilations() as seen:
-            by_plan = told.update(ROLLOUTS, rate=rate)
+            by_plan = planned.update(ROLLOUTS, rate=rate)
         assert seen == []
         assert by_plan["lr"] == rate == pytest.approx(by_schedule["lr"])
-    close(told.state.adapter, fixed.state.adapter, bound=1e-6)
+    close(planned.state.adapter, fixed.state.adapter, bound=1e-6)
 
 
 def _of_step(step: int) -> list[Rollout]:
@@ -421,7 +421,7 @@ def _renamed(rollout: Rollout, step: int) -> Rollout:
 
 @pytest.fixture(scope="module")
 def new() -> tuple[Learner, Params]:
-    """A learner in a process that has compiled nothing else, and the base that it was given."""
+    """A learner after clearing JAX's caches, and its base."""
     policy = tiny.make_policy(
         dtype="bfloat16",
         lora=tiny.LORA.model_copy(update={"targets": "attention"}),
@@ -433,7 +433,7 @@ def new() -> tuple[Learner, Params]:
         learner={"updates_per_batch": 2, "kl_coef": 0.1, "schedule": "cosine", "warmup_steps": 3},
     )
     base = tiny.make_base(policy)
-    # What other tests have compiled must not hide anything. Last in the file for their sake.
+    # Clears the programs that other tests have compiled.
     jax.clear_caches()
     return Learner(policy, base, config, tiny.VOCABULARY), base
 
@@ -462,14 +462,14 @@ def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: tuple[Learn
     assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
 
 
-def test_what_the_version_before_drew_is_watched_under_its_own_adapter():
-    """With `rollout.ahead` nothing that is learned was drawn by the version in force."""
+def test_parity_of_the_previous_version_uses_its_own_adapter():
+    """With `rollout.ahead` the current version has sampled none of the learned tokens."""
     settings, plan = UNCLIPPED | {"importance_cap": 1e3}, {"placement": "split"}
     learner = start(tiny.learner(learner=settings, plan=plan, rollout={"ahead": "one"}))
     hashes = [learner.adapter_sha256]
 
     def drawn() -> list[Rollout]:
-        """By the version in force."""
+        """Rollouts with the log-probs of the current version."""
         completions = [rollout.completion for rollout in ALL]
         scored = learner.score(completions, adapter=learner.state.adapter)
         return [
@@ -498,7 +498,7 @@ def test_what_the_version_before_drew_is_watched_under_its_own_adapter():
         assert metrics["parity_max"] < 1e-5
         assert metrics["importance_weight"] != pytest.approx(1.0, abs=1e-4)
         ahead = following
-    # A sampler that was a quarter off.
+    # A sampler whose log-probs are off by 0.25.
     off = [
         dataclasses.replace(
             rollout,
@@ -511,7 +511,7 @@ def test_what_the_version_before_drew_is_watched_under_its_own_adapter():
     assert learner.update(off)["parity_mean"] == pytest.approx(0.25, abs=1e-5)
 
 
-def test_without_rollouts_drawn_ahead_no_adapter_is_kept_of_the_version_before():
+def test_without_sampling_ahead_no_previous_adapter_is_kept():
     learner = start(usual())
     learner.update(ROLLOUTS)
     assert learner.state.previous is None
@@ -522,7 +522,7 @@ BAD = [float("nan"), float("inf"), 3e38]
 
 
 def leaves(learner: Learner) -> list[np.ndarray]:
-    """All that an update changes, on the host."""
+    """The arrays that an update changes, on the host."""
     return [np.array(leaf) for leaf in jax.tree.leaves(learner.host_state()._donated)]
 
 
@@ -549,13 +549,13 @@ def test_an_update_that_is_not_finite_is_skipped(budget: dict[str, Any]):
             for found, expected in zip(leaves(learner), before, strict=True):
                 np.testing.assert_array_equal(found, expected)
     assert compiled == []
-    # As if they had never been asked for, the schedule of the learning rate included.
+    # Skipped updates have no effect, also on the learning-rate schedule.
     assert [first, learner.update(ROLLOUTS, rate=rate)] == clean[0]
     for found, expected in zip(leaves(learner), clean[1], strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_batch_whose_update_is_skipped_is_not_used_again():
+def test_later_updates_of_a_skipped_batch_are_skipped():
     learner = start(usual(updates_per_batch=3))
     before = leaves(learner)
     metrics = learner.update(poisoned(float("nan")))
@@ -567,12 +567,12 @@ def test_a_batch_whose_update_is_skipped_is_not_used_again():
 
 
 @pytest.mark.parametrize(("loss", "size"), [(np.inf, 1.0), (np.nan, 1.0), (0.0, 1e30)])
-def test_loss_and_norm_must_be_finite_both(loss: float, size: float):
+def test_loss_and_norm_must_both_be_finite(loss: float, size: float):
     learner = start(usual())
     grads = jax.tree.map(lambda x: jnp.full_like(x, size), learner.state.adapter)
     before, share = leaves(learner), {"loss": np.float32(loss)}
     sums = learner._apply(learner._compiled.apply, grads, [share])
-    # Squares of 1e30 overflow: what Adam keeps of them would, too.
+    # Squares of 1e30 overflow, and so would Adam's second moment.
     assert sums["skipped_updates"] == 1
     for found, expected in zip(leaves(learner), before, strict=True):
         np.testing.assert_array_equal(found, expected)

@@ -33,21 +33,21 @@ def surrogate(ratios: Any, *, low: float = 0.2, high: float = 0.2) -> tuple[Any,
     )
 
 
-def test_grpos_loss_by_hand():
+def test_grpo_loss_by_hand():
     loss, clipped = surrogate(RATIOS)
     # -min(r A, clip(r) A): A = 2 is bounded above 1.2, A = -2 below 0.8.
     np.testing.assert_allclose(loss, [[-2.0, -2.4, -1.0], [2.0, 3.0, 1.6]], rtol=1e-6)
     np.testing.assert_array_equal(clipped, [[0, 1, 0], [0, 0, 1]])
 
 
-def test_dapos_loss_by_hand():
+def test_dapo_loss_by_hand():
     loss, clipped = surrogate(RATIOS, high=0.28)
     # Only the upper bound is another one.
     np.testing.assert_allclose(loss, [[-2.0, -2.56, -1.0], [2.0, 3.0, 1.6]], rtol=1e-6)
     np.testing.assert_array_equal(clipped, [[0, 1, 0], [0, 0, 1]])
 
 
-def test_clipping_stops_the_gradient_where_it_is_active_and_only_there():
+def test_clipping_stops_only_the_gradient_of_clipped_tokens():
     def total(log_ratio: jax.Array) -> jax.Array:
         return clipped_surrogate(log_ratio, jnp.asarray(ADVANTAGES), low=0.2, high=0.2)[0].sum()
 
@@ -57,7 +57,7 @@ def test_clipping_stops_the_gradient_where_it_is_active_and_only_there():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.1), (0.3, 0.4)])
-def test_the_clip_range_is_as_wide_as_asked_for(low: float, high: float):
+def test_the_clip_range_has_the_given_bounds(low: float, high: float):
     ratios = np.array([[1 + high - 0.01, 1 + high + 0.01, 1 - low - 0.01]] * 2)
     _, clipped = surrogate(ratios, low=low, high=high)
     np.testing.assert_array_equal(clipped, [[0, 1, 0], [0, 0, 1]])
@@ -94,7 +94,7 @@ def test_the_mean_of_a_rollout_by_hand():
     np.testing.assert_allclose(found, [[2, 2, 2, 5, 5, 0], [3] * 6])
 
 
-def test_gspos_loss_by_hand():
+def test_gspo_loss_by_hand():
     logprobs = jnp.log(jnp.array([[1.0, 4.0, 0.25, 1.0, 1.21, 1.0], [1.0] * 6]))
     ratio = rollout_mean(logprobs, segments=SEGMENTS, learned=LEARNED)
     advantages = jnp.array([[1.0, 1, 1, 3, 3, 0], [-1.0] * 6])
@@ -105,7 +105,7 @@ def test_gspos_loss_by_hand():
     np.testing.assert_array_equal(np.asarray(clipped)[0], [0, 0, 0, 1, 1, 0])
 
 
-def test_gspos_gradient_flows_through_all_tokens_of_the_rollout():
+def test_the_gspo_gradient_flows_through_all_tokens_of_the_rollout():
     logprobs = jnp.array([[0.0, 0.2, 0.1, 0.0, 0.05, 0.0], [0.0, 0, 0.1, 0.2, 0, 0.1]])
     advantages = jnp.array([[2.0, 2, 2, -1, -1, 0], [3.0] * 6])
     # One token of each rollout has a weight; the others are part of its ratio only.
@@ -121,7 +121,7 @@ def test_gspos_gradient_flows_through_all_tokens_of_the_rollout():
     np.testing.assert_allclose(jax.grad(total)(logprobs), expected, rtol=1e-6)
 
 
-def test_cispos_loss_by_hand():
+def test_cispo_loss_by_hand():
     logprobs = jnp.log(jnp.array([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]))
     log_ratio = jnp.log(jnp.array([[1.0, 7.0, 0.5], [1.0, 7.0, 0.5]]))
     advantages = jnp.asarray(ADVANTAGES)
@@ -150,7 +150,7 @@ def test_importance_weights_by_hand():
     assert not np.asarray(grad).any()
 
 
-def test_the_estimators_of_the_kl_by_hand():
+def test_kl_estimators_by_hand():
     policy, reference = jnp.log(jnp.array([[0.5, 0.2]])), jnp.log(jnp.array([[0.5, 0.4]]))
     log2 = np.log(2)
     for estimator, expected in ((kl_k1, -log2), (kl_k2, log2**2 / 2), (kl_k3, 2 - 1 - log2)):
@@ -189,14 +189,14 @@ def full_kl(first: Any, second: Any) -> Any:
     return jnp.sum(jnp.exp(first) * (first - second))
 
 
-def test_k1_and_k3_have_the_value_of_the_kl_and_k2_has_not():
+def test_k1_and_k3_are_unbiased_and_k2_is_biased():
     expected = full_kl(LOGITS, OTHER)
     values = {name: mean_over_draws(estimator)[0] for name, estimator in SAMPLED_KL.items()}
     np.testing.assert_allclose([values["k1"], values["k3"]], expected, rtol=1e-5)
     assert abs(values["k2"] - expected) > 0.1 * expected
 
 
-def test_k1_and_k2_have_the_gradient_of_the_kl_and_k3_has_that_of_the_other_one():
+def test_k1_and_k2_have_the_kl_gradient_and_k3_that_of_the_reverse_kl():
     reverse = jax.grad(lambda x: full_kl(x, jnp.asarray(OTHER)))(jnp.asarray(LOGITS))
     forward = jax.grad(lambda x: full_kl(jnp.asarray(OTHER), x))(jnp.asarray(LOGITS))
     grads = {name: mean_over_draws(estimator)[1] for name, estimator in SAMPLED_KL.items()}
@@ -208,7 +208,7 @@ def test_k1_and_k2_have_the_gradient_of_the_kl_and_k3_has_that_of_the_other_one(
     np.testing.assert_allclose(plain, 0, atol=1e-6)
 
 
-def test_the_weighted_sum_by_hand_and_past_nan():
+def test_the_weighted_sum_by_hand_ignores_nan():
     values = jnp.array([[1.0, jnp.nan, 3.0], [jnp.inf, 5.0, -1e30]])
     weights = jnp.array([[0.5, 0.0, 0.25], [0.0, 2.0, 0.0]])
     assert weighted_sum(values, weights) == 0.5 + 0.75 + 10.0
@@ -227,7 +227,7 @@ TUNIX_KL = {"k1": "kl", "k2": "mse_kl", "k3": "low_var_kl"}
         ("gspo-token", "sequence-mean-token-mean", 0.3, "k3"),
     ],
 )
-def test_values_and_gradients_are_tunixs(
+def test_values_and_gradients_equal_those_of_tunix(
     monkeypatch: pytest.MonkeyPatch, loss: str, aggregation: str, high: float, kl: str
 ):
     algo_core = pytest.importorskip("tunix.rl.algo_core")

@@ -1,4 +1,4 @@
-"""The parts of the loss come together as the settings say; tokens that are not learned stay out."""
+"""Combination of the loss terms by the settings; tokens that are not learned have no effect."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from configs.learner import Learner
-from pipeline.compute.learner.batches import DeviceBatch, Inputs, Kept
-from pipeline.compute.learner.objective import asked_for, objective
+from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
+from pipeline.compute.learner.objective import gather_tokens, objective
 from pipeline.compute.model.head import Scores
 
-# Two rollouts in a row: two learned tokens, then one; prompts between, padding behind.
+# Two rollouts in a row: two learned tokens, then one; prompts between, padding at the end.
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 0]])
 WEIGHTS = jnp.array([[0, 0.25, 0.25, 0, 0.5, 0]])
 LEARNED = np.array([1, 2, 4])
@@ -30,17 +30,17 @@ def batch(**changes: Any) -> DeviceBatch:
     return DeviceBatch(inputs, WEIGHTS, ADVANTAGES, **({"old_logprobs": OLD} | changes))
 
 
-def scores(logprobs: Any = POLICY, picked: Any = None) -> Scores:
+def scores(logprobs: Any = POLICY, gathered: Any = None) -> Scores:
     zeros = jnp.zeros((1, 6))
-    return Scores(logprobs, zeros, zeros + 0.5, picked, None)
+    return Scores(logprobs, zeros, zeros + 0.5, gathered, None)
 
 
 def at_learned(
-    given: DeviceBatch, *, logprobs: Any = POLICY, picked: Any = None, **settings: Any
+    given: DeviceBatch, *, logprobs: Any = POLICY, gathered: Any = None, **settings: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Loss and metrics of the learned tokens."""
     made = Learner(**({"updates_per_batch": 2} | settings))
-    loss, about = objective(scores(logprobs, picked), given, settings=made)
+    loss, about = objective(scores(logprobs, gathered), given, settings=made)
     return np.asarray(loss)[0, LEARNED], {k: np.asarray(v)[0, LEARNED] for k, v in about.items()}
 
 
@@ -75,7 +75,7 @@ def test_variants_by_hand(settings: dict[str, Any], expected: list[float], clipp
 
 
 @pytest.mark.parametrize("unknown", [None, jnp.full_like(OLD, jnp.nan)])
-def test_without_old_log_probs_the_policy_is_the_one_that_drew(unknown: Any):
+def test_without_old_log_probs_the_ratio_is_one(unknown: Any):
     loss, about = at_learned(batch(old_logprobs=unknown))
     np.testing.assert_allclose(loss, [-2, -2, 1])
     assert not about["clip_fraction"].any()
@@ -84,7 +84,7 @@ def test_without_old_log_probs_the_policy_is_the_one_that_drew(unknown: Any):
 SAMPLED = OLD - jnp.log(jnp.array([[9.0, 0.5, 3.0, 9.0, 1.1, 9.0]]))
 
 
-def test_the_importance_weight_is_of_the_token_and_multiplies_the_policys_loss_only():
+def test_the_importance_weight_is_per_token_and_multiplies_only_the_policy_loss():
     given = batch(
         old_logprobs=None, processed_logprobs=POLICY - OLD + SAMPLED, reference_logprobs=POLICY + 1
     )
@@ -95,7 +95,7 @@ def test_the_importance_weight_is_of_the_token_and_multiplies_the_policys_loss_o
     np.testing.assert_allclose(loss, [-1.0 - 0.1, -4.0 - 0.1, 1.1 - 0.1], rtol=1e-5)
 
 
-def test_with_gspo_the_importance_weight_is_of_the_rollout_and_of_the_policy_that_drew():
+def test_with_gspo_the_importance_weight_is_per_rollout():
     _, about = at_learned(batch(processed_logprobs=SAMPLED), loss="gspo", importance_cap=9.0)
     root = np.sqrt(0.5 * 3)
     np.testing.assert_allclose(about["importance_weight"], [root, root, 1.1], rtol=1e-5)
@@ -109,7 +109,7 @@ def test_with_gspo_the_importance_weight_is_of_the_rollout_and_of_the_policy_tha
         ("k3", 1 - np.log(2)),
     ],
 )
-def test_the_kl_is_the_one_asked_for(kl: str, expected: float):
+def test_the_configured_kl_estimator_is_used(kl: str, expected: float):
     plain, _ = at_learned(batch())
     given = batch(reference_logprobs=POLICY + jnp.log(2))
     loss, about = at_learned(given, kl_coef=0.5, kl=kl)
@@ -117,23 +117,23 @@ def test_the_kl_is_the_one_asked_for(kl: str, expected: float):
     np.testing.assert_allclose(loss, plain + 0.5 * expected, rtol=1e-5)
 
 
-def kept(masses: list[float], tokens: list[int]) -> Kept:
+def kept(masses: list[float], tokens: list[int]) -> TopKLogprobs:
     """The same at all six positions."""
     logprobs = jnp.broadcast_to(jnp.log(jnp.array(masses)), (1, 6, len(masses)))
     ids = jnp.broadcast_to(jnp.array(tokens, jnp.int32), (1, 6, len(masses)))
-    return Kept(logprobs, ids, jnp.full((1, 6), np.log(1 - sum(masses))))
+    return TopKLogprobs(logprobs, ids, jnp.full((1, 6), np.log(1 - sum(masses))))
 
 
 def test_reference_and_teacher_each_get_the_log_probs_of_their_own_tokens():
     given = batch(reference=kept([0.6, 0.3], [4, 5]), teacher=kept([0.5, 0.25], [7, 4]))
-    asked = asked_for(given)
-    assert asked is not None
-    np.testing.assert_array_equal(asked[0, 0], [4, 5, 7, 4])
+    tokens = gather_tokens(given)
+    assert tokens is not None
+    np.testing.assert_array_equal(tokens[0, 0], [4, 5, 7, 4])
     masses = jnp.array([0.2, 0.5, 0.1, 0.2])
-    picked = jnp.broadcast_to(jnp.log(masses), (1, 6, 4))
+    gathered = jnp.broadcast_to(jnp.log(masses), (1, 6, 4))
     settings = {"kl": "topk", "kl_coef": 0.1, "teacher": "t", "distill_coef": 10.0}
     plain, _ = at_learned(batch())
-    loss, about = at_learned(given, picked=picked, **settings)
+    loss, about = at_learned(given, gathered=gathered, **settings)
     kl = 0.2 * np.log(0.2 / 0.6) + 0.5 * np.log(0.5 / 0.3) + 0.3 * np.log(0.3 / 0.1)
     distilled = 0.5 * np.log(0.5 / 0.1) + 0.25 * np.log(0.25 / 0.2) + 0.25 * np.log(0.25 / 0.7)
     np.testing.assert_allclose(about["kl"], [kl] * 3, rtol=1e-5)
@@ -141,15 +141,15 @@ def test_reference_and_teacher_each_get_the_log_probs_of_their_own_tokens():
     np.testing.assert_allclose(loss, plain + 0.1 * kl + 10 * distilled, rtol=1e-5)
     np.testing.assert_allclose(about["top_mass_reference"], [0.9] * 3, rtol=1e-5)
     np.testing.assert_allclose(about["top_mass_policy"], [0.7] * 3, rtol=1e-5)
-    # The drawn token is 0, which is in no list.
+    # The sampled token is 0, which is in neither top k.
     np.testing.assert_array_equal(about["sampled_rank"], [2, 2, 2])
     np.testing.assert_array_equal(about["sampled_outside"], [1, 1, 1])
-    assert asked_for(batch()) is None
+    assert gather_tokens(batch()) is None
 
 
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("value", [-200.0, np.nan, -np.inf])
-def test_what_stands_beside_the_learned_tokens_has_no_effect(loss: str, value: float):
+def test_values_outside_the_learned_tokens_have_no_effect(loss: str, value: float):
     made = Learner(loss=loss, updates_per_batch=2, kl_coef=0.1, importance_cap=2.0)  # type: ignore[arg-type]
 
     def total(logprobs: jax.Array, other: float) -> jax.Array:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from configs.schema import Config
-from pipeline.compute.learner.optimizer import grpo_rate, imitation_rate, make_optimizer
+from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
 from tests import tiny
 
 
@@ -32,7 +32,7 @@ def rates(count: int, **learner: Any) -> list[float]:
     ("learner", "expected"),
     [
         ({}, [8, 8, 8, 8, 8]),
-        # The first update is not lost to a rate of zero.
+        # The first update has a positive rate.
         ({"warmup_steps": 4}, [2, 4, 6, 8, 8, 8]),
         ({"warmup_steps": 1}, [8, 8, 8]),
         ({"schedule": "linear"}, [8, 7.2, 6.4, 5.6, 4.8, 4, 3.2, 2.4, 1.6, 0.8, 0, 0]),
@@ -45,7 +45,7 @@ def rates(count: int, **learner: Any) -> list[float]:
             {"schedule": "cosine", "decay_steps": 4},
             [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)],
         ),
-        # Warm-up and decay are counted in steps, whatever the updates of each.
+        # Warm-up and decay are counted in steps, for any number of updates per step.
         ({"warmup_steps": 2, "updates_per_batch": 2}, [2, 4, 6, 8, 8, 8]),
         (
             {"schedule": "linear", "decay_steps": 2, "updates_per_batch": 2},
@@ -76,12 +76,12 @@ def warm(**sft: Any) -> Config:
         ({"schedule": "cosine"}, [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)]),
     ],
 )
-def test_the_supervised_phase_has_a_rate_of_its_own(sft: dict[str, Any], expected: list[float]):
-    rate = imitation_rate(warm(**sft))
+def test_the_sft_phase_has_its_own_learning_rate(sft: dict[str, Any], expected: list[float]):
+    rate = sft_rate(warm(**sft))
     np.testing.assert_allclose([rate(n) for n in range(len(expected))], expected, atol=1e-5)
 
 
-def test_after_a_warm_start_the_decay_ends_with_the_budget_all_the_same():
+def test_after_an_sft_phase_the_decay_still_ends_with_the_budget():
     rate = grpo_rate(warm())
     np.testing.assert_allclose([rate(n) for n in range(7)], [6, 5, 4, 3, 2, 1, 0], atol=1e-5)
 
@@ -93,7 +93,7 @@ def one_update(grad: Any, adapter: Any, **learner: Any) -> np.ndarray:
     return np.asarray(optax.apply_updates(adapter, updates)["x"])
 
 
-def test_the_first_update_moves_each_entry_by_the_rate():
+def test_the_first_update_changes_each_entry_by_the_rate():
     adapter = {"x": jnp.array([1.0, 2.0, 3.0])}
     grad = {"x": jnp.array([0.5, -0.001, 0.0])}
     found = one_update(grad, adapter, lr=0.1, max_grad_norm=10.0)

@@ -1,4 +1,4 @@
-"""A learner whose base is sharded over fsdp and tp makes the updates of one device."""
+"""A learner whose base is sharded over fsdp and tp makes the same updates as one device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESHES = (
     pytest.param(8, 1, marks=pytest.mark.slow),
     pytest.param(1, 2, marks=pytest.mark.slow),
 )
-"""(fsdp, tp) on eight devices; data takes the rest."""
+"""(fsdp, tp) on eight devices; data has the remaining ones."""
 ROLLOUTS = tiny.make_rollouts(
     [(5, 9), (14, 28), (1, 3), (8, 20), (3, 1), (10, 12)],
     advantages=[1.0, -0.5, 2.0, -1.5, 0.7, -0.2],
@@ -30,7 +30,7 @@ Updated = tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, float]]
 
 
 def updated(learner: Learner) -> Updated:
-    """What is there after one update of the probe."""
+    """State and metrics after one update of the probe adapter."""
     probe = {name: np.asarray(value) for name, value in tiny.probe(layers=2).items()}
     adapter = learner.policy.place_adapter(probe)
     learner.state = dataclasses.replace(learner.state, adapter=adapter)
@@ -45,7 +45,7 @@ def expected() -> Updated:
 
 
 @pytest.mark.parametrize(("fsdp", "tp"), MESHES)
-def test_a_whole_update_is_one_devices(fsdp: int, tp: int, expected: Updated):
+def test_a_sharded_update_equals_that_of_one_device(fsdp: int, tp: int, expected: Updated):
     row = tiny.make_config().rollout.max_tokens
     plan = {"learner_devices": 8, "fsdp": fsdp, "tp": tp, "slots": 8}
     learner = tiny.learner(

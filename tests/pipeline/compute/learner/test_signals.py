@@ -1,6 +1,6 @@
-"""What other policies say of the tokens: whole distributions of reference and teacher, end to end.
+"""KL to the reference and distillation over whole distributions, end to end.
 
-The tiny vocabulary has 93 tokens that may be drawn, so with k = 93 the top is all there is.
+The tiny vocabulary has 93 allowed tokens, so k = 93 covers the whole distribution.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.policy import Params
 from tests import tiny
-from tests.pipeline.compute.learner.written_out import Whole, log_softmax
+from tests.pipeline.compute.learner.reference import Whole, log_softmax
 
-DRAWABLE = tiny.VOCAB - len(tiny.VOCABULARY.forbidden)
+ALLOWED = tiny.VOCAB - len(tiny.VOCABULARY.forbidden)
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 STILL = tiny.make_rollouts(LENGTHS, advantages=[0.0] * 7)
 WHOLE = Whole.of(STILL)
@@ -49,15 +49,15 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def start(learner: Learner) -> Learner:
-    """Puts the learner at an adapter that matters; the reference stays the base."""
+    """Sets a nonzero adapter; the reference stays the base."""
     adapter = learner.policy.place_adapter(probe(1))
     learner.state = dataclasses.replace(learner.state, adapter=adapter)
     return learner
 
 
 def taught(teacher: str) -> Learner:
-    """Reference and teacher, all of their distributions; a small batch behind a full one."""
-    settings = {"kl": "topk", "kl_coef": 0.5, "kl_top_k": DRAWABLE, "importance_cap": 0.02}
+    """A learner with reference and teacher over the whole vocabulary; a full and a small batch."""
+    settings = {"kl": "topk", "kl_coef": 0.5, "kl_top_k": ALLOWED, "importance_cap": 0.02}
     settings |= {"teacher": teacher, "distill_coef": 0.25}
     plan = {"row_tokens": 50, "micro_batch_tokens": 100}
     return tiny.learner(learner=NOISY | settings, plan=plan)
@@ -65,13 +65,13 @@ def taught(teacher: str) -> Learner:
 
 def full_kl(first: jax.Array, second: jax.Array) -> jax.Array:
     """KL(first || second) over the whole vocabulary, mean over the learned tokens."""
-    seen = first > -1e9  # what is forbidden has no mass and no log-prob
-    terms = jnp.where(seen, jnp.exp(first) * jnp.where(seen, first - second, 0.0), 0.0)
+    allowed = first > -1e9
+    terms = jnp.where(allowed, jnp.exp(first) * jnp.where(allowed, first - second, 0.0), 0.0)
     return jnp.sum(terms.sum(axis=-1) * WHOLE.learned) / WHOLE.learned.sum()
 
 
-def written_out(adapter: Params, other: Params, *, kl: Callable[..., Any]) -> tuple[float, Params]:
-    """A divergence of the policy and another one, from all logits at once, and its gradient."""
+def reference(adapter: Params, other: Params, *, kl: Callable[..., Any]) -> tuple[float, Params]:
+    """A divergence between the policy and another one from whole logits, and its gradient."""
     base = tiny.base(layers=2)
     fixed = jnp.maximum(log_softmax(other, base, WHOLE.tokens), -1e10)
 
@@ -82,11 +82,11 @@ def written_out(adapter: Params, other: Params, *, kl: Callable[..., Any]) -> tu
     return float(found), grads
 
 
-def test_the_gradient_is_that_of_the_divergences_written_out(teacher: str):
+def test_the_gradient_equals_that_of_the_reference_divergences(teacher: str):
     policy = tiny.policy(layers=2)
     here, zeros = policy.place_adapter(probe(1)), policy.no_adapter()
-    kl, towards_base = written_out(here, zeros, kl=full_kl)
-    distilled, towards_teacher = written_out(
+    kl, towards_base = reference(here, zeros, kl=full_kl)
+    distilled, towards_teacher = reference(
         here, policy.place_adapter(probe(3)), kl=lambda own, other: full_kl(other, own)
     )
     learner = start(taught(teacher))
@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_divergences_written_out(teacher: str):
         np.testing.assert_allclose(
             np.asarray(value) / 0.1, expected, rtol=0, atol=2e-5 * scale, err_msg=name
         )
-    # All of the vocabulary is kept, so nothing is outside.
+    # The top k is the whole vocabulary, so no token is outside.
     assert metrics["top_mass_reference"] == pytest.approx(1, abs=1e-6)
     assert metrics["top_mass_policy"] == pytest.approx(1, abs=1e-6)
     assert metrics["sampled_outside"] == 0
@@ -114,7 +114,7 @@ def test_the_gradient_is_that_of_the_divergences_written_out(teacher: str):
     assert 0 < metrics["importance_capped"] < 1
 
 
-def test_importance_weights_are_against_what_was_drawn_from_and_parity_is_not(teacher: str):
+def test_importance_weights_use_processed_log_probs_and_parity_does_not(teacher: str):
     learner = start(taught(teacher))
     completions = [rollout.completion for rollout in STILL]
     scored = learner.score(completions, adapter=learner.state.adapter)
@@ -134,10 +134,10 @@ def test_importance_weights_are_against_what_was_drawn_from_and_parity_is_not(te
     assert metrics["parity_max"] == pytest.approx(0.25, abs=1e-4)
 
 
-def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher: str):
+def test_top_k_arrays_exist_for_one_micro_batch_only(teacher: str):
     learner = start(taught(teacher))
     compiled = learner._compiled
-    shapes = [(rows, 50, DRAWABLE) for rows in compiled.keep]
+    shapes = [(rows, 50, ALLOWED) for rows in compiled.reference_top_k]
     seen: list[int] = []
 
     def watched(program: Any) -> Any:
@@ -147,11 +147,13 @@ def test_what_is_kept_of_a_distribution_exists_for_one_micro_batch_only(teacher:
 
         return run
 
-    keep: Any = {rows: watched(program) for rows, program in compiled.keep.items()}
-    learner._compiled = dataclasses.replace(compiled, keep=keep)
+    watched_top_k: Any = {
+        rows: watched(program) for rows, program in compiled.reference_top_k.items()
+    }
+    learner._compiled = dataclasses.replace(compiled, reference_top_k=watched_top_k)
     learner.update(STILL)
     learner._compiled = compiled
-    # In each of two batches: nothing before the reference's, then its values and indices.
+    # In each of two batches: none before the reference's, then its values and token ids.
     assert seen == [0, 2, 0, 2]
 
 
@@ -176,17 +178,17 @@ def test_after_warm_up_steps_of_any_lengths_compile_nothing(teacher: str):
     assert seen == []
 
 
-def test_more_tokens_than_can_be_drawn_are_refused():
-    with pytest.raises(ValueError, match=rf"kl_top_k = 94: only 93 .*; nearest valid: {DRAWABLE}"):
-        tiny.learner(learner={"kl": "topk", "kl_coef": 0.1, "kl_top_k": DRAWABLE + 1})
+def test_top_k_above_the_allowed_tokens_is_an_error():
+    with pytest.raises(ValueError, match=rf"kl_top_k = 94: only 93 .*; nearest valid: {ALLOWED}"):
+        tiny.learner(learner={"kl": "topk", "kl_coef": 0.1, "kl_top_k": ALLOWED + 1})
 
 
-def test_a_teacher_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path):
+def test_an_unusable_teacher_is_an_error_that_names_its_setting(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"learner\.teacher: .* is no PEFT folder"):
         tiny.learner(learner={"teacher": str(tmp_path), "distill_coef": 0.1, "kl_top_k": 8})
 
 
-def test_a_run_does_not_go_on_with_another_teacher(
+def test_a_run_does_not_resume_with_another_teacher(
     teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     learner = start(taught(teacher))

@@ -1,4 +1,4 @@
-"""What the learner says of its own speed: full rows of each size, and nothing is learned."""
+"""Measuring the learner: full rows of each size, and nothing is learned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("settings", KINDS)
-def test_every_size_has_a_speed_and_the_state_is_as_it_was(settings: dict[str, Any]):
+def test_every_size_is_timed_and_the_state_does_not_change(settings: dict[str, Any]):
     learner = tiny.learner(plan=PLAN, learner={"lr": 1e-2, **settings})
     before = learner.host_state()
     found = learner.speed()
@@ -38,14 +38,14 @@ def test_every_size_has_a_speed_and_the_state_is_as_it_was(settings: dict[str, A
         np.testing.assert_array_equal(one, other)
 
 
-def test_rows_are_as_full_as_expected_lengths_make_them():
+def test_rows_hold_rollouts_of_the_expected_length():
     config = tiny.make_config(plan={"micro_batch_tokens": 4 * 2 * ROW, "row_tokens": 2 * ROW})
     shape, seen = batch_shape(config, pad=0), list[TokenBatch]()
     found = micro_batch_s(seen.append, config=config, shape=shape, vocabulary=tiny.VOCABULARY)
     assert list(found) == [4, 1]
     assert [len(batch.tokens) for batch in seen] == [4] * 4 + [1] * 4
     assert len(seen) == 2 * (1 + timing.REPEATS)
-    # Half of 14 prompt tokens and 0.35 of 28 drawn ones: four such sequences in a row of 84.
+    # Half of 14 prompt tokens and 0.35 of 28 completion tokens: four sequences in a row of 84.
     for batch in seen:
         assert batch.segments.max() == 4
         assert (batch.segments.max(axis=1) == 4).all()

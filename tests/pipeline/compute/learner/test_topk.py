@@ -10,9 +10,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compute.learner.batches import Kept
+from pipeline.compute.learner.batches import TopKLogprobs
 from pipeline.compute.learner.losses import SAMPLED_KL
-from pipeline.compute.learner.topk import forward_kl, keep, kept_mass, rank, reverse_kl, top_mass
+from pipeline.compute.learner.topk import (
+    forward_kl,
+    gathered_mass,
+    rank,
+    reverse_kl,
+    top_k_logprobs,
+    top_k_mass,
+)
 from pipeline.compute.model.head import TopK
 
 VOCAB = 12
@@ -26,11 +33,11 @@ def distributions(seed: int, *, spread: float = 1.0) -> tuple[jax.Array, jax.Arr
     return first, second
 
 
-def kept_of(logprobs: jax.Array, k: int, dtype: Any = jnp.float32) -> Kept:
-    return keep(TopK(*jax.lax.top_k(logprobs, k)), dtype=dtype)
+def kept_of(logprobs: jax.Array, k: int, dtype: Any = jnp.float32) -> TopKLogprobs:
+    return top_k_logprobs(TopK(*jax.lax.top_k(logprobs, k)), dtype=dtype)
 
 
-def at(logprobs: jax.Array, kept: Kept) -> jax.Array:
+def at(logprobs: jax.Array, kept: TopKLogprobs) -> jax.Array:
     return jnp.take_along_axis(logprobs, kept.tokens, axis=-1)
 
 
@@ -48,11 +55,11 @@ def test_by_hand():
     # Policy on tokens 1, 3 and the rest: 0.2, 0.1, 0.7; the other: 0.4, 0.3, 0.3.
     reverse = 0.2 * np.log(0.2 / 0.4) + 0.1 * np.log(0.1 / 0.3) + 0.7 * np.log(0.7 / 0.3)
     forward = 0.4 * np.log(0.4 / 0.2) + 0.3 * np.log(0.3 / 0.1) + 0.3 * np.log(0.3 / 0.7)
-    picked = at(policy, kept)
-    np.testing.assert_allclose(reverse_kl(picked, kept), [[reverse]], rtol=1e-5)
-    np.testing.assert_allclose(forward_kl(picked, kept), [[forward]], rtol=1e-5)
-    np.testing.assert_allclose(top_mass(picked), [[0.3]], rtol=1e-6)
-    np.testing.assert_allclose(kept_mass(kept), [[0.7]], rtol=1e-6)
+    gathered = at(policy, kept)
+    np.testing.assert_allclose(reverse_kl(gathered, kept), [[reverse]], rtol=1e-5)
+    np.testing.assert_allclose(forward_kl(gathered, kept), [[forward]], rtol=1e-5)
+    np.testing.assert_allclose(gathered_mass(gathered), [[0.3]], rtol=1e-6)
+    np.testing.assert_allclose(top_k_mass(kept), [[0.7]], rtol=1e-6)
 
 
 def test_the_rank_of_a_token_by_hand():
@@ -60,8 +67,8 @@ def test_the_rank_of_a_token_by_hand():
     np.testing.assert_array_equal(rank(kept, jnp.array([[1, 3, 2, 0]])), [[0, 1, 2, 2]])
 
 
-def rounding(of: jax.Array, to: jax.Array, kept: Kept) -> np.ndarray:
-    """What float32 may do to sum p log(p / q): a tail q is 1 minus the rest, rounded like 1."""
+def rounding(of: jax.Array, to: jax.Array, kept: TopKLogprobs) -> np.ndarray:
+    """Bound of the float32 error of sum p log(p / q): a tail q is 1 minus the rest."""
     tails = []
     for logprobs in (of, to):
         inside = np.exp(np.asarray(at(logprobs, kept), np.float64)).sum(axis=-1)
@@ -70,7 +77,7 @@ def rounding(of: jax.Array, to: jax.Array, kept: Kept) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.1, 1.0, 6.0]))
-def test_it_is_a_lower_bound_that_rises_with_k_to_the_true_kl(seed: int, spread: float):
+def test_the_top_k_kl_is_a_lower_bound_that_rises_with_k(seed: int, spread: float):
     policy, other = distributions(seed, spread=spread)
     for function, of, to in ((reverse_kl, policy, other), (forward_kl, other, policy)):
         expected = true_kl(of, to)
@@ -85,7 +92,7 @@ def test_it_is_a_lower_bound_that_rises_with_k_to_the_true_kl(seed: int, spread:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_over_the_whole_vocabulary_its_gradient_is_the_kls():
+def test_with_the_whole_vocabulary_the_gradient_is_that_of_the_kl():
     policy, other = distributions(0)
 
     def over_top(logits: jax.Array, k: int) -> jax.Array:
@@ -99,13 +106,13 @@ def test_over_the_whole_vocabulary_its_gradient_is_the_kls():
     expected = np.asarray(jax.grad(full)(policy))
     for k in (VOCAB - 1, VOCAB):
         np.testing.assert_allclose(jax.grad(over_top)(policy, k), expected, atol=1e-5)
-    # And with half of the tokens it points the same way.
+    # With half of the tokens it has a similar direction.
     few = np.asarray(jax.grad(over_top)(policy, 6))
     cosine = np.sum(few * expected) / np.sqrt(np.sum(few**2) * np.sum(expected**2))
     assert cosine > 0.7
 
 
-def test_its_variance_over_draws_is_below_that_of_the_sampled_estimators():
+def test_the_variance_over_samples_is_below_that_of_sampled_estimators():
     policy, other = distributions(1)
     kept = kept_of(other, 4)
     exact = reverse_kl(at(policy, kept), kept)
@@ -115,25 +122,25 @@ def test_its_variance_over_draws_is_below_that_of_the_sampled_estimators():
         mean = np.sum(masses * values, axis=-1, keepdims=True)
         return np.sum(masses * (values - mean) ** 2, axis=-1)
 
-    # Whatever token is drawn, the value is the same one.
-    every_draw = np.repeat(np.asarray(exact)[..., None], VOCAB, axis=-1)
-    assert variance(every_draw).max() < 1e-12
+    # The value does not depend on the sampled token.
+    every_sample = np.repeat(np.asarray(exact)[..., None], VOCAB, axis=-1)
+    assert variance(every_sample).max() < 1e-12
     for name, estimator in SAMPLED_KL.items():
-        # `rows seq vocab`: what each draw would give.
+        # `rows seq vocab`: the value for each sampled token.
         values = np.asarray(jax.vmap(estimator, in_axes=-1, out_axes=-1)(policy, other))
         assert variance(values).min() > 1e-4, name
 
 
-def test_a_tail_of_nothing_makes_no_nan():
+def test_an_empty_tail_gives_no_nan():
     # The first token has all mass, up to what float32 can tell; then exactly all.
     for gap in (20.0, 200.0):
         logits = jnp.zeros((1, 2, VOCAB)).at[..., 0].set(gap)
         kept = kept_of(jax.nn.log_softmax(logits), 4)
         assert np.isfinite(kept.tail).all()
 
-        def both(x: jax.Array, kept: Kept = kept) -> jax.Array:
-            picked = at(jax.nn.log_softmax(x), kept)
-            return (reverse_kl(picked, kept) + forward_kl(picked, kept)).sum()
+        def both(x: jax.Array, kept: TopKLogprobs = kept) -> jax.Array:
+            gathered = at(jax.nn.log_softmax(x), kept)
+            return (reverse_kl(gathered, kept) + forward_kl(gathered, kept)).sum()
 
         near, far = logits, jnp.zeros_like(logits).at[..., 5].set(gap)
         for x in (near, far):
@@ -150,11 +157,13 @@ def test_bfloat16_halves_the_values_and_leaves_the_tail_exact():
     assert rounded.logprobs.dtype == jnp.bfloat16
     assert 2 * rounded.logprobs.nbytes == exact.logprobs.nbytes
     np.testing.assert_array_equal(rounded.tail, exact.tail)
-    picked = at(policy, exact)
+    gathered = at(policy, exact)
     # Relative rounding of 2^-9 of log-probs near -3.
     for function in (reverse_kl, forward_kl):
-        assert function(picked, rounded).dtype == jnp.float32
-        np.testing.assert_allclose(function(picked, rounded), function(picked, exact), atol=6e-3)
+        assert function(gathered, rounded).dtype == jnp.float32
+        np.testing.assert_allclose(
+            function(gathered, rounded), function(gathered, exact), atol=6e-3
+        )
 
 
 def test_distillation_moves_the_policy_to_the_teacher():

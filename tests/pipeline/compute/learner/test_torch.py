@@ -1,7 +1,7 @@
-"""Hugging Face's transformers and PEFT load what we export, and compute the trained policy.
+"""Hugging Face's transformers and PEFT load our exports and compute the trained policy.
 
-They run in an interpreter of their own, which $GEMMA_GRPO_TORCH_PYTHON names: PyTorch and the
-project do not share an environment. Without it these tests are skipped.
+They run in a separate interpreter, named by $GEMMA_GRPO_TORCH_PYTHON: PyTorch and the project do
+not share an environment. Without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from configs.schema import Lora
 from pipeline.compute.learner.export import Exporter, Tuned
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from tests import tiny
 
 PYTHON = os.environ.get("GEMMA_GRPO_TORCH_PYTHON")
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="$GEMMA_GRPO_TORCH_PYTHON is 
 
 
 def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | None) -> Any:
-    """What the peer answers."""
+    """The peer's results."""
     source, target = folder / "given.npz", folder / "answer.npz"
     np.savez(source, tokens=given["tokens"], prompt=given["prompt"])
     arguments = [source, target, model, *([base] if base else [])]
@@ -60,7 +60,7 @@ def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) ->
 
 @pytest.mark.parametrize("shard_gib", [4.0, 5e-5])
 @pytest.mark.parametrize("name", ["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2"])
-def test_the_merged_model_and_the_adapter_are_the_policy(
+def test_the_merged_model_and_the_adapter_compute_the_policy(
     tmp_path: Path, name: str, shard_gib: float
 ):
     like = GOLDEN / name
@@ -95,7 +95,7 @@ def test_the_merged_model_and_the_adapter_are_the_policy(
         kind = kinds.get(name, "Gemma3ForCausalLM") if beside is None else "PeftModelForCausalLM"
         assert str(answer["kind"]) == kind
         np.testing.assert_allclose(answer["logits"], expected, rtol=0, atol=1e-4)
-        # Each token of the continuation is ours, given those before it.
+        # Each token of the continuation is our greedy choice, given those before it.
         greedy = answer["greedy"]
         assert len(greedy) == 12 + 24
         ours = logits(policy, base, adapter, greedy[None])[0].argmax(axis=-1)

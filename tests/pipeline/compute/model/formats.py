@@ -1,4 +1,4 @@
-"""The golden folders in every format that is read: renamed, retyped, in pieces, as flax."""
+"""The golden folders in every supported format: other names and dtypes, several files, flax."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def copy(name: str, folder: Path) -> Path:
-    """A golden folder's model, where it may be changed."""
+    """A copy of a golden folder's model."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("config.json", SINGLE):
         shutil.copyfile(GOLDEN / name / file, folder / file)
@@ -27,14 +27,14 @@ def copy(name: str, folder: Path) -> Path:
 
 
 def rewrite(folder: Path, edit: Callable[[Tensors], Tensors]) -> Path:
-    """Replaces the single file's tensors by what `edit` makes of them."""
+    """Replaces the single file's tensors by the result of `edit`."""
     tensors = edit(load_file(folder / SINGLE))
     save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, folder / SINGLE)
     return folder
 
 
 def retyped(folder: Path, dtype: str) -> Path:
-    """All tensors in another type."""
+    """All tensors in another dtype."""
     return rewrite(folder, lambda t: {k: v.astype(jnp.dtype(dtype)) for k, v in t.items()})
 
 

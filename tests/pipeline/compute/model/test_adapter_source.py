@@ -1,4 +1,4 @@
-"""A run can go on from runs, checkpoints and exports, and from nothing that is damaged."""
+"""Initial adapters from runs, checkpoints and exports; damaged ones are errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sha256(path: Path) -> tuple[int, str]:
     return found.version, lora.sha256(found.adapter)
 
 
-def test_a_run_stands_for_its_newest_checkpoint(run: Path):
+def test_the_adapter_of_a_run_is_its_newest_checkpoint(run: Path):
     policy = tiny.policy(layers=2)
     newest, older = (lora.sha256(tiny.make_probe(policy, seed=seed)) for seed in (1, 0))
     assert sha256(run) == sha256(run / "checkpoints" / "12") == (12, newest)
@@ -49,7 +49,7 @@ def test_a_run_stands_for_its_newest_checkpoint(run: Path):
     assert not needs_separate(tiny.LORA.model_copy(update={"start": str(run)}))
 
 
-def test_the_best_by_validation_goes_before_the_newest(run: Path):
+def test_the_best_adapter_by_validation_takes_precedence(run: Path):
     best = tiny.probe(layers=2)
     folder = run / "checkpoints" / "best"
     write_adapter_file(folder, {n: np.asarray(v) for n, v in best.items()}, version=7)
@@ -57,7 +57,7 @@ def test_the_best_by_validation_goes_before_the_newest(run: Path):
     assert sha256(run / "checkpoints" / "12")[0] == 12
 
 
-def test_an_export_stands_for_its_adapter(tmp_path: Path):
+def test_an_export_gives_its_adapter(tmp_path: Path):
     adapter = tiny.probe(layers=2)
     write_peft(
         tmp_path / "export" / "adapter",
@@ -70,13 +70,13 @@ def test_an_export_stands_for_its_adapter(tmp_path: Path):
     assert sha256(tmp_path / "export") == (0, lora.sha256(adapter))
 
 
-def test_a_folder_without_an_adapter_is_refused(tmp_path: Path):
+def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(FileNotFoundError, match=r"lora\.start: .* is no PEFT folder .* no run"):
         load_adapter(str(tmp_path), tiny.policy(layers=2))
 
 
-def test_an_adapter_of_another_model_or_rank_is_refused(run: Path):
+def test_an_adapter_of_another_model_or_rank_is_an_error(run: Path):
     with pytest.raises(ValueError, match=r"lora\.start: .*/12: this adapter does not fit"):
         load_adapter(str(run), tiny.policy(layers=1))
     other = tiny.LORA.model_copy(update={"rank": 6, "alpha": 12.0})
@@ -84,30 +84,32 @@ def test_an_adapter_of_another_model_or_rank_is_refused(run: Path):
         load_adapter(str(run), tiny.make_policy(lora=other, num_hidden_layers=2))
 
 
-def test_another_scale_is_refused(run: Path):
+def test_another_scale_is_an_error(run: Path):
     policy = tiny.policy(layers=2)
     other = dataclasses.replace(policy, lora=tiny.LORA.model_copy(update={"alpha": 3.0}))
     with pytest.raises(ValueError, match=r"was trained with scale 2 .* here make 1$"):
         load_adapter(str(run), other)
 
 
-def test_damaged_checkpoints_are_refused(run: Path):
+def test_damaged_checkpoints_are_an_error(run: Path):
     folder = run / "checkpoints" / "12"
     facts = folder / "facts" / "metadata"
     told = json.loads(facts.read_text())
     facts.write_text(json.dumps(told | {"adapter_sha256": "0" * 64}))
-    with pytest.raises(ValueError, match=r"lora\.start: .*/12: damaged: .* not the hash"):
+    with pytest.raises(
+        ValueError, match=r"lora\.start: .*/12: damaged: .* not match the recorded hash"
+    ):
         load_adapter(str(run), tiny.policy(layers=2))
     (folder / "state" / "_METADATA").unlink()
     with pytest.raises(ValueError, match=r"lora\.start: .*/12.* damaged: "):
         load_adapter(str(run), tiny.policy(layers=2))
 
 
-def test_a_damaged_best_adapter_is_refused(tmp_path: Path):
+def test_a_damaged_best_adapter_is_an_error(tmp_path: Path):
     adapter = {name: np.asarray(value) for name, value in tiny.probe(layers=2).items()}
     write_adapter_file(tmp_path, adapter, version=1)
     data = bytearray((tmp_path / "adapter.safetensors").read_bytes())
     data[-1] ^= 1
     (tmp_path / "adapter.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match=r"lora\.start: .*has not the hash it names"):
+    with pytest.raises(ValueError, match=r"lora\.start: .*does not match the recorded hash"):
         load_adapter(str(tmp_path), tiny.policy(layers=2))

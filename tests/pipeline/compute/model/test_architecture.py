@@ -1,4 +1,4 @@
-"""The shape that a config.json describes, and the modules that are built from it."""
+"""The architecture from a config.json, and the modules that are built from it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_windows_follow_the_pattern(changes: dict[str, Any], full: list[int]):
     assert [kind == local for kind in kinds] == [window is not None for window in windows]
 
 
-def test_gemma_2_has_the_parameters_of_gemma_3_but_those_norms():
+def test_gemma_2_has_the_parameters_of_gemma_3_without_query_and_key_norms():
     def names(**changes: Any) -> set[str]:
         return set(tiny.make_policy(num_hidden_layers=2, **changes).base_shapes)
 
@@ -74,6 +74,6 @@ def test_gemma_2_has_the_parameters_of_gemma_3_but_those_norms():
     assert names(**tiny.GEMMA2) < names()
 
 
-def test_the_type_is_the_callers():
+def test_the_dtype_is_an_argument():
     policy = tiny.make_policy(dtype="bfloat16", num_hidden_layers=1, **tiny.GEMMA2)
     assert {shape.dtype for shape in policy.base_shapes.values()} == {jnp.dtype("bfloat16")}

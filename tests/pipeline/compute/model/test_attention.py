@@ -1,4 +1,4 @@
-"""Attention over whole rows against sums written out, and packed rows against rows of their own."""
+"""Attention over whole rows against explicit sums, and packed rows against separate rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def draw(*, seq: int = SEQ) -> list[jax.Array]:
 
 
 def by_hand(q: Any, k: Any, v: Any, *, window: int | None, softcap: float | None) -> np.ndarray:
-    """One sum after the other."""
+    """Reference attention with explicit sums."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
     for row, at, head in np.ndindex(*q.shape[:3]):
@@ -55,7 +55,7 @@ def test_causal_attention_by_hand(window: int | None, softcap: float | None):
     assert kept == "kept"
 
 
-def test_a_large_cap_is_none_and_a_small_one_is_not():
+def test_a_large_soft_cap_has_no_effect():
     x = jnp.array([-100.0, -1.0, 0.0, 1.0, 100.0])
     np.testing.assert_allclose(soft_cap(x, 1e6), x, rtol=1e-6)
     expected = [-2.0, -2 * np.tanh(0.5), 0.0, 2 * np.tanh(0.5), 2.0]
@@ -66,9 +66,9 @@ def test_a_large_cap_is_none_and_a_small_one_is_not():
 def test_capped_attention_is_averaged_in_float32():
     half = [x.astype(jnp.bfloat16) for x in draw()]
     seen = jnp.ones((1, 1, SEQ), bool)
-    found = attend_where(*half, seen=seen, softcap=50.0)
+    found = attend_where(*half, visible=seen, softcap=50.0)
     assert found.dtype == jnp.bfloat16
-    exact = attend_where(*[x.astype(jnp.float32) for x in half], seen=seen, softcap=50.0)
+    exact = attend_where(*[x.astype(jnp.float32) for x in half], visible=seen, softcap=50.0)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
 
 
@@ -78,7 +78,7 @@ SEGMENTS = jnp.array([[0, 0, 0, 0, 1, 1, 1, 1, 1], [5, 5, 7, 7, 7, 7, 7, 7, -1]]
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 3, 4, 5])
-def test_packed_sequences_see_only_themselves(window: int | None, softcap: float | None):
+def test_packed_sequences_attend_only_to_themselves(window: int | None, softcap: float | None):
     kind: Any = {"window": window, "softcap": softcap}
     found, kept = PackedAttention(SEGMENTS)(*draw(), **kind, cache="kept")
     for row, (begin, end) in ((0, (0, 4)), (0, (4, 9)), (1, (0, 2)), (1, (2, 8)), (1, (8, 9))):
@@ -110,7 +110,7 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
     seq, kind = 23, {"window": window, "softcap": softcap}
     segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
     expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), **kind)
-    # Blocks smaller than the window, as large, larger; and such that do not divide the row.
+    # Blocks smaller than the window, equal, larger; and blocks that do not divide the row.
     for block in (4, 8, 23):
         found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), **kind)
         assert_same(found, expected)
@@ -136,7 +136,7 @@ def test_scores_exist_for_few_queries_and_their_window(block: int, keys: int):
     ("kv_heads", "mesh", "window", "softcap"),
     [(1, (1, 2), 100, None), (2, (2, 2), None, None), (2, (1, 4), 100, 2.0)],
 )
-def test_the_kernel_says_what_blocks_do(kv_heads, mesh, window, softcap):
+def test_the_kernel_equals_blockwise_attention(kv_heads, mesh, window, softcap):
     rows, seq, heads, head_dim = 4, 200, 4, 128
     fsdp, tp = mesh
     rng = np.random.default_rng(0)
@@ -159,7 +159,7 @@ def pack(lengths: Sequence[int], *, total: int) -> tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize("remat", [None, Remat("full", 1)])
-def test_a_packed_model_computes_what_separate_rows_do(remat: Remat | None):
+def test_a_packed_model_equals_separate_rows(remat: Remat | None):
     # Shorter than the window of 8, equal to it, longer; and padding.
     lengths, total = (3, 8, 21, 1), 36
     segments, positions = pack(lengths, total=total)
@@ -179,7 +179,7 @@ def test_a_packed_model_computes_what_separate_rows_do(remat: Remat | None):
     found = packed(*map(jnp.asarray, (tokens, positions, segments)))
     begin = 0
     for length in lengths:
-        # Padding behind a row changes nothing, so one shape serves all.
+        # Padding at the end of a row changes nothing, so one shape serves all.
         row = np.zeros((1, 21), np.int32)
         row[0, :length] = tokens[0, begin : begin + length]
         np.testing.assert_allclose(

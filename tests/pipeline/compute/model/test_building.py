@@ -1,4 +1,4 @@
-"""Compiling side by side: the same programs, told one by one, and what fails is not hidden."""
+"""Parallel compilation: the same programs, each logged, and errors are raised."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, results
-from pipeline.compute.model.footprint import array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.sharding import by_row, make_mesh, replicated
 from pipeline.contracts.builds import Building, BuildLog, Built, built_facts, built_line
 
@@ -22,7 +22,7 @@ def traced(factor: float) -> jax.stages.Traced:
     return jax.jit(lambda x: factor * x + 1.0, out_shardings=by_row(MESH)).trace(ROWS)
 
 
-def test_each_program_is_told_and_does_what_it_says():
+def test_each_program_is_logged_and_runs():
     log = BuildLog()
     with Builder(MESH, log=log) as builder:
         made = results(
@@ -36,7 +36,7 @@ def test_each_program_is_told_and_does_what_it_says():
     assert {factor: float(program(x)[0, 0]) for factor, program in made.items()} == {2: 3.0, 3: 4.0}
 
 
-def test_what_was_compiled_before_is_found_in_the_cache():
+def test_a_compiled_program_is_read_from_the_cache():
     log = BuildLog()
     for _ in range(2):
         with Builder(MESH, log=log) as builder:
@@ -45,7 +45,7 @@ def test_what_was_compiled_before_is_found_in_the_cache():
     assert (first.cached, second.cached) == (False, True)
 
 
-def test_a_program_that_does_not_compile_raises_what_the_compiler_said():
+def test_a_compiler_error_is_raised():
     with Builder(MESH) as builder:
         good = builder.build("good", traced(5.0))
         bad = builder._pool.submit(lambda: 1 // 0)
@@ -65,7 +65,7 @@ def test_programs_in_words_and_in_the_journal():
     assert BuildLog().read() == Building((), 0)
 
 
-def test_bytes_are_those_of_one_device():
+def test_bytes_are_per_device():
     with Builder(MESH) as builder:
         program = builder.build("half", traced(0.5)).result()
     half = 4 * 8 * 4 // 2

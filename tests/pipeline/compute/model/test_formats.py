@@ -1,4 +1,4 @@
-"""Every format that is read, against the golden folder it was made of."""
+"""Every supported format against the golden folder that it was made from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shapes_of(name: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read(folder: Path, name: str) -> Params:
-    """A folder's parameters, which are shaped like the golden folder's of that name."""
+    """A folder's parameters, with the shapes of the golden folder of that name."""
     return weights.load(folder, shapes_of(name))
 
 
@@ -59,7 +59,7 @@ def assert_same(found: Params, expected: Params) -> None:
 @pytest.mark.parametrize("name", ["gemma3", "gemma3_vision", "gemma2"])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-def test_a_folder_of_any_type_in_any_number_of_files(
+def test_folders_of_any_dtype_and_number_of_files_are_read(
     tmp_path: Path, name: str, pieces: int, stored: str
 ):
     folder = formats.retyped(formats.copy(name, tmp_path), stored)
@@ -96,7 +96,7 @@ def test_parts_of_a_multimodal_model_are_surplus_in_a_text_folder(tmp_path: Path
 
 
 def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -> Path:
-    """A golden folder as Kaggle gives models out: the checkpoint in a folder of its own."""
+    """A golden folder in Kaggle's layout: the checkpoint in a separate folder."""
     text = weights.read_text_config(formats.GOLDEN / name)
     tensors = load_file(formats.GOLDEN / name / formats.SINGLE)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -
 
 @pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("name", ["gemma3", "gemma2"])
-def test_a_flax_checkpoint_is_the_same_model(tmp_path: Path, name: str, turned: bool):
+def test_a_flax_checkpoint_gives_the_same_model(tmp_path: Path, name: str, turned: bool):
     folder = flax(tmp_path, name, turned=turned)
     assert check_folder(folder) == []
     expected = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
@@ -116,7 +116,7 @@ def test_a_flax_checkpoint_is_the_same_model(tmp_path: Path, name: str, turned: 
     assert_same(read(folder, name), golden(name))
 
 
-def test_a_nested_tree_and_parts_of_a_vision_tower_make_no_difference(tmp_path: Path):
+def test_nested_trees_and_vision_tensors_are_supported(tmp_path: Path):
     folder = formats.GOLDEN / "gemma3"
     text = weights.read_text_config(folder)
     flat = formats.flax_tree(load_file(folder / formats.SINGLE), text, turned=True)
@@ -135,10 +135,12 @@ def test_a_nested_tree_and_parts_of_a_vision_tower_make_no_difference(tmp_path: 
     assert_same(read(tmp_path / "model", "gemma3"), golden("gemma3"))
 
 
-def test_a_published_model_is_known_by_its_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_published_model_is_identified_by_its_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = flax(tmp_path, "gemma3", config=False)
     with pytest.raises(
-        ValueError, match=r"no config\.json, and 7 layers of width 40 are no publish"
+        ValueError, match=r"no config\.json, and no published Gemma 2 or 3 has 7 layers of width 40"
     ):
         weights.read_text_config(folder)
     known = {"sliding_window": 8, "query_pre_attn_scalar": 9}
@@ -159,7 +161,7 @@ def test_a_published_model_is_known_by_its_shapes(tmp_path: Path, monkeypatch: p
     ],
     ids=["270m", "1b", "4b", "12b", "27b"],
 )
-def test_what_shapes_do_not_tell_is_what_tunix_says(published: gemma3.ModelConfig):
+def test_settings_beyond_shapes_equal_those_of_tunix(published: gemma3.ModelConfig):
     heads, embed, head_dim = published.num_heads, published.embed_dim, published.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embedder/input_embedding": (published.num_embed, embed),
@@ -178,7 +180,7 @@ def test_what_shapes_do_not_tell_is_what_tunix_says(published: gemma3.ModelConfi
     assert found.query_scale == (head_dim if per_head else embed // heads) ** -0.5
 
 
-def test_gemma_2_2b_is_known_by_its_shapes():
+def test_gemma_2_2b_is_identified_by_its_shapes():
     shapes: dict[str, tuple[int, ...]] = {
         "embedder/input_embedding": (256_128, 2304),
         "layer_0/mlp/linear/w": (9216, 2304),
@@ -196,7 +198,7 @@ def test_gemma_2_2b_is_known_by_its_shapes():
     assert list(found.local) == kinds
 
 
-def test_the_trees_of_these_tests_are_the_ones_that_tunix_reads():
+def test_the_test_trees_are_readable_by_tunix():
     folder = formats.GOLDEN / "gemma3"
     text = weights.read_text_config(folder)
     tree = formats.flax_tree(load_file(folder / formats.SINGLE), text, turned=True)

@@ -1,4 +1,4 @@
-"""The forward pass against Tunix's own."""
+"""The forward pass against Tunix's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run() -> Any:
     return jax.jit(hidden)
 
 
-def test_logits_are_tunixs(run: Any):
+def test_logits_equal_those_of_tunix(run: Any):
     config = tiny.policy().architecture.config
     model = nnx.eval_shape(lambda: gemma3.Gemma3(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
@@ -53,7 +53,7 @@ def test_logits_are_tunixs(run: Any):
     )
 
 
-def test_padding_behind_a_row_changes_nothing(run: Any):
+def test_padding_at_the_end_of_a_row_changes_nothing(run: Any):
     length = SEQ - 5
     other = TOKENS.copy()
     other[:, length:] = 0
@@ -63,14 +63,14 @@ def test_padding_behind_a_row_changes_nothing(run: Any):
     assert (first[:, length:] != second[:, length:]).any()
 
 
-def test_a_token_is_seen_by_later_ones_only(run: Any):
+def test_only_later_tokens_attend_to_a_token(run: Any):
     base, adapter = tiny.base(), tiny.probe()
     other = TOKENS.copy()
     other[:, 4] += 1
     first, second = (np.asarray(run(base, adapter, tokens)) for tokens in (TOKENS, other))
     changed = (first != second).any(axis=(0, 2))
     assert not changed[:4].any()
-    # Also beyond the reach of the local layers alone: the global one is in the middle.
+    # Also beyond the windows of the local layers: the global layer is in the middle.
     assert changed[4:].all()
 
 
@@ -106,33 +106,33 @@ def assert_close(found: Any, expected: Any, *, relative: float) -> None:
 POLICIES = [
     Remat("none", SEQ),
     Remat("dots", 2 * SEQ),
-    Remat("full", 1),  # a row is the least
+    Remat("full", 1),  # at least one row
     Remat("offload", SEQ),
 ]
 
 
 @pytest.mark.parametrize("remat", POLICIES, ids=lambda r: f"{r.policy}-{r.layer_tokens}")
-def test_what_is_kept_for_the_gradient_changes_no_value_and_no_gradient(remat: Remat):
+def test_remat_changes_no_value_and_no_gradient(remat: Remat):
     policy = tiny.make_policy(num_hidden_layers=2)
     expected = value_and_gradient(policy, None)
     assert_close(value_and_gradient(policy, remat), expected, relative=1e-5)
 
 
 @pytest.mark.parametrize("changes", [tiny.GEMMA2])
-def test_nor_in_other_models(changes: dict[str, Any]):
+def test_remat_changes_nothing_in_other_models(changes: dict[str, Any]):
     policy = tiny.make_policy(num_hidden_layers=2, **changes)
     expected = value_and_gradient(policy, None)
     assert_close(value_and_gradient(policy, Remat("full", SEQ)), expected, relative=1e-5)
 
 
-def test_nor_on_a_mesh():
+def test_remat_changes_nothing_on_a_mesh():
     one = tiny.make_policy(num_hidden_layers=2)
     two = tiny.make_policy(devices=4, fsdp=2, tp=2, num_hidden_layers=2)
     found = value_and_gradient(two, Remat("full", SEQ))
     assert_close(found, value_and_gradient(one, None), relative=1e-5)
 
 
-def test_parts_keep_rows_on_their_devices_and_in_their_order():
+def test_parts_keep_rows_on_their_devices_and_in_order():
     mesh = make_mesh(jax.devices()[:4], fsdp=2)
     rows = jax.device_put(np.arange(8 * 3).reshape(8, 3), by_row(mesh))
     parts = Parts.of(8, 3, tokens=4, mesh=mesh)
@@ -151,5 +151,5 @@ def test_the_gradient_of_parts_is_summed_in_float32():
         for rows in (2, 6)
     )
     for name, grad in two.items():
-        # Equal parts: only a sum in bfloat16 would round multiples of what it adds.
+        # Equal parts: only a sum in bfloat16 would round multiples of the summand.
         np.testing.assert_allclose(six[name], 3 * grad, rtol=1e-6, err_msg=name)

@@ -1,4 +1,4 @@
-"""Hugging Face's own numbers, from files that tests/golden/make_golden.py wrote."""
+"""Hugging Face's results, from files written by tests/golden/make_golden.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from configs.schema import Lora
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.opening import open_policy
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from tests import tiny
 
@@ -34,7 +34,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return dict(np.load(folder / "golden.npz")), policy, base
 
 
-def test_logits_are_hugging_faces(golden: Golden):
+def test_logits_equal_those_of_hugging_face(golden: Golden):
     stored, policy, base = golden
     tokens = stored["tokens"]
     assert tokens.shape[1] >= 4 * policy.architecture.config.sliding_window_size
@@ -55,7 +55,7 @@ def test_logits_are_hugging_faces(golden: Golden):
     np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
 
 
-def test_greedy_continuations_are_hugging_faces(golden: Golden):
+def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
     stored, policy, base = golden
     names = [RolloutName("test", 0, prompt_id=number, sample=0) for number in range(3)]
     new = stored["greedy_0"].size
@@ -74,7 +74,7 @@ def test_greedy_continuations_are_hugging_faces(golden: Golden):
         assert completion.stop_reason == "length"
 
 
-# Gemma 3 is what every other test of both runs on.
+# All other tests of sampler and learner use Gemma 3.
 @pytest.mark.parametrize("golden", ["gemma2"], indirect=True)
 def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
     stored, policy, base = golden

@@ -30,14 +30,14 @@ def test_invariant_2_noise_is_a_function_of_key_position_and_token_alone():
 
 
 @pytest.mark.parametrize("stretch", [(0, 1), (3, 400), (127, 2), (255, 258), (511, 513)])
-def test_any_stretch_has_the_noise_of_its_tokens(stretch: tuple[int, int]):
+def test_any_range_has_the_noise_of_its_tokens(stretch: tuple[int, int]):
     first, size = stretch
     whole = np.asarray(gumbel_noise(keys_for(3), 0, 4 * TILE))
     part = np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size))
     np.testing.assert_array_equal(part, whole[:, first : first + size])
 
 
-def test_half_the_work_where_stretches_are_aligned():
+def test_aligned_ranges_halve_the_work():
     for first, size in ((0, 4 * TILE), (TILE, TILE), (3 * TILE, 2 * TILE)):
         one, other = (
             np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size, aligned=aligned))
@@ -46,10 +46,10 @@ def test_half_the_work_where_stretches_are_aligned():
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_noise_is_gumbels_and_tokens_are_independent():
+def test_the_noise_is_gumbel_and_independent_between_tokens():
     noise = np.asarray(gumbel_noise(keys_at(keys_for(300), jnp.arange(300)), 0, 2 * TILE))
     assert stats.kstest(noise.ravel()[:20_000], "gumbel_r").pvalue > 1e-3
-    # Of neighbours, and of the two that one call of Threefry gives.
+    # Adjacent tokens, and the two tokens of one Threefry call.
     for apart in (1, TILE // 2):
         found = stats.pearsonr(noise[:, :-apart].ravel(), noise[:, apart:].ravel())
         assert abs(found.statistic) < 0.01
@@ -66,7 +66,7 @@ def noise(words: Any, partners: Any) -> np.ndarray:
 
 
 def tail_of(words: np.ndarray, partners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The probability beyond the noise, and whether that is of larger noise; exact in float64."""
+    """Tail probability of the noise, and whether it is the upper tail; exact in float64."""
     upper = words < 2**31
     steps = np.where(upper, words, MOST_WORD - words)
     return (2 * (steps * 2**16 + partners % 2**16) + 1) * LAST_STEP, upper
@@ -87,7 +87,7 @@ def test_the_noise_reaches_tails_below_1e_12_at_both_ends():
     ends = noise([0, MOST_WORD], [0, 0])
     np.testing.assert_allclose(ends, [49 * np.log(2), -np.log(49 * np.log(2))], rtol=1e-6)
     assert ends[0] > -np.log(1e-13)
-    # A step of the own word is 2e-10: what is below comes from the partner.
+    # A step of the word itself is 2e-10; smaller steps come from the partner.
     deep = noise(0, np.arange(2**16))
     assert (np.diff(deep) < 0).all()
     np.testing.assert_allclose(stats.gumbel_r.sf(deep[:2]), [LAST_STEP, 3 * LAST_STEP], rtol=1e-5)
@@ -104,7 +104,7 @@ def test_larger_words_never_have_larger_noise():
 
 @pytest.mark.parametrize("words_left", [1, 8, 1000])
 @pytest.mark.parametrize("end", ["upper", "lower"])
-def test_the_tails_are_gumbels(words_left: int, end: str):
+def test_the_tails_have_gumbel_probabilities(words_left: int, end: str):
     """Given that the word is one of the last few, so in a tail of words_left * 2^-32."""
     rng = np.random.default_rng(words_left)
     count, bins = 100_000, 50

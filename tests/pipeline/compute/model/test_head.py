@@ -1,4 +1,4 @@
-"""Log-probs, entropy and top k against the whole softmax, and what is never held in memory."""
+"""Log-probs, entropy and top k against the whole softmax, and the size of the largest array."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.gumbel import gumbel_noise
 from pipeline.compute.model.head import Head, Scores, TopK, scaled_logits, score
-from pipeline.compute.model.head import draw as draw_tokens
+from pipeline.compute.model.head import sample as sample_tokens
 from pipeline.compute.model.head_blocks import FORBIDDEN
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.truncation import Truncation
 from pipeline.compute.model.vocabulary import Vocabulary
 from tests import tiny
 
-ROWS, SEQ, EMBED, VOCAB, K, PICKS = 8, 7, 16, 96, 9, 4
+ROWS, SEQ, EMBED, VOCAB, K, NUM_GATHERED = 8, 7, 16, 96, 9, 4
 BANNED = (0, 5)
 TEMPERATURE = 0.7
 MESHES = [(1, 8, 1), (2, 2, 2)]
@@ -39,7 +39,7 @@ HIDDEN, EMBEDDING = draw(RNG, ROWS, SEQ, EMBED), draw(RNG, VOCAB, EMBED)
 MASK = jnp.isin(jnp.arange(VOCAB), jnp.asarray(BANNED))
 ALLOWED = [token for token in range(VOCAB) if token not in BANNED]
 TARGETS = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ)), jnp.int32)
-PICKED = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ, PICKS)), jnp.int32)
+GATHERED = jnp.asarray(RNG.choice(ALLOWED, (ROWS, SEQ, NUM_GATHERED)), jnp.int32)
 
 
 def mesh(data: int, fsdp: int, tp: int) -> Any:
@@ -64,30 +64,32 @@ def whole(hidden: jax.Array, *, softcap: float | None, embedding: jax.Array = EM
         logprobs=jnp.take_along_axis(logprobs, TARGETS[..., None], axis=-1)[..., 0],
         log_z=log_z,
         entropy=-jnp.sum(jnp.exp(logprobs) * jnp.where(MASK, 0.0, logprobs), axis=-1),
-        picked=jnp.take_along_axis(logprobs, PICKED, axis=-1),
+        gathered=jnp.take_along_axis(logprobs, GATHERED, axis=-1),
         top=TopK(values, ids),
     )
 
 
 def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
-    return score(hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, picks=PICKED, top_k=top_k)
+    return score(
+        hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, gather_tokens=GATHERED, top_k=top_k
+    )
 
 
 def total(scores: Scores) -> jax.Array:
-    """A sum with another weight for each number that has a gradient."""
+    """A sum with a random weight for each differentiable result."""
     rng = np.random.default_rng(1)
-    assert scores.picked is not None
+    assert scores.gathered is not None
     return (
         jnp.sum(scores.logprobs * draw(rng, ROWS, SEQ))
         + jnp.sum(scores.log_z * draw(rng, ROWS, SEQ))
-        + jnp.sum(scores.picked * draw(rng, ROWS, SEQ, PICKS))
+        + jnp.sum(scores.gathered * draw(rng, ROWS, SEQ, NUM_GATHERED))
     )
 
 
 def assert_equal(found: Scores, expected: Scores) -> None:
     assert expected.top is not None
     assert found.top is not None
-    # Neighbours that are equal but for rounding may stand the other way round.
+    # Tokens whose scores differ only by rounding may be swapped.
     values = np.asarray(expected.top.logprobs)
     gaps = np.pad(-np.diff(values, axis=-1), [(0, 0)] * 2 + [(1, 1)], constant_values=np.inf)
     clear = np.minimum(gaps[..., 1:], gaps[..., :-1]) > 1e-5
@@ -119,7 +121,7 @@ def test_by_hand():
     np.testing.assert_allclose(found.log_z, [[np.log(1 + 3**0.5), np.log(4)]], rtol=1e-6)
     expected = [-np.sum(p * np.log(p)) for p in (first, second)]
     np.testing.assert_allclose(found.entropy, [expected], rtol=1e-6)
-    assert found.picked is None
+    assert found.gathered is None
     assert found.top is not None
     np.testing.assert_array_equal(found.top.tokens, [[[1, 0], [1, 0]]])
     np.testing.assert_allclose(found.top.logprobs, [np.log([first[::-1], second[::-1]])], rtol=1e-6)
@@ -137,10 +139,10 @@ def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks(token
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_scores_far_above_those_of_the_first_block_are_exact_too():
+def test_scores_far_above_the_first_block_are_exact():
     hidden, head = 50 * HIDDEN, make_head(tokens=16, vocab=8)
     scores = scaled_logits(hidden, EMBEDDING, softcap=None, temperature=TEMPERATURE, forbidden=MASK)
-    # Far enough for an exponential taken from the first block's largest score to overflow.
+    # Far enough for exponentials shifted by the first block's largest score to overflow.
     assert np.max(scores.max(-1) - scores[..., :8].max(-1)) > 100
     found, expected = ours(hidden, head=head), whole(hidden, softcap=None)
     np.testing.assert_allclose(found.log_z, expected.log_z, rtol=1e-6)
@@ -162,12 +164,12 @@ def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
 
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
 @pytest.mark.parametrize("vocab", [7, 96])
-def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
+def test_a_sample_is_the_argmax_of_scores_plus_noise(on, vocab):
     hidden = HIDDEN.reshape(-1, EMBED)
     rng = np.random.default_rng(0)
     keys = jnp.asarray(rng.integers(0, 2**32, (len(hidden), 2), np.uint32))
     for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
-        found = draw_tokens(
+        found = sample_tokens(
             hidden,
             EMBEDDING,
             head=make_head(tokens=16, vocab=vocab, softcap=3.0, on=on),
@@ -186,14 +188,14 @@ def test_a_draw_is_that_of_all_scores_and_all_noise(on, vocab):
         np.testing.assert_array_equal(found[1], found[2])
 
 
-def test_the_tail_of_a_whole_vocabulary_is_drawn_as_often_as_its_mass_says():
+def test_the_tail_of_the_vocabulary_is_sampled_with_its_mass():
     """1% of the mass lies on 262,143 tokens, 4e-8 on each."""
     vocab, draws, mass = 262_144, 3000, 0.01
     scores = np.full((vocab, 1), np.log(mass / (vocab - 1)), np.float32)
     scores[0] = np.log(1 - mass)
     run = jax.jit(
         partial(
-            draw_tokens,
+            sample_tokens,
             jnp.ones((draws, 1)),
             jnp.asarray(scores),
             head=make_head(tokens=32, vocab=2048, on=(2, 1, 1)),
@@ -210,7 +212,7 @@ def test_the_tail_of_a_whole_vocabulary_is_drawn_as_often_as_its_mass_says():
     np.testing.assert_allclose(np.asarray(logprobs)[rare], scores[1, 0], rtol=1e-5)
 
 
-def test_where_scores_tie_the_lower_id_is_first():
+def test_ties_are_in_order_of_the_token_id():
     embedding = jnp.ones((VOCAB, EMBED))
     for on in [(1, 1, 1), (1, 2, 2)]:
         found = score(
@@ -225,7 +227,7 @@ def test_where_scores_tie_the_lower_id_is_first():
         np.testing.assert_array_equal(found.tokens[0, 0], ALLOWED[:K])
 
 
-def test_more_of_the_likeliest_tokens_than_a_device_has_are_refused():
+def test_top_k_above_the_vocabulary_of_a_device_is_an_error():
     with pytest.raises(ValueError, match="top_k = 49, but a device has only 48 entries"):
         ours(HIDDEN, head=make_head(on=(1, 1, 2)), top_k=49)
 
@@ -256,7 +258,9 @@ def test_bfloat16_is_summed_in_float32():
     half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
 
     def run(hidden: jax.Array) -> Scores:
-        return score(hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, picks=PICKED)
+        return score(
+            hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, gather_tokens=GATHERED
+        )
 
     exact = whole(half[0].astype(jnp.float32), softcap=None, embedding=half[1].astype(jnp.float32))
     found = run(half[0])
@@ -268,7 +272,7 @@ def test_bfloat16_is_summed_in_float32():
     assert error < 0.01
 
 
-def test_scaled_logits_are_float32_whatever_the_type():
+def test_scaled_logits_are_float32_for_any_dtype():
     half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
     forbidden = np.asarray(MASK)
     given: dict[str, Any] = {"temperature": 2.0, "forbidden": MASK}
@@ -289,7 +293,7 @@ LIMIT = 2_048
 
 
 def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
-    """Elements and shape of the largest array in a program's text but the embedding itself."""
+    """Elements and shape of the largest array in a program's text, except the embedding."""
     shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", program.as_text() or ""))
     shapes -= {f"{REAL_VOCABULARY},64", f"64,{REAL_VOCABULARY}"}
     return max((prod(map(int, shape.split(","))), shape) for shape in shapes)
@@ -300,7 +304,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     policy = tiny.make_policy(
         devices=devices, num_hidden_layers=1, vocab_size=REAL_VOCABULARY, hidden_size=64
     )
-    # On each device 2,560 positions go through the head, more than may be there at once.
+    # On each device 2,560 positions go through the head, more than one block.
     config = tiny.make_config(
         rollout={"max_prompt_tokens": 160, "max_new_tokens": 160},
         plan={
@@ -325,11 +329,11 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
         assert elements < 8 * REAL_VOCABULARY, shape
 
 
-def test_invariant_3_a_truncated_draw_holds_no_more_scores_than_four_blocks_of_a_plain_one():
+def test_invariant_3_truncated_sampling_holds_at_most_four_blocks_of_scores():
     hidden, vocab = jnp.zeros((300, 64)), 8192
     drawn = jax.jit(
         partial(
-            draw_tokens,
+            sample_tokens,
             head=Head(None, 1.0, LIMIT, vocab, mesh(1, 1, 1)),
             truncation=Truncation(50, 0.9, 0.01),
         )

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers: exact where nothing is rounded, near where it is, same everywhere."""
+"""Products of 8-bit integers: exact without rounding, bounded error with it, same everywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def matrix(codes: Any, scale: Any) -> qarray.QArray:
 
 
 def random(equation: str, dtype: str = "float32") -> tuple[jax.Array, qarray.QArray]:
-    """Activations, and a matrix with a scale an output."""
+    """Activations, and a matrix with one scale per output."""
     x_shape, shape = EINSUMS[equation]
     x_key, codes_key, scale_key = jax.random.split(jax.random.key(0), 3)
     x_letters, letters = equation.partition("->")[0].split(",")
@@ -61,7 +61,7 @@ def test_a_position_is_rounded_to_the_nearest_of_its_own_codes():
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_what_is_no_number_stays_none(value: float):
+def test_nan_and_infinity_stay_nonfinite(value: float):
     x = jnp.array([[[value, 1.0, 2.0], [1.0, 1.0, 2.0]]])
     found = integer_products.dot_general(x, matrix(jnp.ones((3, 2)), jnp.ones((1, 2))), LINEAR)
     assert not np.isfinite(found[0, 0]).any()
@@ -69,7 +69,7 @@ def test_what_is_no_number_stays_none(value: float):
 
 
 @pytest.mark.parametrize("equation", EINSUMS)
-def test_a_product_is_near_that_of_what_the_codes_stand_for(equation: str):
+def test_a_product_is_near_the_dequantized_product(equation: str):
     x, kept = random(equation)
     wanted = jnp.einsum(equation, x, quantize.dequantize(kept))
     found = integer_products.einsum(equation, x, kept)
@@ -81,7 +81,7 @@ def test_a_product_is_near_that_of_what_the_codes_stand_for(equation: str):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("equation", EINSUMS)
-def test_its_gradient_is_that_of_what_the_codes_stand_for(equation: str, dtype: str):
+def test_its_gradient_is_that_of_the_dequantized_product(equation: str, dtype: str):
     x, kept = random(equation, dtype)
     plain = quantize.dequantize(kept)
     found, back = jax.vjp(lambda x: integer_products.einsum(equation, x, kept), x)
@@ -92,7 +92,7 @@ def test_its_gradient_is_that_of_what_the_codes_stand_for(equation: str, dtype: 
 
 
 def base_of(policy: Policy) -> Params:
-    return policy.as_kept(tiny.base(layers=2).items())
+    return policy.stored_base(tiny.base(layers=2).items())
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +113,13 @@ def test_sampler_and_learner_are_one_policy(policy: Policy):
         return float(np.abs(np.concatenate(scored) - sampled).max())
 
     assert len(sampled) > 10
-    # The same rounding, but for a number that is just between two codes.
+    # The same rounding, except for values half-way between two codes.
     assert apart(policy, base) < 5e-3
     assert policy.unrounded().base_shapes == policy.base_shapes
     assert apart(policy.unrounded(), base) > 5e-3
 
 
-def test_the_adapters_gradient_points_where_that_of_the_plain_base_does(policy: Policy):
+def test_the_gradient_of_the_adapter_is_close_to_that_of_the_plain_base(policy: Policy):
     plain, adapter = tiny.policy(layers=2), tiny.probe(layers=2)
     tokens = jnp.asarray(np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)), jnp.int32)
     places = jnp.broadcast_to(jnp.arange(20), tokens.shape)

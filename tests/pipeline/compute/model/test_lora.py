@@ -18,7 +18,7 @@ import pytest
 from flax import nnx
 
 from configs.schema import Lora
-from pipeline.compute.decode.state import Heat
+from pipeline.compute.decode.state import SamplingParams
 from pipeline.compute.learner.batches import Inputs
 from pipeline.compute.learner.export import merged
 from pipeline.compute.learner.programs import LearnerPrograms
@@ -47,14 +47,14 @@ def test_a_fresh_adapter_is_the_identity_bit_for_bit(hidden: Any):
     np.testing.assert_array_equal(hidden(base, fresh), hidden(base, zeros))
 
 
-def test_the_full_forward_feels_the_adapter(hidden: Any):
+def test_the_full_forward_pass_uses_the_adapter(hidden: Any):
     base = tiny.base()
     plain, probed = hidden(base, tiny.policy().no_adapter()), hidden(base, tiny.probe())
     assert float(jnp.abs(plain - probed).min(axis=-1).max()) > 0
     assert float(jnp.abs(plain - probed).mean()) > 0.1
 
 
-def test_prefill_and_segment_feel_the_adapter():
+def test_prefill_and_segment_use_the_adapter():
     policy, base, engine = tiny.policy(), tiny.base(), tiny.engine()
     zeros, probe = policy.no_adapter(), tiny.probe()
     (prefill,), (segment,) = engine._programs.prefill.values(), engine._programs.segment.values()
@@ -70,12 +70,12 @@ def test_prefill_and_segment_feel_the_adapter():
 
     def draw(adapter: Params) -> np.ndarray:
         live = dataclasses.replace(engine._programs.empty(), done=np.zeros(4, bool))
-        return np.asarray(segment(base, adapter, live, Heat.of(1.0)).logprobs)
+        return np.asarray(segment(base, adapter, live, SamplingParams.of(1.0)).logprobs)
 
     assert (draw(zeros)[:, 0] != draw(probe)[:, 0]).all()
 
 
-def test_score_and_gradient_feel_every_part_of_the_adapter():
+def test_score_and_gradient_use_every_part_of_the_adapter():
     policy, base = tiny.policy(), tiny.base()
     programs = LearnerPrograms(policy, tiny.make_config(), tiny.VOCABULARY)
     tokens = jnp.asarray(TOKENS)
@@ -100,7 +100,7 @@ def test_score_and_gradient_feel_every_part_of_the_adapter():
     assert len(probe_grads) == 7 * 6 * 2
     for name, grad in probe_grads.items():
         assert float(jnp.abs(grad).max()) > 1e-4, name
-    # While B is zero nothing flows to A.
+    # While B is zero, A has no gradient.
     for name, grad in fresh_grads.items():
         assert bool(np.any(grad)) == name.endswith("_lora_b"), name
 
@@ -112,7 +112,7 @@ OVER_ROWS_AND_POSITIONS = re.compile(r"dot_general .*contracting_dims = \[0, 1\]
 def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
     monkeypatch: pytest.MonkeyPatch, kv_heads: int
 ):
-    """Two are several times slower on a CPU, one is slower and larger on a TPU."""
+    """Two axes are several times slower on a CPU, one is slower and larger on a TPU."""
 
     def gradient() -> tuple[int, Params]:
         policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
@@ -140,7 +140,7 @@ def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_merging_equals_the_adapter(kv_heads: int):
-    # With as many kv heads as query heads Gemma's matrix for the three is one.
+    # With as many kv heads as query heads, queries, keys and values share one matrix.
     policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads)
     base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
     assert ("layers.0.attn.qkv_einsum.w" in base) == (kv_heads == 4)
@@ -173,7 +173,7 @@ MLP = {"mlp.gate_proj.kernel", "mlp.up_proj.kernel", "mlp.down_proj.kernel"}
 @pytest.mark.parametrize(
     ("targets", "matrices"), [("attention", ATTENTION), ("mlp", MLP), ("all", ATTENTION | MLP)]
 )
-def test_targets_are_exactly_what_they_say(targets: Any, matrices: set[str]):
+def test_targets_select_exactly_their_matrices(targets: Any, matrices: set[str]):
     policy = tiny.make_policy(lora=tiny.LORA.model_copy(update={"targets": targets}))
     assert set(policy.adapter_shapes) == {
         f"layers.{layer}.{matrix}_lora_{part}"
@@ -196,7 +196,7 @@ def test_a_regular_expression_selects_whole_module_paths():
 
 
 @pytest.mark.parametrize("pattern", ["q_einsum", r"layers/\d+/attn/q_proj", "embedder"])
-def test_a_pattern_that_matches_no_module_is_refused(pattern: str):
+def test_a_pattern_that_matches_no_module_is_an_error(pattern: str):
     settings = tiny.LORA.model_copy(update={"targets": pattern})
     with pytest.raises(ValueError, match="matches no whole module path; nearest: ") as refused:
         tiny.make_policy(lora=settings, num_hidden_layers=2)
@@ -255,7 +255,7 @@ def test_binding_copies_no_base():
             assert found == base[name].unsafe_buffer_pointer(), name
 
 
-def test_an_adapter_of_another_shape_is_refused():
+def test_an_adapter_of_another_shape_is_an_error():
     policy = tiny.policy(layers=2)
     adapter = dict(tiny.probe(layers=2))
     name = min(adapter)
@@ -266,7 +266,7 @@ def test_an_adapter_of_another_shape_is_refused():
         policy.place_adapter(adapter)
 
 
-def test_the_hash_is_of_names_shapes_and_values():
+def test_the_hash_covers_names_shapes_and_values():
     adapter = {"a": np.array([1.0, 2.0], np.float32), "b": np.zeros((1, 2), np.float32)}
     same = lora.sha256({name: jnp.asarray(adapter[name]) for name in ("b", "a")})
     assert lora.sha256(adapter) == same
@@ -281,7 +281,7 @@ def test_the_hash_is_of_names_shapes_and_values():
     assert len({same, *map(lora.sha256, others)}) == len(others) + 1
 
 
-def test_seeds_draw_different_adapters():
+def test_seeds_give_different_adapters():
     policy = tiny.policy(layers=2)
     first, again, second = (lora.sha256(policy.fresh_adapter(seed)) for seed in (0, 0, 1))
     assert first == again != second
@@ -293,7 +293,7 @@ def test_the_probe_adapter_changes_every_matrix():
     assert all(np.all(value) for value in probe.values())
 
 
-def test_the_two_policies_differ_in_nothing_but_devices():
+def test_the_two_policies_differ_only_in_devices():
     one, eight = tiny.policy(layers=2), tiny.policy(devices=8, layers=2)
     assert one.adapter_shapes == eight.adapter_shapes
     assert one.base_shapes == eight.base_shapes

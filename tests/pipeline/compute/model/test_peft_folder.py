@@ -1,4 +1,4 @@
-"""PEFT's own folders are read as PEFT means them, ours are written as PEFT writes them."""
+"""PEFT folders: read with PEFT's semantics, written in PEFT's format."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from configs.schema import Lora
 from pipeline.compute.model import lora as lora_lib
 from pipeline.compute.model.adapter_source import load_adapter, needs_separate
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.peft_folder import MULTIMODAL, TEXT, write_peft
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import Place, to_pairs
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -34,7 +34,7 @@ Edit = Callable[[Path], None]
 
 
 def settings(name: str, **changes: Any) -> Lora:
-    """The settings that a golden adapter asks for."""
+    """The settings of a golden adapter."""
     found: dict[str, dict[str, Any]] = {
         "peft_gemma3": {"rank": 3, "alpha": 6.0},
         "peft_gemma2": {
@@ -71,7 +71,7 @@ def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) ->
 
 
 @pytest.mark.parametrize("name", ["peft_gemma3", "peft_gemma2", "peft_gemma3_vision"])
-def test_logits_are_pefts(name: str):
+def test_logits_equal_those_of_peft(name: str):
     stored = np.load(GOLDEN / name / "golden.npz")
     policy, base = opened(name, settings(name))
     adapter = load_adapter(str(GOLDEN / name), policy)
@@ -91,7 +91,7 @@ def described(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 @pytest.mark.parametrize(
     ("name", "layers"), [("peft_gemma3", TEXT), ("peft_gemma3_vision", MULTIMODAL)]
 )
-def test_what_is_written_looks_like_pefts(tmp_path: Path, name: str, layers: str):
+def test_a_written_folder_has_pefts_format(tmp_path: Path, name: str, layers: str):
     lora = settings(name, start=None)
     policy = opened(name, lora)[0]
     adapter = jax.device_get(policy.probe_adapter(0))
@@ -108,12 +108,12 @@ def test_what_is_written_looks_like_pefts(tmp_path: Path, name: str, layers: str
     if isinstance(wanted, list):
         assert set(targets) == set(wanted)
     else:
-        # By whole names: a vision tower has projections with the same last names.
+        # Full names: a vision tower has projections with the same last names.
         assert set(targets) == modules
         assert all(re.fullmatch(wanted, module) for module in modules)
 
 
-def test_an_adapter_on_some_layers_names_whole_modules(tmp_path: Path):
+def test_an_adapter_on_some_layers_has_full_module_names(tmp_path: Path):
     lora = tiny.LORA.model_copy(update={"targets": r"layers/1/attn/kv_einsum"})
     policy = tiny.make_policy(lora=lora, num_hidden_layers=2)
     pairs = to_pairs(jax.device_get(policy.probe_adapter(0)))
@@ -124,7 +124,7 @@ def test_an_adapter_on_some_layers_names_whole_modules(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_what_each_projection_adds_is_the_same(kv_heads: int):
+def test_the_change_of_each_projection_is_the_same(kv_heads: int):
     policy = tiny.make_policy(num_hidden_layers=1, num_key_value_heads=kv_heads)
     adapter = tiny.make_probe(policy)
     pairs = to_pairs(adapter)
@@ -161,7 +161,7 @@ def test_what_each_projection_adds_is_the_same(kv_heads: int):
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_different_lora_a_of_one_matrix_are_kept_apart_exactly(tmp_path: Path, kv_heads: int):
+def test_different_lora_a_of_one_matrix_stay_separate(tmp_path: Path, kv_heads: int):
     shape: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": kv_heads}
     simple = tiny.make_policy(**shape)
     pairs = to_pairs(jax.device_get(tiny.make_probe(simple)))
@@ -184,7 +184,7 @@ def test_different_lora_a_of_one_matrix_are_kept_apart_exactly(tmp_path: Path, k
         assert found is not None
         joined = np.asarray(found[number]).transpose(0, 2, 1).reshape(-1, 24)
         np.testing.assert_allclose(joined, scale * (b @ a), rtol=1e-5, atol=1e-5)
-    # Written again, each projection has the rank of all; that is told, and read again.
+    # Written again, each projection has the sum of the ranks, which the configuration records.
     again = tmp_path / "again"
     write_peft(again, to_pairs(loaded), lora=started, base="b", revision=None, layers=TEXT)
     config = json.loads((again / CONFIG).read_text())
@@ -270,7 +270,7 @@ NARROW = np.zeros((3, 39), np.float32)
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(
+def test_an_adapter_that_does_not_fit_is_an_error(
     tmp_path: Path, golden_policy: Policy, edit: Edit, changes: dict[str, Any], message: str
 ):
     folder = tmp_path / "adapter"
@@ -290,7 +290,7 @@ def golden_policy() -> Policy:
     return opened("peft_gemma3", settings("peft_gemma3"))[0]
 
 
-def test_another_base_is_refused(golden_policy: Policy):
+def test_another_base_is_an_error(golden_policy: Policy):
     with pytest.raises(ValueError, match=r"shape of layers\.0\..*in the base from 24 to "):
         load_adapter(str(GOLDEN / "peft_gemma3"), tiny.make_policy(separate=True))
     assert golden_policy.lora.rank == tiny.LORA.rank

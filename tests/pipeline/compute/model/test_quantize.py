@@ -1,4 +1,4 @@
-"""A quantized base is smaller, nearly the same, and used as it is kept everywhere."""
+"""A quantized base: size, error, and the same values in every program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTEGERS = "int8_matmul"
 def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[Policy, Params]:
     policy = tiny.make_policy(num_hidden_layers=2, quantization=kind, devices=devices, dtype=dtype)
     plain = tiny.make_policy(num_hidden_layers=2, devices=devices, dtype=dtype)
-    return policy, policy.as_kept(tiny.make_base(plain).items())
+    return policy, policy.stored_base(tiny.make_base(plain).items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -55,7 +55,7 @@ def test_every_matrix_is_near_and_nothing_else_changes(kind: str, dtype: str):
             assert float(error) == 0, name
 
 
-def test_codes_of_four_bits_are_two_to_a_byte():
+def test_four_bit_codes_are_packed_two_to_a_byte():
     codes = jnp.arange(16, dtype=jnp.uint4).reshape(2, 8)
     kept = quantize.pack(codes)
     assert (kept.shape, kept.dtype) == ((2, 4), jnp.uint8)
@@ -63,7 +63,7 @@ def test_codes_of_four_bits_are_two_to_a_byte():
     np.testing.assert_array_equal(quantize.unpack(kept, jnp.dtype("uint4")), codes)
 
 
-def test_nf4_is_qwixs():
+def test_nf4_equals_qwix():
     values = jax.random.normal(jax.random.key(0), (4, 500)) / 2
     codes = quantize._nearest_nf4(values)
     np.testing.assert_array_equal(codes, numerics.fp_to_nf4(values))
@@ -72,7 +72,7 @@ def test_nf4_is_qwixs():
 
 
 @pytest.mark.parametrize(("kind", "devices"), [("int8", 8), ("nf4", 1)])
-def test_score_and_gradient_are_those_of_what_the_codes_stand_for(kind: str, devices: int):
+def test_score_and_gradient_equal_those_of_the_dequantized_base(kind: str, devices: int):
     policy, base = quantized(kind, devices=devices)
     adapter = tiny.make_probe(policy)
     config = tiny.make_config(plan={"learner_devices": devices, "slots": 8})
@@ -117,7 +117,7 @@ def test_matrices_without_an_adapter_are_quantized_too():
     assert hidden.shape == (8, 20, 24)
 
 
-def test_sampling_is_that_of_what_the_codes_stand_for():
+def test_sampling_equals_that_of_the_dequantized_base():
     policy, base = quantized("nf4")
     adapter, config = tiny.make_probe(policy), tiny.make_config()
 
@@ -137,7 +137,7 @@ def test_sampling_is_that_of_what_the_codes_stand_for():
     assert found != draw(policy.plain(), tiny.base(layers=2))
 
 
-def test_the_error_of_log_probs_is_small_and_that_of_eight_bits_much_smaller():
+def test_the_log_prob_error_of_int8_is_much_smaller_than_that_of_nf4():
     config = tiny.make_config()
     errors = {}
     plain = tiny.policy(layers=2)
@@ -153,7 +153,7 @@ def test_the_error_of_log_probs_is_small_and_that_of_eight_bits_much_smaller():
     for kind in (*KINDS, INTEGERS):
         errors[kind] = float(np.abs(score(*quantized(kind)) - exact).mean())
     assert 0 < 5 * errors["int8"] < errors["nf4"] < 0.5
-    # Activations are rounded too.
+    # Activations are quantized, too.
     assert errors["int8"] < errors[INTEGERS] < 0.5 * errors["nf4"]
 
 
@@ -184,8 +184,8 @@ def test_bytes_of_gemma3_1b(kind: str, gb: float):
     assert kind == "none" or sum(s.size for s in scales) * 64 == weights
 
 
-def test_it_is_quantized_while_it_is_loaded(tmp_path: Path):
-    """One plain matrix at a time: each is on its way out before the next one is asked for."""
+def test_the_base_is_quantized_during_loading(tmp_path: Path):
+    """Only one plain matrix exists at a time."""
     policy = tiny.make_policy(num_hidden_layers=2, quantization="nf4")
     base = tiny.make_base(policy.plain())
     asked: list[str] = []
@@ -198,7 +198,7 @@ def test_it_is_quantized_while_it_is_loaded(tmp_path: Path):
             yield name, base[name] + 0
 
     before = sum(x.nbytes for x in jax.live_arrays() if x.shape == (24, 40))
-    kept = policy.as_kept(one_by_one())
+    kept = policy.stored_base(one_by_one())
     assert asked == list(policy.plain_shapes)
     assert max(live) - before <= 24 * 40 * 4
     assert kept.keys() == policy.base_shapes.keys()

@@ -1,4 +1,4 @@
-"""Weights on meshes of data x fsdp x tp: who holds what, and that no number depends on it."""
+"""Weights on meshes of data x fsdp x tp: shards, and results independent of the mesh."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESHES = (
     pytest.param(8, 1, marks=pytest.mark.slow),
     pytest.param(1, 2, marks=pytest.mark.slow),
 )
-"""(fsdp, tp) on eight devices; data takes the rest."""
+"""(fsdp, tp) on eight devices; data has the remaining ones."""
 ONE_KV_HEAD = {"num_key_value_heads": 1}
 FUSED = tiny.GEMMA2 | {"num_key_value_heads": 4}
 
@@ -45,7 +45,7 @@ TOKENS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 TARGETS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 
 
-def test_a_mesh_has_three_axes_and_data_takes_the_rest():
+def test_a_mesh_has_three_axes_and_data_has_the_remaining_devices():
     devices = jax.devices()
     mesh = make_mesh(devices, fsdp=2, tp=2)
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tp": 2}
@@ -74,17 +74,17 @@ def test_a_mesh_has_three_axes_and_data_takes_the_rest():
         ("final_norm.scale", (24,), (24,)),
     ],
 )
-def test_what_a_device_holds(name: str, shape: tuple[int, ...], part: tuple[int, ...]):
+def test_the_shape_of_a_shard(name: str, shape: tuple[int, ...], part: tuple[int, ...]):
     mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
     assert parameter_sharding(name, shape, mesh).shard_shape(shape) == part
 
 
-def test_a_vocabulary_that_cannot_be_split_is_refused():
+def test_a_vocabulary_that_the_mesh_does_not_divide_is_an_error():
     with pytest.raises(ValueError, match=r"= 2 x 2 .* must divide the vocabulary of 98 entries"):
         tiny.make_policy(devices=4, fsdp=2, tp=2, vocab_size=98, num_hidden_layers=1)
 
 
-def test_keys_and_values_are_kept_where_their_heads_are():
+def test_keys_and_values_are_sharded_like_their_heads():
     mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
     for kv_heads, part in ((2, (2, 1, 5, 8)), (1, (2, 1, 5, 8)), (3, (2, 3, 5, 8))):
         place = by_row_and_head(mesh, kv_heads=kv_heads)
@@ -93,7 +93,7 @@ def test_keys_and_values_are_kept_where_their_heads_are():
 
 @pytest.mark.parametrize(("fsdp", "tp"), MESHES)
 @pytest.mark.parametrize("at_a_time", [7, 2048])
-def test_tokens_are_looked_up_exactly(
+def test_the_embedding_lookup_is_exact(
     fsdp: int, tp: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lookup, "_POSITIONS", at_a_time)
@@ -130,7 +130,7 @@ def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
             embedding,
             head=head,
             forbidden=forbidden,
-            picks=tokens[..., None],
+            gather_tokens=tokens[..., None],
             top_k=5,
         )
         return jnp.sum(scores.logprobs * weights), (hidden, scores)
@@ -144,7 +144,7 @@ def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
 
 
 def close(found: Any, expected: Any, *, bound: float = 1e-5) -> None:
-    """Leaves differ by at most `bound` of their norm; whole numbers not at all."""
+    """Asserts that leaves differ by at most `bound` of their norm; integers are equal."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if np.issubdtype(other.dtype, np.integer):
             np.testing.assert_array_equal(one, other)
@@ -159,19 +159,21 @@ def expected() -> tuple[Params, jax.Array, Scores]:
 
 
 @pytest.mark.parametrize(("fsdp", "tp"), MESHES)
-def test_hidden_states_scores_and_gradients_are_one_devices(fsdp: int, tp: int, expected: Any):
+def test_hidden_states_scores_and_gradients_equal_those_of_one_device(
+    fsdp: int, tp: int, expected: Any
+):
     policy = tiny.make_policy(devices=8, fsdp=fsdp, tp=tp, num_hidden_layers=2)
     close(numbers(policy, tiny.make_base(policy)), expected)
 
 
 @pytest.mark.parametrize("changes", [ONE_KV_HEAD, FUSED], ids=["one kv head", "fused"])
-def test_so_are_those_of_other_layouts(changes: dict[str, Any]):
+def test_other_models_equal_one_device_too(changes: dict[str, Any]):
     one, many = (tiny.make_policy(**mesh, **changes) for mesh in (ONE, MANY))
     close(numbers(many, tiny.make_base(many)), numbers(one, tiny.make_base(one)))
 
 
 def hidden_states(policy: Policy, base: Params) -> jax.Array:
-    """Of random tokens, on the host."""
+    """Hidden states of random tokens, on the host."""
     tokens = jax.device_put(TOKENS, by_row(policy.mesh))
     found: jax.Array = jax.device_get(
         jax.jit(
@@ -182,11 +184,11 @@ def hidden_states(policy: Policy, base: Params) -> jax.Array:
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
+def test_a_sharded_quantized_base_has_the_same_codes_and_values(kind: str):
     kept, hidden = [], []
     for shape in (ONE, MANY):
         policy = tiny.make_policy(**shape, quantization=kind)
-        base = policy.as_kept(tiny.make_base(tiny.make_policy(**shape)).items())
+        base = policy.stored_base(tiny.make_base(tiny.make_policy(**shape)).items())
         hidden.append(hidden_states(policy, base))
         kept.append((policy, base))
     (one, base), (many, parts) = kept
@@ -203,7 +205,7 @@ def test_a_sharded_quantized_base_has_the_same_codes_and_numbers(kind: str):
         np.testing.assert_array_equal(value, wanted[name])
 
 
-def test_a_folder_is_loaded_in_parts():
+def test_a_folder_is_loaded_sharded():
     architecture = weights.read_architecture(GOLDEN, dtype=jnp.dtype("float32"))
     state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
     shapes = {
@@ -219,12 +221,12 @@ def test_a_folder_is_loaded_in_parts():
         for shard in value.addressable_shards:
             held[shard.device] += shard.data.nbytes
     whole = sum(value.nbytes for value in one.values())
-    # One kv head and the norms are not split over tp.
+    # One kv head and the norms are not sharded over tp.
     assert len(set(held.values())) == 1
     assert 0.25 * whole < held[jax.devices()[0]] < 0.3 * whole
 
 
-def test_adapters_are_whole_everywhere_and_so_is_the_base_of_an_unsharded_mesh():
+def test_adapters_and_an_unsharded_base_are_replicated():
     unsharded, sharded = (
         tiny.make_policy(**mesh).abstract_params() for mesh in (ONE | {"devices": 8}, MANY)
     )

@@ -1,4 +1,4 @@
-"""Thresholds against a sort in NumPy, draws against the probabilities that they should have."""
+"""Thresholds against a sort in NumPy, samples against their expected probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from scipy import stats
 
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import Head, draw, scaled_logits
+from pipeline.compute.model.head import Head, sample, scaled_logits
 from pipeline.compute.model.head_blocks import FORBIDDEN
 from pipeline.compute.model.sharding import VOCAB_AXES, make_mesh
 from pipeline.compute.model.truncation import Truncation, threshold
@@ -46,7 +46,7 @@ def compiled(truncation: Truncation, on: tuple[int, int, int]) -> Any:
 
 
 def stays(scores: np.ndarray, truncation: Truncation, on: Any = (1, 1, 1)) -> np.ndarray:
-    """Which tokens may be drawn, `rows vocab`."""
+    """Mask of the kept tokens, `rows vocab`."""
     scores = np.asarray(scores, np.float32)
     return scores >= np.asarray(compiled(truncation, on)(scores))[:, None]
 
@@ -60,7 +60,7 @@ def sorted_out(scores: np.ndarray, truncation: Truncation) -> tuple[np.ndarray, 
     if truncation.top_p < 1:
         left = ranked[ranked >= lowest]
         masses = np.exp(left.astype(np.float64) - left[0])
-        # What ties is taken together.
+        # Ties are kept or removed together.
         reached = np.array([masses[left >= score].sum() for score in left]) / masses.sum()
         gap = np.abs(reached[left > left[-1]] - truncation.top_p).min(initial=np.inf)
         lowest = max(lowest, left[np.flatnonzero(reached >= min(truncation.top_p, reached[-1]))[0]])
@@ -88,7 +88,7 @@ TRUNCATIONS = [
     st.sampled_from(TRUNCATIONS),
     st.sets(st.integers(0, VOCAB - 1), max_size=VOCAB - 1),
 )
-def test_what_stays_is_what_a_sort_leaves(
+def test_the_threshold_equals_that_of_a_sort(
     values: list[float], truncation: Truncation, banned: set[int]
 ):
     scores = np.array(values, np.float32)
@@ -117,9 +117,9 @@ def test_the_nucleus_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for top_p, left in ((0.4, [1]), (0.6, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])):
         assert np.flatnonzero(stays(scores, off(top_p=top_p))).tolist() == left
-    # Of the two that top-k leaves, the first has 2/3 of the mass.
+    # Of the two tokens after top-k, the first has 2/3 of the mass.
     assert np.flatnonzero(stays(scores, off(top_k=2, top_p=0.6))).tolist() == [1]
-    # Even of a p that float32 does not know.
+    # Also for a p that underflows in float32.
     assert np.flatnonzero(stays(scores, off(top_p=1e-60))).tolist() == [1]
 
 
@@ -127,7 +127,7 @@ def test_min_p_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for min_p, left in ((0.19, [0, 1, 2, 3]), (0.21, [1, 2, 3]), (0.4, [1, 3]), (0.9, [1])):
         assert np.flatnonzero(stays(scores, off(min_p=min_p))).tolist() == left
-    # The narrowest one counts, whichever it is.
+    # The narrowest limit takes effect.
     assert np.flatnonzero(stays(scores, off(top_k=3, min_p=0.4))).tolist() == [1, 3]
     assert np.flatnonzero(stays(scores, off(top_k=1, min_p=0.4))).tolist() == [1]
 
@@ -137,7 +137,7 @@ def test_top_k_alone_keeps_k_however_unlikely():
     assert np.flatnonzero(stays(np.array(scores), off(top_k=4))).tolist() == [0, 1, 2, 3]
 
 
-def test_ties_with_the_last_one_stay():
+def test_ties_with_the_last_kept_token_are_kept():
     assert np.flatnonzero(stays(np.array([[1.0, 2, 1, 0]]), off(top_k=2))).tolist() == [0, 1, 2]
     assert np.flatnonzero(stays(np.array([[-0.0, 2, 0, -1]]), off(top_k=2))).tolist() == [0, 1, 2]
 
@@ -162,10 +162,10 @@ MASK = jnp.isin(jnp.arange(96), jnp.array([0, 5]))
         ((2, 2, 2), 7, Truncation(9, 0.9, 0.02)),
     ],
 )
-def test_a_draw_is_that_of_the_scores_that_stay(on: Any, vocab: int, truncation: Truncation):
+def test_a_sample_is_one_of_the_kept_tokens(on: Any, vocab: int, truncation: Truncation):
     keys = keys_for(len(HIDDEN))
     head = Head(3.0, 1.0, 16, vocab, mesh(*on))
-    drawn = jax.jit(partial(draw, head=head, truncation=truncation))
+    drawn = jax.jit(partial(sample, head=head, truncation=truncation))
     for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
         tokens, logprobs, kept = drawn(
             HIDDEN,
@@ -207,10 +207,10 @@ PROBABILITIES = np.array([0.02, 0.4, 0.0, 0.25, 0.08, 0.25])
         (Truncation(4, 0.99, 0.3), [1, 3, 5]),
     ],
 )
-def test_draws_have_their_probabilities(truncation: Truncation | None, left: list[int]):
+def test_samples_have_their_probabilities(truncation: Truncation | None, left: list[int]):
     tokens, logprobs, kept = (
         np.asarray(x)
-        for x in draw(
+        for x in sample(
             jnp.ones((ROWS, 1)),
             jnp.log(jnp.maximum(jnp.asarray(PROBABILITIES, jnp.float32), 1e-9))[:, None],
             head=Head(None, 1.0, 2048, 6, mesh(1, 1, 1)),

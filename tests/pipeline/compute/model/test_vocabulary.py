@@ -1,4 +1,4 @@
-"""Ids of the pieces that the configuration names."""
+"""Ids of the configured special tokens."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def rollout(**changes: object) -> Rollout:
     return Rollout.model_validate(sizes | changes)
 
 
-def test_the_defaults_are_gemmas(tokenizer: Tokenizer):
+def test_the_defaults_are_those_of_gemma(tokenizer: Tokenizer):
     # <end_of_turn>, <eos>; <pad>, <bos>, <unk>, <mask>, <start_of_turn>
     found = Vocabulary.of(tokenizer, rollout())
     assert found == Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105), pieces=480)
 
 
-def test_configured_pieces_are_looked_up(tokenizer: Tokenizer):
+def test_configured_tokens_are_looked_up(tokenizer: Tokenizer):
     chosen = rollout(stop_tokens=["\n"], forbidden_tokens=[])
     expected = Vocabulary(pad=0, stops=(107,), forbidden=(), pieces=480)
     assert Vocabulary.of(tokenizer, chosen) == expected
 
 
 @pytest.mark.parametrize("key", ["stop_tokens", "forbidden_tokens"])
-def test_an_unknown_piece_is_refused(tokenizer: Tokenizer, key: str):
+def test_an_unknown_token_is_an_error(tokenizer: Tokenizer, key: str):
     with pytest.raises(ValueError, match="no piece '<end_of_trun>'"):
         Vocabulary.of(tokenizer, rollout(**{key: ["<end_of_trun>"]}))
 
@@ -46,6 +46,6 @@ def test_the_mask_is_true_where_forbidden():
     assert not Vocabulary(pad=0, stops=(), forbidden=()).forbidden_mask(4).any()
 
 
-def test_rows_that_only_pad_the_embedding_are_forbidden():
+def test_padding_rows_of_the_embedding_are_forbidden():
     mask = Vocabulary(pad=0, stops=(1,), forbidden=(0,), pieces=3).forbidden_mask(5)
     np.testing.assert_array_equal(mask, [True, False, False, True, True])

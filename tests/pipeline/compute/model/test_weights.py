@@ -1,4 +1,4 @@
-"""Hugging Face folders: there and back, in pieces, damaged."""
+"""Hugging Face folders: round trip, several files, damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def policy() -> Policy:
 
 
 def write(folder: Path, policy: Policy, *, dtype: str = "float32", **changes: Any) -> Path:
-    """A folder with this policy's parameters, and what comes with them."""
+    """A folder with this policy's parameters and companion files."""
     like, out = folder / "like", folder / "out"
     like.mkdir(parents=True)
     out.mkdir()
@@ -43,7 +43,7 @@ def read(folder: Path, policy: Policy) -> dict[str, Any]:
 
 
 def change(folder: Path, edit: Any) -> None:
-    """Rewrites `model.safetensors` after `edit` has had its tensors."""
+    """Rewrites `model.safetensors` after `edit` has changed its tensors."""
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -51,7 +51,7 @@ def change(folder: Path, edit: Any) -> None:
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_parameter_comes_back(tmp_path: Path, kv_heads: int, dtype: str):
+def test_every_parameter_is_restored(tmp_path: Path, kv_heads: int, dtype: str):
     changes: dict[str, Any] = LAYERS | {"num_key_value_heads": kv_heads}
     policy = tiny.make_policy(dtype=dtype, **changes)
     folder = write(tmp_path, policy, dtype=dtype, **changes)
@@ -62,7 +62,7 @@ def test_every_parameter_comes_back(tmp_path: Path, kv_heads: int, dtype: str):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_names_and_layouts_are_hugging_faces(tmp_path: Path, policy: Policy):
+def test_names_and_layouts_are_those_of_hugging_face(tmp_path: Path, policy: Policy):
     stored = load_file(write(tmp_path, policy) / "model.safetensors")
     base = {name: np.asarray(value) for name, value in tiny.make_base(policy).items()}
     attn, ours = "model.layers.1.self_attn", "layers.1.attn"
@@ -81,7 +81,7 @@ def test_names_and_layouts_are_hugging_faces(tmp_path: Path, policy: Policy):
     assert len(stored) == 2 + 2 * (4 + 3 + 6)
 
 
-def test_save_writes_what_a_loader_expects_and_nothing_old(tmp_path: Path, policy: Policy):
+def test_save_writes_exactly_the_expected_files(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy, dtype="bfloat16")
     names = {path.name for path in folder.iterdir()}
     written = {"config.json", "generation_config.json", "tokenizer.model", "model.safetensors"}
@@ -93,7 +93,7 @@ def test_save_writes_what_a_loader_expects_and_nothing_old(tmp_path: Path, polic
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
-def test_stored_types_become_the_policys(tmp_path: Path, policy: Policy, stored: str):
+def test_stored_dtypes_are_converted_to_the_policys(tmp_path: Path, policy: Policy, stored: str):
     found = read(write(tmp_path, policy, dtype=stored), policy)
     for name, value in tiny.make_base(policy).items():
         assert found[name].dtype == jnp.float32
@@ -119,7 +119,7 @@ def test_several_files_are_read_through_the_index(tmp_path: Path, policy: Policy
         read(folder, policy)
 
 
-def test_missing_surplus_and_misshapen_tensors_are_all_listed(tmp_path: Path, policy: Policy):
+def test_missing_surplus_and_misshapen_tensors_are_listed(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
 
     def edit(tensors: dict[str, np.ndarray]) -> None:
@@ -135,18 +135,18 @@ def test_missing_surplus_and_misshapen_tensors_are_all_listed(tmp_path: Path, po
         "  missing: model.norm.weight (24,)",
         "  missing: model.layers.1.self_attn.v_proj.weight (16, 24)",
         "  surplus: model.layers.9.mlp.up_proj.weight",
-        "  shape of model.embed_tokens.weight: (5, 24), the configuration asks for (96, 24)",
+        "  shape of model.embed_tokens.weight: (5, 24), the configuration requires (96, 24)",
     }
 
 
-def test_a_tied_head_that_is_written_out_is_no_surplus(tmp_path: Path, policy: Policy):
+def test_a_stored_tied_head_is_ignored(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
     change(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
     assert read(folder, policy).keys() == policy.base_shapes.keys()
 
 
 @pytest.mark.parametrize("bytes_left", [0, 100, 20_000])
-def test_a_truncated_file_is_named(tmp_path: Path, policy: Policy, bytes_left: int):
+def test_a_truncated_file_is_an_error(tmp_path: Path, policy: Policy, bytes_left: int):
     path = write(tmp_path, policy) / "model.safetensors"
     whole = path.read_bytes()
     assert bytes_left < len(whole)
@@ -155,7 +155,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, policy: Policy, bytes_left: i
         read(path.parent, policy)
 
 
-def test_absent_files_are_named(tmp_path: Path, policy: Policy):
+def test_missing_files_are_named(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
@@ -164,7 +164,7 @@ def test_absent_files_are_named(tmp_path: Path, policy: Policy):
         weights.read_architecture(tmp_path / "nowhere", dtype=jnp.dtype("float32"))
 
 
-def test_the_architecture_is_the_folders(tmp_path: Path, policy: Policy):
+def test_the_architecture_is_read_from_the_folder(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
     found = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
     assert found == policy.architecture

@@ -143,8 +143,10 @@ def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
 
 def test_each_target_has_the_version_that_drew_it():
     first, second = rollout(1, 2, 1), rollout(2, 2, 3)
-    begun = (VersionSpan(3, "", 2),)
-    second = replace(second, completion=replace(second.completion, version=4, begun=begun))
+    earlier = (VersionSpan(3, "", 2),)
+    second = replace(
+        second, completion=replace(second.completion, version=4, earlier_spans=earlier)
+    )
     (batch,) = pack([first, second])
     np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.compute.model.open_policy import open_policy
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_folder import check_folder
 from pipeline.inputs.hub.model_shape import read_model_shape

@@ -194,7 +194,7 @@ def test_more_slots_hold_more(slots, more):
 
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 100), more=st.integers(1, 100))
-@pytest.mark.parametrize("kind", ["score", "keep", "gradient"])
+@pytest.mark.parametrize("kind", ["score", "reference_top_k", "gradient"])
 def test_more_rows_hold_more(kind, rows, more):
     config = preset(plan__micro_batch_tokens=16_384 * (rows + more))
     assert total(config, f"{kind} {8 * rows}") < total(config, f"{kind} {8 * (rows + more)}")

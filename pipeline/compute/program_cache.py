@@ -1,8 +1,8 @@
-"""JAX's persistent compilation cache, where several processes and killed ones cannot spoil it.
+"""JAX's persistent compilation cache, safe with several processes and killed ones.
 
-JAX writes an entry in place: a process that is killed meanwhile would leave half of one for good.
-So each process lets JAX write into a folder of its own, which has the shared entries as hard links,
-and what is whole there is moved among those. Used inside actors only.
+JAX writes an entry in place: a process that is killed meanwhile would leave a truncated entry
+forever. So JAX writes into a folder per process, which has the shared entries as hard links, and
+complete entries are moved to the shared folder. Used inside actors only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.contracts.cache_folder import cache_folder
 from pipeline.contracts.folder_lock import LockedFolder
 
 MOST_BYTES = 4 * 2**30
-"""Beyond this the oldest programs are deleted."""
+"""Size above which the oldest programs are deleted."""
 
 _SUFFIX = "-cache"
 
@@ -26,7 +26,7 @@ class ProgramCache:
     """One process's view of the shared cache.
 
     Args:
-        shared: the folder that all share; made if it is not there.
+        shared: the folder of all processes; created if it does not exist.
     """
 
     def __init__(self, shared: Path) -> None:
@@ -34,32 +34,32 @@ class ProgramCache:
         own_folders = shared / "processes"
         own_folders.mkdir(parents=True, exist_ok=True)
         self._own = LockedFolder(own_folders, prefix="")
-        self._names = set[str]()  # of entries that are shared, or were
+        self._names = set[str]()  # entries that are or were shared
         for entry in shared.glob(f"*{_SUFFIX}"):
             self._link(entry)
 
     @property
     def path(self) -> Path:
-        """Where this process's JAX reads and writes."""
+        """The folder in which this process's JAX reads and writes."""
         return self._own.path
 
     def share(self) -> None:
-        """Moves what was compiled since to where all find it; to be called between compilations."""
+        """Moves new entries to the shared folder; call it between compilations."""
         for entry in self.path.glob(f"*{_SUFFIX}"):
             if entry.name not in self._names:
                 self._link(entry.replace(self._shared / entry.name))
         self._prune()
 
     def _link(self, entry: Path) -> None:
-        """Gives this process a shared entry, which stays its own when another deletes it.
+        """Links a shared entry into this process's folder, where it survives deletion by others.
 
-        JAX would write through a symbolic link to nothing, among the shared entries.
+        A hard link: JAX would write through a dangling symbolic link into the shared folder.
         """
         own = self.path / entry.name
         with suppress(FileNotFoundError):  # another process has deleted it
             try:
                 own.hardlink_to(entry)
-            except OSError:  # not on this file system
+            except OSError:  # the file system has no hard links
                 shutil.copyfile(entry, own)
             self._names.add(entry.name)
 
@@ -81,7 +81,7 @@ class ProgramCache:
 
 @cache
 def _of_this_process() -> ProgramCache | None:
-    """None: what the user chose for JAX stands, or the folder cannot be written."""
+    """None if the user has set JAX's own cache, or the folder cannot be written."""
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
     try:
@@ -91,16 +91,16 @@ def _of_this_process() -> ProgramCache | None:
 
 
 def use_program_cache() -> None:
-    """Lets JAX look for programs before it compiles them."""
+    """Makes JAX use the cache."""
     import jax
 
     programs = _of_this_process()
     if programs is None:
         return
     jax.config.update("jax_compilation_cache_dir", str(programs.path))
-    # All of them: a run has a few dozen, and small ones add up where the machine is slow.
+    # All programs: a run has a few dozen, and small ones add up on a slow machine.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # XLA's own would be keyed by a path that each process has another one of.
+    # XLA's own caches would be keyed by the path, which differs between processes.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 

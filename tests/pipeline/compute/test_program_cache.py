@@ -1,4 +1,4 @@
-"""The compilation cache of several processes: what is shared, when, and what is left behind."""
+"""The compilation cache of several processes: sharing, deletion, and killed processes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from jax._src.lru_cache import LRUCache
 
-from actors import program_cache
-from actors.program_cache import ProgramCache
+from pipeline.compute import program_cache
+from pipeline.compute.program_cache import ProgramCache
 
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*-cache")}
 
 
-def test_an_entry_is_shared_when_it_is_whole(tmp_path: Path):
+def test_an_entry_is_shared_when_it_is_complete(tmp_path: Path):
     one, other = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (one.path / "a-cache").write_bytes(b"program a")
     assert names(tmp_path) == set()
     one.share()
     assert names(tmp_path) == {"a-cache"}
     assert (one.path / "a-cache").read_bytes() == b"program a"
-    # Who began before does not see it, who begins now does.
+    # Processes that started earlier do not see it, new ones do.
     assert names(other.path) == set()
     assert (ProgramCache(tmp_path).path / "a-cache").read_bytes() == b"program a"
 
@@ -39,26 +39,26 @@ def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("links")
-def test_what_another_process_deletes_stays_with_who_has_it(tmp_path: Path):
+def test_an_entry_deleted_by_another_process_stays_available(tmp_path: Path):
     (tmp_path / "a-cache").write_bytes(b"program a")
     process = ProgramCache(tmp_path)
     (process.path / "b-cache").write_bytes(b"program b")
     process.share()
     for name in ("a-cache", "b-cache"):
         (tmp_path / name).unlink()
-    # JAX finds them, and never writes what it finds.
+    # JAX reads existing entries and never writes them.
     jax_cache = LRUCache(str(process.path), max_size=-1)
     assert jax_cache.get("a") == b"program a"
     jax_cache.put("a", b"another")
     assert jax_cache.get("b") == b"program b"
     assert names(tmp_path) == set()
-    # What was shared once and is deleted is not wanted back.
+    # A deleted entry that was shared once is not shared again.
     process.share()
     assert names(tmp_path) == set()
 
 
 @pytest.mark.usefixtures("links")
-def test_what_is_deleted_before_it_is_linked_is_shared_when_it_is_compiled_again(
+def test_an_entry_deleted_before_linking_is_shared_when_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "a-cache").write_bytes(b"program a")
@@ -80,7 +80,7 @@ def test_what_is_deleted_before_it_is_linked_is_shared_when_it_is_compiled_again
     assert (tmp_path / "a-cache").read_bytes() == b"program a"
 
 
-def test_two_processes_with_the_same_program_share_one(tmp_path: Path):
+def test_two_processes_with_the_same_program_share_one_entry(tmp_path: Path):
     one, other = ProgramCache(tmp_path), ProgramCache(tmp_path)
     for process in (one, other):
         (process.path / "a-cache").write_bytes(b"program a")
@@ -90,7 +90,7 @@ def test_two_processes_with_the_same_program_share_one(tmp_path: Path):
     assert (one.path / "a-cache").read_bytes() == b"program a"
 
 
-def test_what_a_killed_process_has_half_written_is_gone(tmp_path: Path):
+def test_a_partial_entry_of_a_killed_process_is_removed(tmp_path: Path):
     killed, alive = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (killed.path / "a-cache").write_bytes(b"prog")
     os.close(killed._own._lock)  # as the kernel does

@@ -1,4 +1,4 @@
-"""Rollouts drawn by an engine, and what a forward over whole sequences says of them."""
+"""Rollouts sampled by an engine, and their scores from a forward pass over whole sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.compute.decode.engine import Engine
-from pipeline.compute.decode.state import Heat
+from pipeline.compute.decode.state import SamplingParams
 from pipeline.compute.model.gumbel import gumbel_noise, keys_at
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params
@@ -20,7 +20,7 @@ CONFIG = tiny.make_config()
 LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
 LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
 REQUESTS = tiny.make_requests(LENGTHS, step=8)
-"""Their completions are of lengths that fill every slot size of the tests here."""
+"""Requests whose completions have lengths that fill every slot size of these tests."""
 
 
 def generate(
@@ -39,27 +39,32 @@ def generate(
 
 @jax.jit
 def _scores(
-    base: Params, adapter: Params, tokens: jax.Array, keys: jax.Array, at: jax.Array, heat: Heat
+    base: Params,
+    adapter: Params,
+    tokens: jax.Array,
+    keys: jax.Array,
+    at: jax.Array,
+    sampling: SamplingParams,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probs and noisy scores of every position of whole sequences, without any cache."""
+    """Log-probs and noisy scores of every position of whole sequences, without a cache."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden, _ = tiny.policy().bind(base, adapter)(tokens, positions)
     embedding = tiny.policy().embedding(base)
     forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
     logits = scaled_logits(
-        hidden, embedding, softcap=None, temperature=heat.temperature, forbidden=forbidden
+        hidden, embedding, softcap=None, temperature=sampling.temperature, forbidden=forbidden
     )
     noise = jax.vmap(lambda at: gumbel_noise(keys_at(keys, at), 0, tiny.VOCAB), 1, 1)(at)
-    return jax.nn.log_softmax(logits), logits + heat.noise * noise
+    return jax.nn.log_softmax(logits), logits + sampling.noise * noise
 
 
 def recompute(
     completions: Sequence[Completion], temperature: float, *, adapter: Params | None = None
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each completion the log-probs and the noisy scores, `new vocab`, of each of its places.
+    """Log-probs and noisy scores, `new vocab`, at each completion token.
 
-    Fed with the completion's own tokens: if every token is the best at its place, then drawing one
-    token after the other with a forward over everything before would have given the same.
+    The input is the completion's own tokens: if every token has the best noisy score, sampling one
+    token at a time with a forward pass over all earlier tokens would give the same completion.
     """
     rows, total = len(completions), LONGEST + NEW
     tokens = np.zeros((rows, total), np.int32)
@@ -70,10 +75,10 @@ def recompute(
         tokens[row, : len(whole)] = whole
         at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
     adapter = tiny.probe() if adapter is None else adapter
-    found = _scores(tiny.base(), adapter, tokens, keys, at, Heat.of(temperature))
+    found = _scores(tiny.base(), adapter, tokens, keys, at, SamplingParams.of(temperature))
     logprobs, scores = map(np.asarray, found)
-    places = [
+    spans = [
         slice(len(c.prompt_tokens) - 1, len(c.prompt_tokens) - 1 + len(c.tokens))
         for c in completions
     ]
-    return [(logprobs[row, at], scores[row, at]) for row, at in enumerate(places)]
+    return [(logprobs[row, at], scores[row, at]) for row, at in enumerate(spans)]

@@ -1,4 +1,4 @@
-"""The supervised phase: its gradient, what it leaves to the GRPO phase, and its checkpoints."""
+"""The SFT phase: its gradient, the transition to the GRPO phase, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.policy import Params
 from pipeline.contracts.rollouts import Demonstration
 from tests import tiny
-from tests.pipeline.compute.learner.written_out import Whole
+from tests.pipeline.compute.learner.reference import Whole
 
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=[1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0])
-EXAMPLES = [
+DEMONSTRATIONS = [
     Demonstration(number, rollout.completion.prompt_tokens, rollout.completion.tokens)
     for number, rollout in enumerate(ROLLOUTS)
 ]
 # Three rows of at most 42 tokens, one of them full.
-PACKED = [(EXAMPLES[1],), (EXAMPLES[0], *EXAMPLES[2:5]), tuple(EXAMPLES[5:])]
+PACKED = [
+    (DEMONSTRATIONS[1],),
+    (DEMONSTRATIONS[0], *DEMONSTRATIONS[2:5]),
+    tuple(DEMONSTRATIONS[5:]),
+]
 
 
 def learner(*, steps: int = 2, devices: int = 1, **changes: Any) -> Learner:
-    """Never clipped, so that Adam's first moment shows the gradient itself."""
+    """A learner without gradient clipping, so that Adam's first moment shows the gradient."""
     return tiny.learner(
         run={"phases": ["sft", "grpo"]},
         sft={"train": {"path": "sft.jsonl"}, "steps": steps, "lr": 1e-2, "schedule": "constant"},
@@ -45,14 +49,14 @@ def learner(*, steps: int = 2, devices: int = 1, **changes: Any) -> Learner:
 
 
 def start(learner: Learner) -> Learner:
-    """Puts the learner at an adapter that matters."""
+    """Sets a nonzero adapter."""
     host = {name: np.array(value) for name, value in tiny.probe(layers=2).items()}
     learner.state = dataclasses.replace(learner.state, adapter=learner.policy.place_adapter(host))
     return learner
 
 
-def written_out() -> tuple[float, dict[str, np.ndarray]]:
-    """The mean negative log-likelihood of the completions, each example in a row of its own."""
+def reference() -> tuple[float, dict[str, np.ndarray]]:
+    """The mean negative log-likelihood of the completions, one demonstration per row."""
     policy, base, whole = tiny.policy(layers=2), tiny.base(layers=2), Whole.of(ROLLOUTS)
     forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
     positions = jnp.broadcast_to(jnp.arange(whole.tokens.shape[1]), whole.tokens.shape)
@@ -61,16 +65,16 @@ def written_out() -> tuple[float, dict[str, np.ndarray]]:
         hidden, _ = policy.bind(base, adapter)(jnp.asarray(whole.tokens), positions)
         scores = hidden @ base["embedder.input_embedding"].T
         scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
-        picked = jnp.take_along_axis(scores, jnp.asarray(whole.targets)[..., None], -1)[..., 0]
-        return -jnp.where(whole.learned, picked, 0.0).sum() / whole.learned.sum()
+        gathered = jnp.take_along_axis(scores, jnp.asarray(whole.targets)[..., None], -1)[..., 0]
+        return -jnp.where(whole.learned, gathered, 0.0).sum() / whole.learned.sum()
 
     value, grads = jax.jit(jax.value_and_grad(loss))(tiny.probe(layers=2))
     return float(value), {name: np.asarray(grad) for name, grad in grads.items()}
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_gradient_is_that_of_the_examples_one_by_one(devices: int):
-    value, expected = written_out()
+def test_the_gradient_equals_that_of_unpacked_demonstrations(devices: int):
+    value, expected = reference()
     found = start(learner(devices=devices))
     metrics = found.sft_update(PACKED)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
@@ -84,13 +88,13 @@ def test_the_gradient_is_that_of_the_examples_one_by_one(devices: int):
         )
 
 
-def test_the_examples_become_likelier():
+def test_the_demonstrations_become_more_likely():
     found = learner(steps=15)
     losses = [found.sft_update(PACKED)["loss"] for _ in range(14)]
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_the_grpo_phase_begins_with_a_new_optimizer_and_its_own_reference():
+def test_the_grpo_phase_starts_with_a_new_optimizer_and_its_own_reference():
     found = start(learner())
     found.sft_update(PACKED)
     assert found.state.updates == 1

@@ -1,4 +1,4 @@
-"""GRPO as the paper writes it: all rollouts in one batch, all logits at once, two layers."""
+"""Reference implementation of GRPO: one batch, whole logits, two layers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def grpo(
         whole: the batch.
         adapter: of the policy.
         mode: `learner.token_weights`.
-        old: log-probs of the policy that drew; None: this one.
+        old: old log-probs; None: those of this policy.
         reference: log-probs of the base; None: this policy's, so that the KL is 0.
         beta: weight of the KL term.
     """

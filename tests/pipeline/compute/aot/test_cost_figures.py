@@ -1,10 +1,10 @@
-"""Figures read from small programs that XLA compiled, against numbers worked out by hand.
+"""Cost figures of small programs compiled by XLA, against hand-computed numbers.
 
 `programs/blocks.hlo` (for a TPU v5e): the running log-sum-exp of 64 positions in 4 blocks of 16,
 over 8 blocks of 512 of a vocabulary of 4,096, width 256. `programs/recipe.hlo` (v5e): the top 16
 of the same vocabulary, position by position. `programs/counted.hlo` (CPU): seven matrix products
 in a loop. `programs/branches.hlo` (v5e): twice a matrix, or its square five times over. Layouts and
-metadata are taken out.
+metadata are removed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compute.aot.figures import TPU_CLOCK_HZ, buffers, estimated_seconds, whole_logits
+from pipeline.compute.aot.cost_figures import (
+    HBM,
+    TPU_CLOCK_HZ,
+    buffers,
+    estimated_seconds,
+    memory_spaces,
+    whole_logits,
+)
 from pipeline.compute.aot.hlo import Instruction, Module, Shape, parse
-from pipeline.compute.aot.reads import bytes_read
 
 PROGRAMS = Path(__file__).parent / "programs"
-EMBEDDING = (4096, 256)
-SIZE = 2 * 4096 * 256
 
 
 def text(name: str) -> str:
@@ -42,12 +46,12 @@ def test_the_trips_of_each_loop(name, expected):
     assert trips(parse(text(name))) == expected
 
 
-def test_trips_are_told_by_the_condition_too():
+def test_trip_counts_are_derived_from_the_condition():
     known = ', backend_config={"known_trip_count":{"n":"7"}}'
     assert known in text("counted")
     assert trips(parse(text("counted").replace(known, ""))) == [7]
     other = text("counted").replace(known, "")
-    # To 7 included, from 1, by twos.
+    # From 1 to 7 inclusive, in steps of 2.
     other = other.replace("direction=LT", "direction=LE")
     other = other.replace("%constant.5 = s32[] constant(0)", "%constant.5 = s32[] constant(1)")
     other = other.replace("%constant.2 = s32[] constant(1)", "%constant.2 = s32[] constant(2)")
@@ -59,7 +63,7 @@ def test_a_loop_of_unknown_length_is_an_error():
     unknown = unknown.replace(
         "%constant.5 = s32[] constant(0)", "%constant.5 = s32[] custom-call(%x.1)"
     )
-    with pytest.raises(ValueError, match=r"loop while\.5: its number of trips"):
+    with pytest.raises(ValueError, match=r"loop while\.5: the program does not determine"):
         trips(parse(unknown))
 
 
@@ -72,42 +76,21 @@ def test_seconds_are_cycles_times_trips():
     assert estimated_seconds(parse(text("recipe"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
 
 
-def test_of_a_conditional_the_cheapest_branch_counts():
+def test_the_cheapest_branch_of_a_conditional_counts():
     module = parse(text("branches"))
     doubled, five_products = 4140, 5 * (2304 + 80)
     assert estimated_seconds(module) == pytest.approx((1833 + doubled) / TPU_CLOCK_HZ)
     dear = text("branches").replace('"estimated_cycles":"4140"', '"estimated_cycles":"41400"')
     assert estimated_seconds(parse(dear)) == pytest.approx((1833 + five_products) / TPU_CLOCK_HZ)
-    # Both hold what they make.
+    # Both branches have buffers.
     made = {buffer.name for buffer in buffers(module)}
     assert {"broadcast_multiply_fusion", "fusion.8"} <= made
 
 
-def test_bytes_read_of_a_parameter():
-    # The whole embedding for each of 64 positions; for each of 4 blocks of positions 8 slices.
-    assert bytes_read(parse(text("recipe")), EMBEDDING) == 64 * SIZE
-    assert bytes_read(parse(text("blocks")), EMBEDDING) == 4 * 8 * (SIZE // 8)
-
-
-def test_a_copy_is_read_in_its_place():
-    once = text("blocks").replace(
-        "%bitcast.19 = bf16[8,512,256]{2,1,0:T(8,128)} bitcast(%emb.1)",
-        "%copied = f32[4096,256]{1,0} convert(%emb.1)\n"
-        "  %bitcast.19 = f32[8,512,256]{2,1,0:T(8,128)} bitcast(%copied)",
-    )
-    # Read once to be converted, then four times as float32.
-    assert bytes_read(parse(once), EMBEDDING) == SIZE + 4 * 2 * SIZE
-
-
-def test_a_parameter_is_found_by_its_dimensions():
-    with pytest.raises(ValueError, match=r"0 entry parameters have the dimensions \(4096, 255\)"):
-        bytes_read(parse(text("blocks")), (4096, 255))
-
-
-def test_what_stands_in_a_fusion_is_no_buffer():
+def test_values_inside_a_fusion_are_no_buffers():
     found = {buffer.shape for buffer in buffers(parse(text("recipe")))}
     assert Shape("f32", (4096,)) in found
-    # The product before it is summed up.
+    # The product before the sum.
     assert "f32[4096,256]" in text("recipe")
     assert Shape("f32", (4096, 256)) not in found
 
@@ -128,10 +111,10 @@ def test_invariant_3_whole_logits_are_found_in_any_shape():
         ("64,4096", True),
         ("8,512,64", True),
         ("262144", True),
-        ("8,63,512", False),  # as many as are allowed
+        ("8,63,512", False),  # the allowed number
         ("64,16,256", False),  # hidden states
         ("4096,256,1", False),  # the embedding itself
-        ("4096,2,256", True),  # but not two of it
+        ("4096,2,256", True),  # but not two embeddings
     ):
         other = text("blocks").replace(line, f"  %odd = f32[{dims}]{{0}} custom-call()\n{line}")
         assert ("odd" in names(parse(other), model=(256,), most=63)) == is_found, dims
@@ -146,7 +129,7 @@ def test_the_bytes_of_a_shape():
     assert Shape("token", ()).bytes == 0
 
 
-def test_an_instruction_is_read_whole():
+def test_all_parts_of_an_instruction_are_parsed():
     module = parse(text("blocks"))
     found = module.computations["wide.region_0.10.sunk"].instructions["while.16"]
     assert isinstance(found, Instruction)
@@ -156,6 +139,29 @@ def test_an_instruction_is_read_whole():
     assert module.entry == "main.12"
 
 
-def test_text_that_is_no_program_is_refused():
-    with pytest.raises(ValueError, match="no HLO text"):
+def test_text_without_a_program_is_an_error():
+    with pytest.raises(ValueError, match="not an HLO program"):
         parse("hello")
+
+
+REPORT = """Memory Space: default (color=0)
+Total bytes: 2820833280 (2.63GiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+  288.00MiB( 10%);  288.00MiB;   1535688704;                1; f32[32,2048,1152]
+
+Memory Space: vmem (color=1)
+Total bytes: 116662272 (111.26MiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+   27.00MiB( 24%);   27.00MiB;            0;                1; bf16[2,1024,6912]
+"""
+
+
+def test_bytes_by_memory_space():
+    assert memory_spaces(REPORT) == {HBM: 2_820_833_280, "vmem": 116_662_272}
+
+
+def test_text_without_a_memory_report_is_an_error():
+    with pytest.raises(ValueError, match="no memory space 'default' in this report: 'Total'"):
+        memory_spaces("Total")

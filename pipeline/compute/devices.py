@@ -1,7 +1,7 @@
-"""What a process does before and right after JAX starts: see exactly the devices it was given.
+"""Device set-up of a process: environment variables before JAX starts, and the mesh.
 
-Meshes are opened inside actors only. Nothing is substituted: another kind or number of devices is
-an error.
+Meshes are opened inside actors only. Another kind or number of devices than planned is an error.
+JAX is imported inside functions: the driver computes the environment of its actors here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from actors.program_cache import use_program_cache
+from pipeline.compute.program_cache import use_program_cache
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 if TYPE_CHECKING:
@@ -23,22 +23,22 @@ _HALF_HOST_CHIPS = 4
 _TUNABLES = "GLIBC_TUNABLES"
 _MALLOC = {
     "glibc.malloc.hugetlb": 1,  # pages of 2 MiB
-    # What was freed is found again by whoever asks next: one heap, none beside it, and none of it
-    # goes back. Any one of these alone changes little.
+    # One heap that reuses freed memory and returns none to the system. Each of these settings
+    # alone has little effect.
     "glibc.malloc.arena_max": 1,
     "glibc.malloc.mmap_max": 0,
     "glibc.malloc.trim_threshold": 1 << 40,
 }
 _V5E = ("TPU v5 lite", "TPU v5e")
-"""What JAX calls the chips that sizes and programs are planned for."""
+"""JAX's names of the chips that runs are planned for."""
 
 
 def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
     """Starts JAX and makes a mesh of this process's devices; see `sharding.make_mesh`.
 
     Raises:
-        ValueError: if JAX finds other devices than `count` of kind `platform`, or TPUs other than
-            v5e, which can be planned for only.
+        ValueError: if JAX does not find exactly `count` devices of kind `platform`, or finds TPUs
+            other than v5e, which plans support but runs do not.
     """
     if platform == "tpu" and count < _HOST_CHIPS:
         _share_host(count)
@@ -63,24 +63,24 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
     kind = devices[0].device_kind
     if platform == "tpu" and kind not in _V5E:
         raise ValueError(
-            f"these are chips of kind {kind!r}; runs are for v5e only, others can be planned for "
-            "(launch.plan); nearest valid: a TPU v5e host"
+            f"these are chips of kind {kind!r}; runs support v5e only, plans (launch.plan) also "
+            "others; nearest valid: a TPU v5e host"
         )
     return make_mesh(devices, fsdp=fsdp, tp=tp)
 
 
 def _share_host(chips: int) -> None:
-    """Prepares libtpu for a process that has some of a host's chips; other processes have the rest.
+    """Prepares libtpu for a process that uses some of a host's chips, beside other processes.
 
-    Ray has set `TPU_VISIBLE_CHIPS`, and the bounds for one and two chips. Variables that other
-    frameworks read stay as they are.
+    Ray sets `TPU_VISIBLE_CHIPS`, and the bounds for one and two chips. Variables of other
+    frameworks do not change.
     """
     if chips == _HALF_HOST_CHIPS:
         os.environ["TPU_CHIPS_PER_HOST_BOUNDS"] = "2,2,1"
         os.environ["TPU_HOST_BOUNDS"] = "1,1,1"
-        # For these bounds libtpu locks the host exclusively, unless told that it is shared.
+        # With these bounds libtpu locks the host exclusively unless this variable is set.
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-    # The host's own lists the processes of a slice, to which this process does not belong.
+    # The host's value lists the processes of a slice, to which this process does not belong.
     os.environ.pop("TPU_PROCESS_ADDRESSES", None)
     # All processes would use the same default port.
     with socket.create_server(("localhost", 0)) as server:
@@ -89,12 +89,12 @@ def _share_host(chips: int) -> None:
     os.environ["TPU_MESH_CONTROLLER_PORT"] = str(port)
 
 
-def kept_memory() -> dict[str, str]:
-    """Variables for a process that computes on a CPU: memory that it has had once it keeps.
+def malloc_environment() -> dict[str, str]:
+    """Variables that make glibc keep freed memory, for a process that computes on a CPU.
 
-    A program's temporaries are new memory at each call, and what is new the system clears first;
-    that took a third of a gradient's time and more. Read by glibc when the process starts; others
-    ignore it. What GLIBC_TUNABLES says already stays so.
+    A program allocates its temporaries at each call, and the system clears new pages, which took a
+    third of a gradient's time and more. glibc reads the variable when the process starts; other C
+    libraries ignore it. Settings that are already in GLIBC_TUNABLES do not change.
     """
     given = os.environ.get(_TUNABLES, "")
     own = [f"{name}={value}" for name, value in _MALLOC.items() if name not in given]
@@ -105,12 +105,11 @@ def environment(*, platform: str, count: int) -> dict[str, str]:
     """Environment variables for the process, to be set before it imports JAX; keeps XLA_FLAGS."""
     variables = {"JAX_PLATFORMS": JAX_PLATFORM[platform]}
     if platform == "cpu":
-        variables |= kept_memory()
-        # The last of two equal flags counts.
+        variables |= malloc_environment()
+        # The last of two equal flags takes effect.
         devices = f"--xla_force_host_platform_device_count={count}"
         variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
-    if CACHE_VARIABLE in os.environ:
-        variables[CACHE_VARIABLE] = os.environ[
-            CACHE_VARIABLE
-        ]  # a cluster's workers do not inherit it
+    # Workers of a cluster do not inherit it.
+    if (folder := os.environ.get(CACHE_VARIABLE)) is not None:
+        variables[CACHE_VARIABLE] = folder
     return variables

@@ -1,4 +1,4 @@
-"""How many bytes of a parameter a compiled program reads, loops included."""
+"""Bytes of a parameter that a compiled program reads, loops included."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _REDUCING = {"convolution", "dot", "reduce", "custom-call"}
 
 
 def bytes_read(module: Module, dims: tuple[int, ...]) -> int:
-    """Bytes of an entry parameter that the program reads: those of each reader x its trips.
+    """Bytes of an entry parameter that the program reads: those of each reader x its trip count.
 
     The parameter is followed through bitcasts, loops and calls, and into fusions. A slice or a
-    gather reads what it takes; who uses that later no longer counts. A copy of the whole reads it,
-    and stands for it from there on.
+    gather reads its result; later uses of the result do not count. A copy of the whole parameter
+    reads it, and is followed in its place.
 
     Args:
         module: the program.
-        dims: of the parameter, by which it is found.
+        dims: dimensions of the parameter, which identify it.
 
     Raises:
-        ValueError: if no or more than one entry parameter has these dimensions, or if a loop's
-            trips cannot be told.
+        ValueError: if not exactly one entry parameter has these dimensions, or if the trip count of
+            a loop is unknown.
     """
     entry = module.computations[module.entry]
     parameters = [i for i in entry.instructions.values() if i.opcode == "parameter"]
@@ -52,9 +52,9 @@ def _number(parameter: Instruction) -> int:
 
 @dataclass(frozen=True)
 class _Mark:
-    """On what holds the whole parameter: bytes an element takes in memory.
+    """Marks a value that holds the whole parameter, with its bytes per element in memory.
 
-    `in_memory` is false of what a fusion makes of it element by element and has not kept.
+    `in_memory` is False for values inside a fusion, which are computed element by element.
     """
 
     itemsize: int
@@ -76,7 +76,7 @@ def _either(left: _Marks, right: _Marks) -> _Marks:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Follows a parameter of so many elements; `run` gives bytes read and marks of the result."""
+    """Follows a parameter with `elements`; `run` returns bytes read and marks of the result."""
 
     module: Module
     elements: int

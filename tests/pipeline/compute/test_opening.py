@@ -1,4 +1,4 @@
-"""What an actor opens: the model in its format, and its tokenizer, checked before weights move."""
+"""Opening a model: its format, and its tokenizer, which is checked before the weights load."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from actors.opening import open_model
 from configs.schema import Config
 from pipeline.compute.model import flax_checkpoint, weights
+from pipeline.compute.opening import open_model
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 from tests.pipeline.compute.model import formats
@@ -26,7 +26,7 @@ def config(folder: Path) -> Config:
 
 @pytest.fixture
 def flax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Gemma 2 as Kaggle gives it out, with some more rows than its tokenizer has pieces."""
+    """Gemma 2 in Kaggle's layout, with more embedding rows than its tokenizer has tokens."""
     golden = formats.GOLDEN / "gemma2"
     tensors = load_file(golden / formats.SINGLE)
     rows = np.random.default_rng(0).standard_normal((PIECES + 8, 40)).astype(np.float32)
@@ -39,7 +39,7 @@ def flax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_flax_checkpoint_and_its_tokenizer_are_opened(flax: Path):
-    opened = open_model(config(flax), which="learner")
+    opened = open_model(config(flax), role="learner")
     assert opened.policy.vocab_size == PIECES + 8
     assert opened.policy.architecture.window(0) == 8
     assert opened.base.keys() == opened.policy.base_shapes.keys()
@@ -49,20 +49,20 @@ def test_a_flax_checkpoint_and_its_tokenizer_are_opened(flax: Path):
     assert opened.vocabulary.forbidden_mask(PIECES + 8)[-8:].all()
 
 
-def test_a_split_sampler_has_a_mesh_of_its_own(flax: Path):
+def test_a_split_sampler_has_its_own_mesh(flax: Path):
     plan = {"placement": "split", "sampler_devices": 8, "sampler_tp": 2, "slots": 4}
     split = tiny.make_config(model={"path": str(flax)}, lora={"rank": 2}, plan=plan)
-    opened = open_model(split, which="sampler")
+    opened = open_model(split, role="sampler")
     assert dict(opened.policy.mesh.shape) == {"data": 4, "fsdp": 1, "tp": 2}
 
 
-def test_the_tokenizer_of_another_model_is_refused(flax: Path):
+def test_the_tokenizer_of_another_model_is_an_error(flax: Path):
     path = flax / "config.json"
     path.write_text(json.dumps({"model_type": "gemma2", "vocab_size": 256_000}))
     with pytest.raises(ValueError, match=r"480 pieces, the model's embedding 256000 rows"):
-        open_model(config(flax), which="learner")
+        open_model(config(flax), role="learner")
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path):
+def test_a_missing_model_is_an_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*gone$"):
-        open_model(config(tmp_path / "gone"), which="learner")
+        open_model(config(tmp_path / "gone"), role="learner")

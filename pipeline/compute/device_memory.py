@@ -1,0 +1,147 @@
+"""Device memory: sizes of arrays and programs, the limit `plan.hbm_gib`, and out-of-memory errors.
+
+Sizes of programs are the compiler's. It compiles without a memory limit; `check_fits` refuses a
+program that exceeds the limit before it runs. JAX is imported inside functions, so that the driver
+can import the actors that use this module.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeline.contracts.memory import MemoryUse, OutOfMemory
+from pipeline.contracts.sizes import Phase
+
+if TYPE_CHECKING:
+    import jax
+
+T = TypeVar("T")
+
+GIB = 2**30
+
+
+class DeviceMemoryError(MemoryError):
+    """A program would exceed the memory limit.
+
+    Attributes:
+        share: available memory as a share of what the program needs.
+    """
+
+    def __init__(self, what: str, share: float) -> None:
+        super().__init__(what)
+        self.share = share
+
+
+def program_bytes(compiled: jax.stages.Compiled) -> int:
+    """Bytes per device while the program runs: arguments, results and temporaries."""
+    stats: Any = compiled.memory_analysis()
+    size: int = (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+    )
+    return size
+
+
+def result_bytes(compiled: jax.stages.Compiled) -> int:
+    """Bytes per device of the program's results."""
+    stats: Any = compiled.memory_analysis()
+    size: int = stats.output_size_in_bytes
+    return size
+
+
+def array_bytes(arrays: Any) -> int:
+    """Bytes per device of a tree of arrays, or of shapes with shardings."""
+    import jax
+
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in jax.tree.leaves(arrays)
+    )
+
+
+def resident_bytes() -> int:
+    """Bytes of all live arrays on this process's fullest device."""
+    import jax
+
+    held: dict[jax.Device, dict[int, int]] = defaultdict(dict)
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            # By address: reading an array on the host leaves a view of it.
+            held[shard.device][shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return max((sum(sizes.values()) for sizes in held.values()), default=0)
+
+
+def check_fits(needs: Mapping[str, int], *, hbm_gib: float) -> None:
+    """Refuses programs that do not fit beside the live arrays.
+
+    Args:
+        needs: bytes per device that a program needs beside the live arrays, by its name.
+        hbm_gib: memory limit per device.
+
+    Raises:
+        DeviceMemoryError: naming the largest program and its need.
+    """
+    resident, name = resident_bytes(), max(needs, key=lambda name: needs[name])
+    available = hbm_gib * GIB - resident
+    if needs[name] > available:
+        raise DeviceMemoryError(
+            f"{name} needs {needs[name] / GIB:.4g} GiB of each device beside "
+            f"{resident / GIB:.4g} GiB that are in use; plan.hbm_gib = {hbm_gib:g}",
+            available / needs[name],
+        )
+
+
+def memory_use(needs: Mapping[str, int]) -> MemoryUse:
+    """Memory use of this process.
+
+    Args:
+        needs: bytes per device that a program needs beside the live arrays, by its name.
+    """
+    import jax
+
+    resident = resident_bytes()
+    programs = {name: resident + size for name, size in needs.items()}
+    measured = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
+    if not measured:
+        return MemoryUse(programs)
+    fullest = max(measured, key=lambda stats: stats["peak_bytes_in_use"])
+    return MemoryUse(programs, fullest["peak_bytes_in_use"], fullest.get("bytes_limit"))
+
+
+def catch_out_of_memory(phase: Phase, work: Callable[[], T]) -> T:
+    """The result of `work`; converts an out-of-memory error and frees what `work` allocated.
+
+    Raises:
+        OutOfMemory: if `work` ran out of memory.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        what, share = _first_line(error), getattr(error, "share", None)
+        # The traceback's frames hold caches, gradients and batches while the error lives.
+        traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    # Outside of `except`: otherwise the original error would be the context of this one.
+    raise OutOfMemory(phase, what, share)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether JAX (device or compiler), Python or NumPy reports a lack of memory."""
+    import jax
+
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, MemoryError)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,164 @@
+"""Opens devices and model, the same way in every process that computes.
+
+JAX is imported inside functions, so that the driver can import the actors that use this module.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from configs.schema import Config, Lora
+from pipeline.compute.devices import open_mesh
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.special_tokens import check_tokenizer
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from pipeline.compute.model.policy import Params, Policy
+    from pipeline.compute.model.vocabulary import Vocabulary
+    from pipeline.inputs.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """The model that sampler and learner use.
+
+    Attributes:
+        policy: the model on this process's devices.
+        base: its frozen parameters, loaded once.
+        vocabulary: special token ids.
+        tokenizer: for stop strings.
+        load_s: seconds of loading the base.
+    """
+
+    policy: Policy
+    base: Params
+    vocabulary: Vocabulary
+    tokenizer: Tokenizer
+    load_s: float
+
+    def wait(self) -> OpenedModel:
+        """Returns itself; see `LoadingModel.wait`."""
+        return self
+
+
+@dataclass(frozen=True)
+class LoadingModel:
+    """A model whose base is being loaded.
+
+    Attributes:
+        policy: the model on this process's devices.
+        vocabulary: special token ids.
+        tokenizer: for stop strings.
+        loading: the base, and the seconds of loading it.
+    """
+
+    policy: Policy
+    vocabulary: Vocabulary
+    tokenizer: Tokenizer
+    loading: Future[tuple[Params, float]]
+
+    def wait(self) -> OpenedModel:
+        """Waits until the base is loaded.
+
+        Raises:
+            ValueError: if the weights do not match the configuration.
+        """
+        base, load_s = self.loading.result()
+        return OpenedModel(self.policy, base, self.vocabulary, self.tokenizer, load_s)
+
+
+def open_model(config: Config, *, role: Literal["learner", "sampler"]) -> OpenedModel:
+    """Starts JAX on the devices of a learner or of a sampler and loads the base.
+
+    Raises:
+        ValueError: if devices, weights or tokenizer do not match the configuration.
+        FileNotFoundError: if there are no weights or no tokenizer.
+    """
+    return start_loading(config, role=role).wait()
+
+
+def start_loading(config: Config, *, role: Literal["learner", "sampler"]) -> LoadingModel:
+    """As `open_model`, but loads the base in a thread, so that programs can compile meanwhile.
+
+    Raises:
+        ValueError: if devices, weights or tokenizer do not match the configuration.
+        FileNotFoundError: if there are no weights or no tokenizer.
+    """
+    plan = config.plan
+    count, fsdp, tp = plan.learner_devices, plan.fsdp, plan.tp
+    quantization: str = config.model.quantization
+    if role == "sampler":
+        count, fsdp, tp = plan.devices_per_sampler, plan.fsdp_of_sampler, plan.tp_of_sampler
+        quantization = config.sampler_quantization
+    mesh = open_mesh(platform=plan.platform, count=count, fsdp=fsdp, tp=tp)
+    from pipeline.compute.model.vocabulary import Vocabulary
+    from pipeline.compute.model.weights import read_text_config
+
+    folder, tokenizer = find_model(config.model), open_tokenizer(config.model)
+    vocabulary = Vocabulary.of(tokenizer, config.rollout)
+    # Checked here, too, for checkpoints whose size follows only from the shapes of their arrays.
+    check_tokenizer(
+        tokenizer,
+        folder=folder,
+        vocab_size=read_text_config(folder)["vocab_size"],
+        stop_tokens=config.rollout.stop_tokens,
+    )
+    policy = make_policy(
+        folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh, quantization=quantization
+    )
+
+    def load() -> tuple[Params, float]:
+        started = time.monotonic()
+        return policy.load_base(folder), time.monotonic() - started
+
+    reader = ThreadPoolExecutor(1)
+    loading = reader.submit(load)
+    reader.shutdown(wait=False)
+    if policy.is_quantized:
+        # Quantizing runs qwix's own code, which must not run while qwix patches JAX for a trace.
+        wait([loading])
+    return LoadingModel(policy, vocabulary, tokenizer, loading)
+
+
+def make_policy(
+    folder: Path, *, dtype: str, lora: Lora, mesh: Mesh, quantization: str = "none"
+) -> Policy:
+    """The policy of a model folder, with the shapes of `lora.start`'s adapter; reads no weights.
+
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: naming what in the folder cannot be used, and why.
+    """
+    import jax.numpy as jnp
+
+    from pipeline.compute.model.adapter_source import needs_separate
+    from pipeline.compute.model.policy import Policy
+    from pipeline.compute.model.weights import read_architecture
+
+    return Policy.create(
+        read_architecture(folder, dtype=jnp.dtype(dtype)),
+        lora=lora,
+        mesh=mesh,
+        quantization=quantization,
+        separate=needs_separate(lora),
+    )
+
+
+def open_policy(
+    folder: Path, *, dtype: str, lora: Lora, mesh: Mesh, quantization: str = "none"
+) -> tuple[Policy, Params]:
+    """Policy and base of a model folder; see `make_policy`.
+
+    Raises:
+        FileNotFoundError: naming the missing file.
+        ValueError: naming what in the folder cannot be used, and why.
+    """
+    policy = make_policy(folder, dtype=dtype, lora=lora, mesh=mesh, quantization=quantization)
+    return policy, policy.load_base(folder)
