@@ -45,7 +45,7 @@ def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: i
     assert sorted(name for share in dealt for name in names(share)) == [(n, 0) for n in range(9)]
 
 
-class PartialRollouts:
+class BlockingSampler:
     """A sampler that answers when another one has."""
 
     def __init__(self, first: asyncio.Event | None, then: asyncio.Event) -> None:
@@ -81,9 +81,9 @@ class PartialRollouts:
 
 
 def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
-    async def run() -> tuple[list[Completion], DecodeWork, PartialRollouts, PartialRollouts]:
+    async def run() -> tuple[list[Completion], DecodeWork, BlockingSampler, BlockingSampler]:
         late, early = asyncio.Event(), asyncio.Event()
-        one, other = PartialRollouts(early, late), PartialRollouts(None, early)
+        one, other = BlockingSampler(early, late), BlockingSampler(None, early)
         order = [request(n) for n in (4, 0, 3, 1, 2)]
         return *await generate([one, other], order, temperature=0.5), one, other
 
@@ -100,7 +100,7 @@ def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
 def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
     async def run(cut_off: float | None) -> tuple[int | None, int | None]:
         then = asyncio.Event()
-        one, other = PartialRollouts(None, then), PartialRollouts(None, then)
+        one, other = BlockingSampler(None, then), BlockingSampler(None, then)
         requests = [request(n) for n in range(7)]
         await generate([one, other], requests, temperature=1.0, cut_off=cut_off)
         return one.min_finished, other.min_finished
@@ -113,10 +113,10 @@ def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
 
 
 def test_a_sampler_without_a_share_is_not_asked():
-    async def run() -> PartialRollouts:
-        idle = PartialRollouts(asyncio.Event(), asyncio.Event())
+    async def run() -> BlockingSampler:
+        idle = BlockingSampler(asyncio.Event(), asyncio.Event())
         await generate(
-            [PartialRollouts(None, asyncio.Event()), idle], [request(1)], temperature=1.0
+            [BlockingSampler(None, asyncio.Event()), idle], [request(1)], temperature=1.0
         )
         return idle
 
