@@ -23,8 +23,8 @@ _HALF_HOST_CHIPS = 4
 _TUNABLES = "GLIBC_TUNABLES"
 _MALLOC = {
     "glibc.malloc.hugetlb": 1,  # pages of 2 MiB
-    # One heap that reuses freed memory and returns none to the system. Each of these settings
-    # alone has little effect.
+    # One heap that reuses freed memory and returns none to the system. Each setting alone has
+    # little effect.
     "glibc.malloc.arena_max": 1,
     "glibc.malloc.mmap_max": 0,
     "glibc.malloc.trim_threshold": 1 << 40,
