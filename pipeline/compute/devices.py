@@ -70,7 +70,7 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
 
 
 def _share_host(chips: int) -> None:
-    """Prepares libtpu for a process that uses some of a host's chips, beside other processes.
+    """Prepares libtpu for a process that shares a host's chips with other processes.
 
     Ray sets `TPU_VISIBLE_CHIPS`, and the bounds for one and two chips. Variables of other
     frameworks do not change.

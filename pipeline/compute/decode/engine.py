@@ -146,7 +146,7 @@ class Engine:
 
     @property
     def needs(self) -> dict[str, int]:
-        """Bytes per device that `generate` needs beside base and adapter, by program."""
+        """Bytes per device that `generate` needs besides base and adapter, by program."""
         return self._programs.needs(array_bytes(self._policy.abstract_params()))
 
     def speed(self, base: Params, adapter: Params) -> SamplerSpeed:

@@ -74,7 +74,7 @@ class Exporter:
     """Writes exports of one base and its adapters, and verifies them by loading.
 
     The programs for verification are compiled at construction, so that an export compiles nothing.
-    Verification holds the unquantized merged model on the devices, beside the base; if there is not
+    Verification holds the unquantized merged model on the devices, besides the base; if there is not
     enough memory, it compares the written parameters with the policy's instead.
 
     Args:

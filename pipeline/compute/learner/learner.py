@@ -92,7 +92,7 @@ class Learner:
 
     @property
     def needs(self) -> dict[str, dict[str, int]]:
-        """Bytes per device beside base and adapter, by phase and by program."""
+        """Bytes per device besides base and adapter, by phase and by program."""
         return self._compiled.needs(array_bytes(self.policy.abstract_params()))
 
     @property

@@ -83,7 +83,7 @@ def test_at_ratio_one_the_gradient_is_reinforce():
     np.testing.assert_allclose(jax.grad(cispo)(logprobs), expected, rtol=1e-6)
 
 
-# Row 0: a rollout of two learned tokens behind a prompt of one, then one of one token, padding.
+# Row 0: two rollouts with prompts of one token and two and one learned tokens, then padding.
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
 LEARNED = jnp.array([[0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 1, 1]], bool)
 

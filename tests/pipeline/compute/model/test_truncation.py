@@ -117,7 +117,7 @@ def test_the_nucleus_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for top_p, left in ((0.4, [1]), (0.6, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])):
         assert np.flatnonzero(stays(scores, off(top_p=top_p))).tolist() == left
-    # Of the two tokens after top-k, the first has 2/3 of the mass.
+    # After top-k, the first of the two tokens has 2/3 of the mass.
     assert np.flatnonzero(stays(scores, off(top_k=2, top_p=0.6))).tolist() == [1]
     # Also for a p that underflows in float32.
     assert np.flatnonzero(stays(scores, off(top_p=1e-60))).tolist() == [1]
