@@ -1,7 +1,7 @@
-"""The JAX of the tests; must be imported before JAX is.
+"""JAX settings of the tests; must be imported before JAX.
 
-Eight virtual CPU devices. Most of a test's time is compilation, so code is generated without
-expensive passes, and what one process has compiled is found by the others.
+Eight virtual CPU devices. Most of a test's time is compilation, so XLA skips expensive passes, and
+all processes share one compilation cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
-from hypothesis import settings  # noqa: E402  # after the environment, like everything
+from hypothesis import settings  # noqa: E402  # after the environment is set
 
 # No test may depend on how busy the machine is.
 settings.register_profile("tests", deadline=None)

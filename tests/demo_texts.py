@@ -1,4 +1,4 @@
-"""A tokenizer of the demo's words for the tests."""
+"""A tokenizer trained on the demo's texts, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def demo_texts(count: int = 300) -> list[str]:
-    """Returns questions and solutions of the demo's task."""
+    """Questions and solutions of the demo's task."""
     rng = Random(0)
     problems = [make_problem(rng) for _ in range(count)]
     return [f"user\n{p.question}" for p in problems] + [solution(p, rng) for p in problems]
@@ -29,7 +29,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
-    """Writes the SentencePiece model of the folder `of` as a `tokenizer.json` like Gemma's."""
+    """Converts the SentencePiece model in folder `of` to a `tokenizer.json` like Gemma's."""
     pieces = SentencePieceProcessor(str(of / "tokenizer.model"))
     size = pieces.vocab_size()
     scores = [(pieces.id_to_piece(id_), pieces.get_score(id_)) for id_ in range(size)]
@@ -42,7 +42,7 @@ def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
     whole.add_special_tokens(
         [tokenizers.AddedToken(piece, normalized=False, special=True) for piece in special]
     )
-    # User-defined pieces of SentencePiece: the ids up to 111 that are not special.
+    # SentencePiece's user-defined pieces: the non-special ids up to 111.
     symbols = [piece for piece, _ in scores[4:112] if piece not in special]
     fill = [piece for piece, _ in scores[112:] if piece.startswith("<unused")]
     whole.add_tokens(

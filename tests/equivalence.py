@@ -1,10 +1,10 @@
-"""Whether two versions of the project compute the same: metrics and adapters of real runs.
+"""Checks that two versions of the project compute the same metrics and adapters in real runs.
 
     python -m tests.equivalence record PROJECT FILE [CASE ...]   runs cases with the code in PROJECT
-    python -m tests.equivalence compare BEFORE AFTER    exit status 1 where they differ
+    python -m tests.equivalence compare BEFORE AFTER    exit status 1 if they differ
 
-Both recordings must be of one machine. PROJECT is a checkout with its own .venv, or any folder with
-the source; its Python is PYTHON, by default the one that runs this. Times are not compared.
+Record both on the same machine. PROJECT is a folder with the source; --python names the interpreter
+that runs it, by default the current one. Times are not compared.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from typing import Any
 from safetensors import safe_open
 
 RENAMED_SETTINGS: Mapping[str, str] = {"plan.slots": "plan.rollout_rows"}
-"""Earlier name of a setting, for projects whose configs have no other."""
+"""Earlier names of settings, for projects that still use them."""
 RENAMED_METRICS: Mapping[str, str] = {
     "rollout/cut": "rollout/truncated",
     "rollout/waiting": "rollout/partial",
 }
-"""New name of a metric by its old one, applied to the recording before."""
+"""New names of metrics by their old ones, applied to the recording BEFORE."""
 IGNORED = ("time/", "crc32")
-"""Beginnings of what is not compared."""
+"""Prefixes of metrics that are not compared."""
 
 DATA = "launch/demo/data"
 EARLIER_FILES: Mapping[str, str] = {f"{DATA}/demonstrations.jsonl": f"{DATA}/worked.jsonl"}
-"""Earlier name of a data file, for projects that do not have the file."""
+"""Earlier names of data files, for projects that do not have the new ones."""
 SHORT = {
     "budget.steps": "6",
     "checkpoint.every_steps": "2",
@@ -86,7 +86,7 @@ PATIENCE_S = 1200.0
 
 
 def record(project: Path, file: Path, python: str, cases: Sequence[str]) -> None:
-    """Runs cases, by default all; writes what each has computed into `file`, by its name."""
+    """Runs cases, by default all; writes the results of each to `file`, by name of the case."""
     found = json.loads(file.read_text(encoding="utf-8")) if cases and file.is_file() else {}
     with tempfile.TemporaryDirectory(prefix="equivalence-") as folder:
         for case in cases or CASES:
@@ -158,7 +158,7 @@ def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """A line for each case in which two recordings differ, with the first thing that does."""
+    """One line for each case in which two recordings differ, naming the first difference."""
     lines = [f"{case}: not in both" for case in sorted(before.keys() ^ after.keys())]
     for case in before.keys() & after.keys():
         one, other = before[case], after[case]

@@ -1,7 +1,7 @@
-"""Samplers, learner and scorer as the coordinator sees them, without Ray or JAX.
+"""Fake samplers, learner and scorer for the coordinator, without Ray or JAX.
 
-Everything is a function of names, adapter and seed, and an adapter is the hash of all that was
-learned: two runs end with equal adapters only if they learned from equal rollouts in equal order.
+Results are a function of names, adapter and seed. An adapter is a hash of all training data so far:
+two runs end with equal adapters only if they trained on equal rollouts in equal order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from rewards.resolve import resolve
 
 EOS = 1
 PROMPTS = 20
-"""Prompts of a split for samplers with a skill."""
+"""Number of prompts in a split, for samplers with a skill."""
 FRESH = hashlib.sha256(b"fresh").hexdigest()
 PROBE = hashlib.sha256(b"probe").hexdigest()
 
@@ -79,7 +79,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
 
 
 def make_config(folder: Path, **tables: Mapping[str, Any]) -> Config:
-    """A small configuration; `tables` are laid over its tables."""
+    """A small configuration; keys of `tables` replace those of its tables."""
     given = {name: {**_CONFIG.get(name, {}), **table} for name, table in tables.items()}
     run = {**_CONFIG["run"], "dir": str(folder), **tables.get("run", {})}
     whole: dict[str, Any] = {**_CONFIG, **given, "run": run}
@@ -99,7 +99,7 @@ def make_prompts(count: int) -> tuple[Prompt, ...]:
 def make_data(
     *, train: int = 5, validation: int = 0, test: int = 4, sets: Sequence[str] = (), sft: int = 0
 ) -> LoadedData:
-    """Splits of so many prompts; none: no such split. Evaluation sets are like the test split."""
+    """Splits by number of prompts; 0: no such split. Evaluation sets equal the test split."""
 
     def split(count: int) -> LoadedSplit:
         return LoadedSplit(make_prompts(count), malformed=(), too_long=(), duplicates=0)
@@ -137,7 +137,7 @@ class CharTokenizer(Tokenizer):
 
 
 class FakeClock:
-    """A clock that moves when it is told to."""
+    """A clock whose time is set by the test."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -147,19 +147,19 @@ class FakeClock:
 
 
 class Killed(BaseException):
-    """`kill -9`: nothing that would come after this happens."""
+    """Simulates `kill -9`: no later code of the run is executed."""
 
 
 @dataclass
 class Script:
-    """What the workers are asked to do, in order, and what is to happen when they are.
+    """Records the calls of the workers in order, and runs actions at chosen calls.
 
     Attributes:
-        clock: moved on by each call.
+        clock: each call advances it by its duration.
         durations: seconds of a call, by the first word of its name.
-        calls: their names.
-        on: what to do at a call, by its name or its number; done once.
-        stop: the coordinator's.
+        calls: names of the calls.
+        on: actions by name or index of the call; each runs once.
+        stop: the coordinator's stop event.
     """
 
     clock: FakeClock = field(default_factory=FakeClock)
@@ -169,7 +169,7 @@ class Script:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self, name: str) -> None:
-        """Writes a call down, lets its time pass and does what is to be done."""
+        """Records a call, advances the clock and runs the call's actions."""
         self.clock.seconds += self.durations.get(name.split(maxsplit=1)[0], 0.0)
         self.calls.append(name)
         for key in (name, len(self.calls) - 1):
@@ -183,10 +183,10 @@ def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
 
 
 class Prepares:
-    """Notes the sizes that it is prepared for, which change nothing.
+    """Records the sizes passed to `prepare`; they have no effect.
 
     Attributes:
-        sizes: these, in order.
+        sizes: the recorded sizes, in order.
     """
 
     def __init__(self) -> None:
@@ -201,10 +201,11 @@ class Prepares:
 
 
 class FakeSampler(Prepares):
-    """Draws well-formed right answers, well-formed wrong ones, and such without an end.
+    """Samples well-formed answers, correct or wrong, some without a stop token.
 
     Attributes:
-        skill: share of the prompts that a version answers right, the first ones; None: a coin.
+        skill: share of the prompts, from the first, that a version answers correctly; None: each
+            answer is correct with probability 1/2.
     """
 
     def __init__(self, script: Script, *, seed: int, number: int) -> None:
@@ -229,7 +230,7 @@ class FakeSampler(Prepares):
         temperature: float,
         min_finished: int | None = None,
     ) -> list[Completion]:
-        first = requests[-1].name  # the oldest come first
+        first = requests[-1].name  # the oldest requests come first
         self.script.note(f"{self.name}.generate:{first.phase} {first.step}")
         if self.script.stop.is_set():
             await self.aborted.wait()
@@ -240,7 +241,7 @@ class FakeSampler(Prepares):
         self.done = DecodeWork({len(lengths): 1}, slot_steps=rows, tokens=sum(lengths))
         if min_finished is None:
             return drawn
-        # All are drawn side by side: those that need least end.
+        # All are decoded in parallel: the shortest end first.
         order = sorted(drawn, key=lambda completion: (completion.num_new, completion.name))
         ended = {completion.name for completion in order[:min_finished]}
         steps = order[min_finished - 1].num_new
@@ -280,7 +281,7 @@ class FakeSampler(Prepares):
 
 
 def continued(partial: Completion, drawn: Completion) -> Completion:
-    """`partial`, continued with the tokens that are sampled now, at least a stop token."""
+    """`partial`, continued with the newly sampled tokens, at least a stop token."""
     size = len(partial.tokens)
     tokens = drawn.tokens[size:] if len(drawn.tokens) > size else np.array([EOS], np.int32)
     new = logprobs(tokens, drawn.adapter_sha256)
@@ -294,18 +295,18 @@ def continued(partial: Completion, drawn: Completion) -> Completion:
 
 
 def truncated(drawn: Completion, new: int) -> Completion:
-    """The first `new` of the tokens that were sampled now, without the last one."""
+    """Keeps the first `new` newly sampled tokens, and always drops the last one."""
     size = len(drawn.tokens) - max(drawn.num_new - new, 1)
     tokens, logprobs = drawn.tokens[:size], drawn.logprobs[:size]
     return replace(drawn, tokens=tokens, logprobs=logprobs, stop_reason="truncated")
 
 
 class Disk(dict[int, tuple[str, dict[str, Any]]]):
-    """Checkpoints: the adapter and the coordinator's part, by version.
+    """Checkpoints: the adapter and the coordinator's state, by version.
 
     Attributes:
-        best: version and adapter that were kept as the best.
-        previous: the adapter of the version before, by version.
+        best: version and adapter of the best validation.
+        previous: the adapter of the previous version, by version.
     """
 
     best: tuple[int, str] | None = None
@@ -316,12 +317,12 @@ class Disk(dict[int, tuple[str, dict[str, Any]]]):
 
 
 class FakeLearner(Prepares):
-    """Goes on from the newest checkpoint on `disk`.
+    """Continues from the newest checkpoint on `disk`.
 
     Attributes:
-        metrics: laid over those of each update.
-        score_error: added to the log-probs that it scores.
-        rates: learning rates it was told, one for each update.
+        metrics: override the metrics of each update.
+        score_error: added to the scored log-probs.
+        rates: `rate` of each update.
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
@@ -346,7 +347,7 @@ class FakeLearner(Prepares):
         return Published(version, adapter, adapter)
 
     def named(self, which: AdapterRef) -> tuple[int, str]:
-        """Version and adapter."""
+        """Version and adapter of a reference."""
         if which == "best":
             assert self.disk.best is not None
             return self.disk.best
@@ -388,7 +389,7 @@ class FakeLearner(Prepares):
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
         self.script.note(f"learner.update {self.version}")
-        await asyncio.sleep(0)  # what is done beside it begins
+        await asyncio.sleep(0)  # concurrent tasks start
         shas = {
             (rollout.completion.version, rollout.completion.adapter_sha256) for rollout in rollouts
         }
@@ -429,12 +430,12 @@ def _write_export(folder: Path, text: str) -> None:
 
 
 def _tokens(learned: int) -> dict[str, float]:
-    """As many positions hold nothing as tokens are learned."""
+    """Token metrics with as many padding positions as trained tokens."""
     return {"tokens_trained": float(learned), "tokens_padded": float(learned)}
 
 
 class FakeScorer:
-    """The configured reward functions, called on the spot."""
+    """Calls the configured reward functions in this process."""
 
     def __init__(self, script: Script, config: Config) -> None:
         self.script = script
@@ -449,7 +450,7 @@ class FakeScorer:
 
 
 class FakeTracker(Tracker):
-    """W&B that keeps what it is told."""
+    """A tracker that records its arguments."""
 
     def __init__(self, run_id: str | None = None) -> None:
         super().__init__("disabled", run_id=run_id)
@@ -474,13 +475,13 @@ class FakeTracker(Tracker):
 
 
 class Process:
-    """One process of a run: restores, rewinds and coordinates as `launch.session` does.
+    """One process of a run: restores, rewinds and runs the coordinator like `launch.session`.
 
     Args:
         config: of the run.
-        disk: its checkpoints.
-        data: its prompts.
-        script: what happens in this process.
+        disk: the run's checkpoints.
+        data: the run's prompts.
+        script: actions and durations of the workers' calls.
     """
 
     def __init__(
@@ -524,7 +525,7 @@ class Process:
         self.connect()
 
     def connect(self) -> None:
-        """Makes workers and coordinator of the samplers, the learner and the scorer."""
+        """Makes the coordinator and its workers from samplers, learner and scorer."""
         self.workers = Workers(
             samplers=self.samplers,
             learner=self.learner,
@@ -547,14 +548,14 @@ class Process:
         )
 
     def run(self) -> Literal["finished", "interrupted"]:
-        """Runs until it ends or is killed."""
+        """Runs the coordinator until the run ends or is killed."""
         try:
             return asyncio.run(self.coordinator.run())
         finally:
             self.folder.close()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Journal entries of one kind, without their time."""
+        """Journal entries of one kind, without time and kind."""
         return [
             {key: value for key, value in entry.items() if key not in {"time", "event"}}
             for entry in self.folder.events(kind)
@@ -562,13 +563,13 @@ class Process:
 
 
 def validated(folder: RunFolder) -> list[int]:
-    """Steps whose validation counts, ascending."""
+    """Steps with a valid validation result, ascending."""
     entries = folder.valid_entries("evaluated")
     return sorted({entry["step"] for entry in entries if entry["name"] == "validation"})
 
 
 def left_behind(folder: RunFolder) -> dict[str, Any]:
-    """All that a run leaves in its folder and that a resume must not change."""
+    """The parts of a run's folder that a resume must not change."""
     summary = {
         key: value
         for key, value in (folder.summary or {}).items()
@@ -585,7 +586,7 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
 def completion(
     request: RolloutRequest, text: str = "", *, ended: bool = True, **changes: Any
 ) -> Completion:
-    """A completion with the given text, drawn by version 0."""
+    """A completion with the given text, sampled by version 0."""
     tokens = np.array([ord(character) for character in text] + [EOS] * ended, np.int32)
     values: dict[str, Any] = {
         "name": request.name,

@@ -1,7 +1,7 @@
-"""Whole runs in simulated time: coordinator, examiner and run folder, workers that only wait.
+"""Whole runs in simulated time: the real coordinator and run folder, with workers that only sleep.
 
-Time passes in the event loop alone: where everybody waits, the clock jumps to whoever is woken
-next. What a run may not know beforehand, as noise, drift, stalls and kills, stands in a `World`.
+Time passes in the event loop alone: when all tasks wait, the clock jumps to the next timer. A
+`World` holds what is unknown to the run: noise, drift, stalls and kills.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.fakes import PROMPTS, Disk, FakeLearner, FakeSampler, FakeScorer, Kil
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which waiting takes no time."""
+    """An event loop with a virtual clock, in which sleeping takes no real time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -48,20 +48,20 @@ class _Jumping(selectors.DefaultSelector):
 
 @dataclass
 class World:
-    """How long things take, and what goes wrong.
+    """Durations and failures of a simulated run; times are on the run's clock.
 
     Attributes:
-        seed: of the noise.
-        seconds: of a call, by its name; of `generate` by its phase.
-        budget_s: of the run.
-        drift: how many times as long what depends on the policy takes at the end of the budget as
-            when training began.
-        stalls: seconds added to the nth call of that name.
-        kills: at which seconds of the run, on its own clock, processes are killed.
+        seed: seed of the noise.
+        seconds: seconds of a call, by name; for `generate`, by phase.
+        budget_s: the run's time budget.
+        drift: factor by which calls that depend on the policy are slower at the end of the budget
+            than at the start of training.
+        stalls: seconds added to the nth call of a name.
+        kills: times at which processes are killed.
         noise: standard deviation of the logarithm of a call's seconds.
-        calls: how often each name was called.
-        trains_from_s: when training began.
-        updates: from when to when updates went on, on the run's clock.
+        calls: number of calls so far, by name.
+        trains_from_s: start of training.
+        updates: start and end of each update.
     """
 
     seed: int
@@ -76,7 +76,7 @@ class World:
     updates: list[tuple[float, float]] = field(default_factory=list)
 
     def takes_s(self, name: str, *, now_s: float, share: float = 1.0) -> float:
-        """Seconds of the next call of that name, which begins now."""
+        """Seconds of the next call of this name, if it starts now."""
         count = self.calls[name] = self.calls.get(name, 0) + 1
         rng = np.random.default_rng([self.seed, len(name), sum(name.encode()), count])
         seconds = self.seconds.get(name, 0.0) * float(np.exp(self.noise * rng.standard_normal()))
@@ -94,7 +94,7 @@ _DRIFTING = {"train", "validation", "test", "update"}
 
 
 class Timeline(Script):
-    """Lets the time of a call pass, unless the process is killed before its end."""
+    """Simulates the duration of calls, and the kill of the process."""
 
     def __init__(self, world: World, *, used_s: float, config: Config) -> None:
         super().__init__()
@@ -106,10 +106,10 @@ class Timeline(Script):
         self.calls.append(name)
 
     async def spend(self, name: str, *, share: float = 1.0) -> None:
-        """Waits as long as a call of that name takes.
+        """Sleeps for the duration of a call of this name.
 
         Raises:
-            Killed: at the moment at which the process is killed.
+            Killed: when the process is killed during the call.
         """
         now_s = self.used_s + asyncio.get_running_loop().time()
         seconds = self.world.takes_s(name, now_s=now_s, share=share)
@@ -123,7 +123,7 @@ class Timeline(Script):
 
 
 class SlowSampler(FakeSampler):
-    """Draws at once, after the time that it takes."""
+    """Sleeps for the duration of `generate`, then samples; can be aborted."""
 
     script: Timeline
 
@@ -160,7 +160,7 @@ class SlowScorer(FakeScorer):
 
 
 class SlowLearner(FakeLearner):
-    """Notes when each export was in place, on the run's clock."""
+    """Sleeps for the duration of each call."""
 
     script: Timeline
 
@@ -192,10 +192,10 @@ class SlowLearner(FakeLearner):
 
 
 class TimedProcess(Process):
-    """A process of a run in a world; takes its time to start.
+    """A process of a simulated run, with a start-up time.
 
     Attributes:
-        ready_s: when it had started, on the run's clock.
+        ready_s: end of its start-up, on the run's clock.
     """
 
     ready_s: float
@@ -213,7 +213,7 @@ class TimedProcess(Process):
         self.scorer = SlowScorer(timeline, config)
 
     def run_in_time(self) -> str:
-        """Runs until it ends, is refused or is killed."""
+        """Runs the process until the run ends or is killed; 'killed' in the latter case."""
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
                 return runner.run(self._run())

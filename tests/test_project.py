@@ -1,4 +1,4 @@
-"""What the project's own files promise each other."""
+"""Consistency of the project's files: packages, lock files, CI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIN = re.compile(r"[a-z0-9-]+==[^ ;]+( ; [^@]+)?")
 
 
 def pins(name: str) -> set[str]:
-    """The pins of a lock file, without the platforms they are for."""
+    """The pins of a lock file, without their platform markers."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     return {line.partition(" ; ")[0] for line in lines}
 
@@ -29,24 +29,24 @@ def test_every_folder_with_python_files_is_a_package() -> None:
 
 
 @pytest.mark.parametrize("name", [*LOCKS, "requirements-dev.txt"])
-def test_a_lock_has_nothing_but_exact_versions(name: str) -> None:
+def test_lock_files_pin_exact_versions(name: str) -> None:
     for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
         assert PIN.fullmatch(line), line
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_the_locks_agree_with_the_development_lock(name: str) -> None:
+def test_lock_files_agree_with_the_development_lock(name: str) -> None:
     development = pins("requirements-dev.txt")
     shared = {pin for pin in pins(name) if pin.partition("==")[0] in names(development)}
     assert shared <= development
     assert pins("requirements.txt") <= pins(name)
 
 
-def test_accelerator_locks_add_what_their_extra_names() -> None:
+def test_accelerator_locks_add_the_packages_of_their_extra() -> None:
     assert "libtpu" in names(pins("requirements-tpu.txt"))
     assert "jax-cuda13-plugin" in names(pins("requirements-cuda13.txt"))
     assert "libtpu" not in names(pins("requirements.txt"))
 
 
-def test_the_integration_runs_the_test_command() -> None:
+def test_ci_runs_make_test() -> None:
     assert (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()[-1] == "exec make test"

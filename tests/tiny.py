@@ -1,8 +1,8 @@
 """A tiny random Gemma 3 for tests, with a configuration, policies, engines and learners.
 
-Seven layers, so that local and global layers and the wrap of their pattern occur; a window of 8;
+Seven layers, so that local and global layers occur and their pattern repeats; a window of 8;
 several query heads per kv head; head_dim different from width / heads. No parameter is zero, so
-that every parameter matters. Objects that take seconds to compile are shared within a test run.
+that every parameter has an effect. Tests share objects that take seconds to compile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LORA = Lora(rank=3, alpha=6.0)
 GEMMA2: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"],
     "model_type": "gemma2",
-    # Small enough to have an effect.
+    # Small, so that soft-capping has an effect.
     "attn_logit_softcapping": 4.0,
     "final_logit_softcapping": 3.0,
     "rope_theta": 10_000.0,
@@ -111,12 +111,12 @@ def make_policy(
 
 
 def make_base(policy: Policy, *, seed: int = 0) -> Params:
-    """Random parameters; logits have a standard deviation of about 1, norms are no identity."""
+    """Random parameters: logits have a standard deviation near 1, norms are not the identity."""
     rng = np.random.default_rng(seed)
     base = {}
     shapes, _ = policy.abstract_params()
     for name, shape in sorted(shapes.items()):
-        # A larger tied embedding would make every token its own successor.
+        # With a larger tied embedding every token would predict itself.
         value = (0.1 if name.endswith("embedding") else 0.2) * rng.standard_normal(shape.shape)
         value += 1.0 if name == "final_norm.scale" else 0.0
         base[name] = jax.device_put(value.astype(shape.dtype), shape.sharding)
@@ -124,7 +124,7 @@ def make_base(policy: Policy, *, seed: int = 0) -> Params:
 
 
 def make_probe(policy: Policy, *, seed: int = 1) -> Params:
-    """A random adapter. From NumPy: JAX would compile a generator for every shape."""
+    """A random adapter. Uses NumPy, because JAX would compile a generator for every shape."""
     rng = np.random.default_rng(seed)
     shapes = sorted(policy.adapter_shapes.items())
     return policy.place_adapter(
@@ -133,7 +133,7 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
 
 
 def make_config(**tables: dict[str, Any]) -> Config:
-    """A small valid configuration; `tables` change single keys: `plan={"slots": 8}`.
+    """A small valid configuration; `tables` override single keys: `plan={"slots": 8}`.
 
     By default a micro-batch has one row per device, so that there is only one shape.
     """

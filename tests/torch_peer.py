@@ -1,10 +1,10 @@
-"""What transformers and PEFT make of our exports. Runs where PyTorch is, by tests of the project.
+"""Runs our exports with transformers and PEFT; the tests start it in an environment with PyTorch.
 
     python tests/torch_peer.py IN.npz OUT.npz FOLDER [BASE_FOLDER]
 
 FOLDER is a model, or an adapter if BASE_FOLDER is given. IN has `tokens` (`batch seq`) and `prompt`
-(`seq`), OUT gets `logits` (`batch seq vocab`), `greedy` (`seq`: prompt and continuation) and, as
-text, what kind of model it was and what loading complained about.
+(`seq`). OUT gets `logits` (`batch seq vocab`), `greedy` (`seq`: prompt and continuation), and as
+text `kind`, the model's class, and `complaints`, the problems that loading reported.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 import transformers
 
 NEW = 24
-# Other attention leaves out Gemma 2's soft cap of the scores.
+# Other implementations omit Gemma 2's soft cap of the scores.
 EXACT = {"attn_implementation": "eager"}
 
 
 def load(folder: Path, base: Path | None) -> tuple[Any, str]:
-    """The model, and what is not as it should be."""
+    """The model, and the problems that loading reported; empty if there are none."""
     if base is None:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder, output_loading_info=True, **EXACT
@@ -43,7 +43,7 @@ def load(folder: Path, base: Path | None) -> tuple[Any, str]:
 
 
 def main() -> None:
-    """Reads, computes, writes."""
+    """Reads the input, runs the model, writes the output."""
     source, target, folder, *rest = map(Path, sys.argv[1:])
     given = np.load(source)
     model, complaints = load(folder, rest[0] if rest else None)

@@ -79,10 +79,10 @@ def resident_bytes() -> int:
 
 
 def check_fits(needs: Mapping[str, int], *, hbm_gib: float) -> None:
-    """Refuses programs that do not fit beside the live arrays.
+    """Refuses programs that do not fit together with the live arrays.
 
     Args:
-        needs: bytes per device that a program needs beside the live arrays, by its name.
+        needs: bytes per device that a program needs besides the live arrays, by its name.
         hbm_gib: memory limit per device.
 
     Raises:
@@ -102,7 +102,7 @@ def memory_use(needs: Mapping[str, int]) -> MemoryUse:
     """Memory use of this process.
 
     Args:
-        needs: bytes per device that a program needs beside the live arrays, by its name.
+        needs: bytes per device that a program needs besides the live arrays, by its name.
     """
     import jax
 

@@ -23,8 +23,8 @@ _HALF_HOST_CHIPS = 4
 _TUNABLES = "GLIBC_TUNABLES"
 _MALLOC = {
     "glibc.malloc.hugetlb": 1,  # pages of 2 MiB
-    # One heap that reuses freed memory and returns none to the system. Each of these settings
-    # alone has little effect.
+    # One heap that reuses freed memory and returns none to the system. Each setting alone has
+    # little effect.
     "glibc.malloc.arena_max": 1,
     "glibc.malloc.mmap_max": 0,
     "glibc.malloc.trim_threshold": 1 << 40,
@@ -70,7 +70,7 @@ def open_mesh(*, platform: str, count: int, fsdp: int = 1, tp: int = 1) -> Mesh:
 
 
 def _share_host(chips: int) -> None:
-    """Prepares libtpu for a process that uses some of a host's chips, beside other processes.
+    """Prepares libtpu for a process that shares a host's chips with other processes.
 
     Ray sets `TPU_VISIBLE_CHIPS`, and the bounds for one and two chips. Variables of other
     frameworks do not change.

@@ -134,7 +134,7 @@ def make_policy(
 
     Raises:
         FileNotFoundError: naming the missing file.
-        ValueError: naming what in the folder cannot be used, and why.
+        ValueError: naming each unusable part of the folder, and why.
     """
     import jax.numpy as jnp
 
@@ -158,7 +158,7 @@ def open_policy(
 
     Raises:
         FileNotFoundError: naming the missing file.
-        ValueError: naming what in the folder cannot be used, and why.
+        ValueError: naming each unusable part of the folder, and why.
     """
     policy = make_policy(folder, dtype=dtype, lora=lora, mesh=mesh, quantization=quantization)
     return policy, policy.load_base(folder)

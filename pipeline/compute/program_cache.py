@@ -81,7 +81,7 @@ class ProgramCache:
 
 @cache
 def _of_this_process() -> ProgramCache | None:
-    """None if the user has set JAX's own cache, or the folder cannot be written."""
+    """The cache; None if the user has set JAX's own, or the folder cannot be written."""
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return None
     try:

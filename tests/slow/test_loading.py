@@ -1,4 +1,4 @@
-"""Host memory of loading a model of real size."""
+"""Host memory used for loading a model of real size."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipeline.inputs.hub.hf_folder import stored_tensors
 
 CONFIG = Path(__file__).parent / "configs" / "gemma3_1b.json"
 BEYOND_DEVICE = 0.7e9
-"""Bytes of anonymous memory that loading may take beside the parameters themselves."""
+"""Maximum bytes of anonymous memory that loading uses in addition to the parameters."""
 
 
 def shapes() -> dict[str, jax.ShapeDtypeStruct]:
-    """Of gemma3-1b's parameters in bfloat16."""
+    """Shapes of gemma3-1b's parameters in bfloat16."""
     found = json.loads(CONFIG.read_text(encoding="utf-8"))
     shape = architecture(found, dtype=jnp.dtype("bfloat16"))
     state = nnx.state(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
@@ -36,7 +36,7 @@ def shapes() -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def write_random(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """A safetensors file of bfloat16 numbers between 0 and 2, written piece by piece."""
+    """Writes a safetensors file of bfloat16 numbers between 0 and 2, piece by piece."""
     header, offset = {}, 0
     for name, shape in wanted.items():
         end = offset + 2 * prod(shape)
@@ -56,13 +56,13 @@ def write_random(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Anonymous resident memory of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 class Watch:
-    """The most anonymous memory of this process at any time since it was entered."""
+    """Measures the peak of this process's anonymous memory; a context manager."""
 
     def __enter__(self) -> Watch:
         self.before = self.peak = anonymous_bytes()
@@ -82,7 +82,7 @@ class Watch:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_loading_holds_a_model_in_host_memory_about_once(tmp_path: Path):
+def test_loading_needs_little_host_memory_beyond_the_parameters(tmp_path: Path):
     parameters = shapes()
     wanted: dict[str, tuple[int, ...]] = {}
     for name, spec in parameters.items():
@@ -97,7 +97,7 @@ def test_loading_holds_a_model_in_host_memory_about_once(tmp_path: Path):
     beyond = watch.peak - watch.before - size
     print(f"{beyond / 1e9:.2f} GB beyond the {size / 1e9:.2f} GB of the parameters")  # noqa: T201  # for README
     assert beyond <= BEYOND_DEVICE
-    # The parameters have the file's values, and are copies.
+    # The parameters equal the file's values, and are copies.
     stored = stored_tensors(tmp_path)["model.layers.25.mlp.down_proj.weight"]
     expected = np.array(stored.data().view(jnp.bfloat16).reshape(stored.shape))
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""A quantized base saves a TPU's memory, as its compiler sees it. Some ten minutes.
+"""A quantized base saves TPU memory, according to the TPU compiler. Takes about ten minutes.
 
 make test ARGS="-m slow"
 """
@@ -73,7 +73,7 @@ def test_dequantizing_does_not_use_the_saved_memory():
         sys.stdout.write(f"{kind}: {gb} GB\n")
     plain = found.pop("none")
     for kind, row in found.items():
-        # On the device it takes what its arrays take: 4 bits are not padded to 8.
+        # Device memory equals the size of the arrays: 4 bits are not padded to 8.
         saved = plain["arguments"] - row["arguments"]
         assert saved == pytest.approx(plain["base"] - row["base"], rel=0.02), kind
         assert row["temporary"] <= plain["temporary"] + 0.5 * saved, kind

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation for TPU chips on a machine without them; the one module with JAX."""
+"""Ahead-of-time compilation for TPU chips on a machine without them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
 
 
 def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
-    """Compiles a program; the fields of `plan.compiler.Figures` as JSON values."""
+    """Compiles a program; the fields of `plan.compiler.CompilerReport` as JSON values."""
     with _TRACING:
         began = time.monotonic()
         traced = trace(config, shape, program)

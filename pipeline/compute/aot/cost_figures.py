@@ -30,7 +30,7 @@ def memory_spaces(report: str) -> dict[str, int]:
     """Bytes by memory space.
 
     Raises:
-        ValueError: if the text is no memory report.
+        ValueError: if the text is not a memory report.
     """
     found = {name: int(size) for name, size in _SPACE.findall(report)}
     if HBM not in found:
@@ -41,7 +41,7 @@ def memory_spaces(report: str) -> dict[str, int]:
 def estimated_seconds(module: Module) -> float:
     """The compiler's estimate: cycles of each instruction x trip counts of the enclosing loops.
 
-    A called computation counts where it is called; of a conditional, the cheapest branch, because
+    A called computation counts at each call. A conditional counts as its cheapest branch, because
     the others run rarely. An instruction's own estimate includes the computations that it calls.
 
     Raises:

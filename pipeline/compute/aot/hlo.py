@@ -78,7 +78,7 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that it calls once; all branches of a conditional; none of a loop."""
+        """Computations that it calls once; for a conditional all branches, for a loop none."""
         branches = _BRANCHES.search(self.text)
         if branches:
             return tuple(name.strip().lstrip("%") for name in branches[1].split(","))

@@ -146,7 +146,7 @@ class Engine:
 
     @property
     def needs(self) -> dict[str, int]:
-        """Bytes per device that `generate` needs beside base and adapter, by program."""
+        """Bytes per device that `generate` needs besides base and adapter, by program."""
         return self._programs.needs(array_bytes(self._policy.abstract_params()))
 
     def speed(self, base: Params, adapter: Params) -> SamplerSpeed:
@@ -381,8 +381,8 @@ class Engine:
     ) -> DecodeState:
         """Fills free slots; prefills prompts for them, up to `plan.prefill_tokens` positions.
 
-        The bound does not apply while less than half of the slots are busy: few rollouts wait for
-        the prefill then.
+        The bound does not apply while less than half of the slots are busy, because few rollouts
+        wait for the prefill then.
         """
         config, spent = self._config, 0
         while True:

@@ -51,7 +51,7 @@ T = TypeVar("T")
 class CompactProgram:
     """Keeps some of the slots.
 
-    Runs layer by layer, so that only a small copy of one layer's cache exists beside the caches.
+    Runs layer by layer, so that only a small copy of one layer's cache exists besides the caches.
 
     Attributes:
         rest: compacts all of the state except the caches.
@@ -91,7 +91,7 @@ class CompiledPrograms:
     compact: Mapping[int, CompactProgram]
 
     def needs(self, weights: int) -> dict[str, int]:
-        """Peak bytes per device beside base and adapter, by program.
+        """Peak bytes per device besides base and adapter, by program.
 
         Counts the slots, which always exist, and one prefilled batch that waits for slots while
         other slots decode or other prompts are read.

@@ -52,8 +52,8 @@ class DecodeState:
         tokens: sampled tokens; the padding token after the end of a rollout, and in the places of
             the tokens of `partial`, which stay on the host.
         logprobs: log-probs of `tokens` under the full distribution.
-        processed_logprobs: log-probs renormalised over the tokens that could be sampled; None:
-            there is no truncation of the distribution.
+        processed_logprobs: log-probs renormalised over the tokens that could be sampled; None if
+            the distribution is not truncated.
     """
 
     caches: Caches

@@ -1,6 +1,6 @@
 """Stop strings: the host checks the sampled tokens between two segments.
 
-Where a rollout ends is a function of its tokens alone, independent of when the host checks. This
+The end of a rollout is a function of its tokens alone, independent of when the host checks. This
 module does not import the tokenizer; the engine receives the function that decodes tokens.
 """
 

@@ -90,7 +90,7 @@ class Checkpoints:
         Raises:
             ValueError: if there are checkpoints and all of them are damaged.
             OSError: if a checkpoint cannot be read now. It may be intact, so it is not skipped.
-            Exception: any other error that is no damage, such as a lack of memory.
+            Exception: any other error that is not damage, such as a lack of memory.
         """
         steps = self._manager().all_steps() if self._folder.is_dir() else []
         damaged: dict[int, str] = {}
@@ -172,7 +172,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def _undamaged(step: int, error: BaseException) -> BaseException:
-    """The error itself; an OSError for TensorStore's ValueErrors that are no damage."""
+    """The error itself; an OSError for TensorStore's ValueErrors that are not damage."""
     if not isinstance(error, ValueError):
         return error
     return OSError(f"checkpoint {step} cannot be read: {_first_line(error)}")

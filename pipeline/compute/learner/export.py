@@ -74,8 +74,8 @@ class Exporter:
     """Writes exports of one base and its adapters, and verifies them by loading.
 
     The programs for verification are compiled at construction, so that an export compiles nothing.
-    Verification holds the unquantized merged model on the devices, beside the base; if there is not
-    enough memory, it compares the written parameters with the policy's instead.
+    Verification holds the unquantized merged model on the devices besides the base; if memory does
+    not suffice, it compares the written parameters with the policy's instead.
 
     Args:
         policy: the model.

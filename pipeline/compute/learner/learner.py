@@ -92,7 +92,7 @@ class Learner:
 
     @property
     def needs(self) -> dict[str, dict[str, int]]:
-        """Bytes per device beside base and adapter, by phase and by program."""
+        """Bytes per device besides base and adapter, by phase and by program."""
         return self._compiled.needs(array_bytes(self.policy.abstract_params()))
 
     @property
@@ -167,7 +167,7 @@ class Learner:
         return jax.device_get(self.state.adapter)
 
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
-        """Learns from one step's rollouts and increments the version.
+        """Trains on one step's rollouts and increments the version.
 
         Adapter and optimizer do not change if no rollout carries a signal. An update whose loss or
         gradient is not finite is skipped, together with the step's later updates.
@@ -215,7 +215,7 @@ class Learner:
         return metrics
 
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        """Learns from one step's packed demonstrations and increments the version.
+        """Trains on one step's packed demonstrations and increments the version.
 
         After the last step of the SFT phase the GRPO phase begins, with a new optimizer and the
         current adapter as the KL term's reference.
@@ -413,7 +413,7 @@ def parity(
 ) -> dict[str, float]:
     """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max.
 
-    Only of the tokens that `version` sampled, because log-probs of other versions differ by design;
+    Only the tokens that `version` sampled, because log-probs of other versions differ by design;
     empty if there are none.
     """
     differences = np.concatenate(

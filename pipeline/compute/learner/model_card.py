@@ -146,7 +146,7 @@ def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[s
 
 
 def _accuracy(evaluations: Iterable[Mapping[str, Any]], config: Config, step: int) -> list[str]:
-    """Accuracy of the base and of this version, as far as it has been measured."""
+    """Measured accuracy of the base and of this version."""
     # The last of repeated measurements.
     measured = {(entry["name"], entry["step"]): entry for entry in evaluations}
     rows = [

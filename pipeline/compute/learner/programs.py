@@ -72,7 +72,7 @@ class CompiledPrograms:
     apply_sft: jax.stages.Compiled | None
 
     def needs(self, weights: int) -> dict[str, dict[str, int]]:
-        """Bytes per device beside base and adapter while a program runs.
+        """Bytes per device besides base and adapter while a program runs.
 
         By phase, "score" or "update", and by name of the program. `apply` and `apply_sft` are left
         out: they donate the optimizer state and need less than a gradient.

@@ -20,7 +20,7 @@ class LearnerState:
     Attributes:
         adapter: float32 parameters.
         optimizer: optax state.
-        version: steps learned from; the policy version.
+        version: number of training steps so far; the policy version.
         updates: optimizer updates of this phase.
         reference: the adapter of the KL term's reference policy, equal to the one at the start of
             the GRPO phase; None if the reference is the base, or without a KL term.

@@ -85,7 +85,7 @@ def read_peft(folder: Path) -> PeftAdapter:
 
     Raises:
         FileNotFoundError: if one of its two files is missing.
-        ValueError: if it is damaged or inconsistent, or no plain LoRA of a Gemma's attention and
+        ValueError: if it is damaged, inconsistent, or not a plain LoRA of a Gemma's attention and
             MLP.
     """
     config = _read_config(folder / CONFIG)

@@ -67,7 +67,7 @@ def threshold(
     if truncation.top_p < 1.0:
         masses = jnp.exp(scores - highest[:, None])
         masses = jnp.where(scores >= lowest[:, None], masses, 0.0)
-        # Positive: any threshold would reach a mass of 0.
+        # Positive, because any threshold reaches a mass of 0.
         target = max(truncation.top_p, float(np.finfo(np.float32).tiny)) * _total(masses)
 
         def holds_p(threshold: Float[Array, " rows"]) -> Bool[Array, " rows"]:

@@ -33,7 +33,7 @@ def read_text_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if the folder or the configuration is missing.
-        ValueError: if it is no JSON, or no supported Gemma.
+        ValueError: if it is not JSON, or not a supported Gemma.
     """
     checkpoint = _flax(folder)
     if checkpoint is not None and not (folder / "config.json").is_file():

@@ -23,7 +23,7 @@ HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "qwix", "tunix", "torch")
 
 
 def heavy_after(*modules: str) -> list[str]:
-    """Which of the heavy packages a fresh process holds after importing the modules."""
+    """The heavy packages that a new process has imported after importing the modules."""
     code = (
         f"import sys, json; import {', '.join(modules)}; "
         f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
@@ -52,7 +52,7 @@ def test_the_import_check_detects_jax():
 
 
 def in_a_process(platform: str, *, count: int, asked: int) -> subprocess.CompletedProcess[str]:
-    """Opens a mesh of `asked` devices in a process that was given `count` CPU devices."""
+    """Opens a mesh of `asked` devices in a process with `count` CPU devices."""
     code = (
         "from pipeline.compute.devices import open_mesh\n"
         "try:\n"
@@ -127,7 +127,7 @@ HOST = {
     "TPU_MESH_CONTROLLER_PORT": "8476",
     "TPU_VISIBLE_CHIPS": "0,1,2,3",
 }
-"""What the environment of a process may say before it opens its mesh."""
+"""Variables that may be set in a process before it opens its mesh."""
 
 
 def tpu_environment(monkeypatch: pytest.MonkeyPatch, *, count: int) -> dict[str, str]:
@@ -179,7 +179,7 @@ sys.stdin.read()
 
 
 def load_libtpu_twice(*arguments: str) -> list[str]:
-    """What two processes print that have libtpu loaded at the same time."""
+    """The output of two processes that load libtpu at the same time."""
     kept = {name: value for name, value in os.environ.items() if "TPU" not in name}
     host = {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -207,7 +207,7 @@ def load_libtpu_twice(*arguments: str) -> list[str]:
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_two_halves_of_a_host_load_libtpu_at_the_same_time():
-    # The bounds alone, which libtpu answers with an exclusive lock.
+    # With the bounds alone, libtpu locks the host exclusively.
     assert any("multi-process lockfile" in line for line in load_libtpu_twice("2,2,1"))
     assert load_libtpu_twice() == ["8", "8"]
 

@@ -93,14 +93,14 @@ def test_two_processes_with_the_same_program_share_one_entry(tmp_path: Path):
 def test_a_partial_entry_of_a_killed_process_is_removed(tmp_path: Path):
     killed, alive = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (killed.path / "a-cache").write_bytes(b"prog")
-    os.close(killed._own._lock)  # as the kernel does
+    os.close(killed._own._lock)  # as the kernel does when a process is killed
     ProgramCache(tmp_path)
     assert not killed.path.exists()
     assert alive.path.exists()
     assert names(tmp_path) == set()
 
 
-def test_the_oldest_are_deleted_when_there_are_too_many(
+def test_the_oldest_entries_are_deleted_beyond_the_size_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(program_cache, "MOST_BYTES", 25)

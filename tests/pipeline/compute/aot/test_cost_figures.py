@@ -3,8 +3,8 @@
 `programs/blocks.hlo` (for a TPU v5e): the running log-sum-exp of 64 positions in 4 blocks of 16,
 over 8 blocks of 512 of a vocabulary of 4,096, width 256. `programs/recipe.hlo` (v5e): the top 16
 of the same vocabulary, position by position. `programs/counted.hlo` (CPU): seven matrix products
-in a loop. `programs/branches.hlo` (v5e): twice a matrix, or its square five times over. Layouts and
-metadata are removed.
+in a loop. `programs/branches.hlo` (v5e): a conditional, of which one branch doubles a
+matrix and the other multiplies matrices five times. Layouts and metadata are removed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def trips(module: Module) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "expected"), [("blocks", [4, 8]), ("recipe", [64]), ("counted", [7])]
 )
-def test_the_trips_of_each_loop(name, expected):
+def test_trip_counts_of_loops(name, expected):
     assert trips(parse(text(name))) == expected
 
 
@@ -68,10 +68,10 @@ def test_a_loop_of_unknown_length_is_an_error():
 
 
 def test_seconds_are_cycles_times_trips():
-    # Four times: a slice and, eight times, four fusions.
+    # 4 x (a slice + 8 x four fusions).
     cycles = 4 * (1868 + 8 * (2653 + 1825 + 1977 + 1830))
     assert estimated_seconds(parse(text("blocks"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
-    # 64 times product, iota and the slices of the sorted; copies of both results.
+    # 64 x (slice, product, iota, two slices of the sorted); copies of both results.
     cycles = 64 * (1840 + 15635 + 17 + 1832 + 1832) + 1916 + 1916
     assert estimated_seconds(parse(text("recipe"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
 
@@ -87,7 +87,7 @@ def test_the_cheapest_branch_of_a_conditional_counts():
     assert {"broadcast_multiply_fusion", "fusion.8"} <= made
 
 
-def test_values_inside_a_fusion_are_no_buffers():
+def test_values_inside_a_fusion_are_not_buffers():
     found = {buffer.shape for buffer in buffers(parse(text("recipe")))}
     assert Shape("f32", (4096,)) in found
     # The product before the sum.

@@ -36,7 +36,9 @@ def sampled() -> list[Completion]:
 
 
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
-def test_the_cache_changes_nothing(sampled: list[Completion], temperature: float):
+def test_decoding_with_a_cache_equals_a_forward_pass_without(
+    sampled: list[Completion], temperature: float
+):
     completions = sampled if temperature else generate(tiny.engine(), temperature=0.0)
     assert max(len(c.tokens) for c in completions) > 3 * tiny.WINDOW
     expected = recompute(completions, temperature)
@@ -46,7 +48,7 @@ def test_the_cache_changes_nothing(sampled: list[Completion], temperature: float
         np.testing.assert_allclose(completion.logprobs, picked, rtol=0, atol=1e-5)
 
 
-def test_completions_answer_their_requests(sampled: list[Completion]):
+def test_completions_match_their_requests(sampled: list[Completion]):
     assert [c.name for c in sampled] == [request.name for request in REQUESTS]
     for completion, request in zip(sampled, REQUESTS, strict=True):
         np.testing.assert_array_equal(completion.prompt_tokens, request.prompt_tokens)
@@ -113,7 +115,7 @@ def test_two_requests_with_one_name_are_an_error():
         generate(tiny.engine(), [*REQUESTS, REQUESTS[1]])
 
 
-def test_a_held_slot_costs_the_longest_completion_for_any_tokens(sampled: list[Completion]):
+def test_held_slots_decode_up_to_the_limit_of_their_request(sampled: list[Completion]):
     engine = tiny.engine()
     few = REQUESTS[:4]
     assert any(len(one.tokens) < NEW / 2 for one in sampled[:4])
@@ -121,7 +123,7 @@ def test_a_held_slot_costs_the_longest_completion_for_any_tokens(sampled: list[C
     same_bits(found, sampled[:4])
     steps = CONFIG.segment_steps
     assert engine.work.segments == {4: -(-NEW // steps)}
-    # A second wave holds the slots as long; held requests with a lower limit hold them for less.
+    # Lower limits: four slots are held for two segments, then again for one.
     short = [
         dataclasses.replace(request, hold=True, max_new_tokens=1 + steps * (number < 4))
         for number, request in enumerate(REQUESTS[:8])
@@ -138,7 +140,7 @@ def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None
         assert one.stop_reason == two.stop_reason
 
 
-def test_invariant_2_a_rollout_is_the_same_bits_in_any_row_among_any_neighbours(
+def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
     sampled: list[Completion],
 ):
     order = np.random.default_rng(0).permutation(len(REQUESTS))
@@ -166,9 +168,10 @@ def test_invariant_2_another_name_gives_other_noise(sampled: list[Completion]):
 def count_ties(
     first: Sequence[Completion], second: Sequence[Completion], *, bound: float = 1e-5
 ) -> int:
-    """Number of rollouts that differ from a token on whose two best scores are within `bound`.
+    """Number of rollouts that differ.
 
-    Asserts that all tokens before are equal and that their log-probs agree to `bound`.
+    Asserts that at the first different token the two best scores are within `bound`, and that the
+    log-probs of all earlier tokens agree to `bound`.
     """
     ties = 0
     scored = recompute(first, CONFIG.rollout.temperature)
@@ -202,7 +205,7 @@ def test_invariant_2_the_last_rollouts_move_to_fewer_slots(sampled: list[Complet
     assert engine.work.slot_steps == 3 * sum(
         slots * count for slots, count in engine.work.segments.items()
     )
-    # So few requests never decode in four slots.
+    # With so few requests, no segment has four slots.
     for first, size in ((3, 2), (1, 1)):
         few = slice(first, first + size)
         assert count_ties(sampled[few], generate(engine, REQUESTS[few])) == 0

@@ -118,8 +118,8 @@ def test_rollouts_equal_the_reference_for_any_slots(
             pairs = zip(completion.tokens, expected, strict=False)
             same = next(n for n, (one, other) in enumerate(pairs) if one != other)
             assert alone.margin[same] < TIE
-        # A random model has positions that magnify rounding: at one of them all of these plans are
-        # 1e-5 to 2e-5 from the reference, within 1.3e-5 of each other.
+        # A random model magnifies rounding at some positions: at one of them all these plans are
+        # 1e-5 to 2e-5 from the reference, and within 1.3e-5 of each other.
         np.testing.assert_allclose(
             completion.logprobs[:same], alone.logprobs[:same], rtol=0, atol=5e-5
         )

@@ -1,4 +1,4 @@
-"""Truncated and continued rollouts: the version of each token, and the state that is kept."""
+"""Truncated and continued rollouts: tokens, versions and log-probs."""
 
 from __future__ import annotations
 

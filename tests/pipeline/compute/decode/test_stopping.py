@@ -45,7 +45,7 @@ def check_by_segment(stops: StopStrings, tokens: list[int], *, segment: int) -> 
         ([4, 4, 2], 2),  # completed inside a token, which is kept whole
         ([2, 2, 1], None),
         ([], None),
-        ([1, 2, 2, 1, 2, 2], 3),  # the first of two
+        ([1, 2, 2, 1, 2, 2], 3),  # two matches: the first counts
         ([5, 6, 7, 2], 3),  # the other string
         ([1, *[0] * 8, 2, 2], 11),  # as many tokens without text as the window allows
     ],

@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, a damaged one passed over, as many kept as asked for."""
+"""Checkpoints: restored bit for bit, damaged ones skipped, the newest N kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = tiny.make_config()
 
 
 def fresh(devices: int = 1) -> LearnerState:
-    """A state with nothing in it yet, of the shapes of the tiny policy."""
+    """A state of zeros with the shapes of the tiny policy."""
     adapter = tiny.policy(layers=2, devices=devices).no_adapter()
     optimizer = make_optimizer(CONFIG, grpo_rate(CONFIG)).init(adapter)
     place = next(iter(adapter.values())).sharding
@@ -38,7 +38,7 @@ def fresh(devices: int = 1) -> LearnerState:
 
 
 def trained(version: int, devices: int = 1) -> LearnerState:
-    """A state whose every number is its own."""
+    """A state of random values that depend on the version."""
     rng = np.random.default_rng(version)
 
     def fill(x: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ def same_bits(found: LearnerState, expected: LearnerState) -> None:
 
 
 def damage(folder: Path, version: int) -> None:
-    """Turns over the bytes in the middle of a checkpoint's largest file."""
+    """Inverts bytes in the middle of a checkpoint's largest file."""
     files = [path for path in (folder / str(version) / "state").rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
     assert found[1] == {"cursor": 1}
     (line,) = found[2]
     assert line.startswith("checkpoint 2 is damaged: ")
-    # The run goes on from 1 and reaches 2 once more; the damaged one is moved, not deleted.
+    # The run continues from 1 and reaches 2 again; the damaged one is moved, not deleted.
     checkpoints.save(trained(2), {"cursor": 22})
     assert (tmp_path / "superseded" / "0001" / "checkpoints" / "2" / "state").is_dir()
     again = Checkpoints(folder, keep=2).restore(fresh())
@@ -184,14 +184,14 @@ def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
 # Orbax closes its event loop at the first error, while TensorStore still reads other files.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("part", ["state/manifest.ocdbt", "state/d/*"])
-def test_a_disk_error_is_no_damage_and_skips_nothing(tmp_path: Path, part: str):
+def test_a_disk_error_is_raised_and_skips_no_checkpoint(tmp_path: Path, part: str):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
         Checkpoints(folder, keep=2).save(trained(version), META)
     moved = {path: path.read_bytes() for path in (folder / "2").glob(part)}
     for path in moved:
         path.unlink()
-        path.symlink_to(path.name)  # whoever opens it is told ELOOP
+        path.symlink_to(path.name)  # opening it fails with ELOOP
     checkpoints = Checkpoints(folder, keep=2)
     with pytest.raises(OSError, match="checkpoint 2 cannot be read: "):
         checkpoints.restore(fresh())
@@ -211,7 +211,7 @@ def test_an_error_wrapped_by_orbax_is_raised_unwrapped(
     checkpoints.save(trained(1), META)
 
     def wrapped(*_: Any, **__: Any) -> None:
-        # As Orbax does while it reads an array.
+        # As Orbax wraps errors that occur while it reads an array.
         raise Exception("Encountered error while reading array index") from lacking
 
     with monkeypatch.context() as patch:
@@ -245,7 +245,7 @@ def test_all_checkpoints_damaged_is_an_error_that_names_each(tmp_path: Path):
         Checkpoints(folder, keep=2).restore(fresh())
 
 
-def test_changed_counters_are_damage(tmp_path: Path):
+def test_changed_counters_are_detected_as_damage(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     Checkpoints(folder, keep=1).save(trained(1), META)
     (facts,) = (folder / "1" / "facts").rglob("metadata")
@@ -257,7 +257,7 @@ def test_changed_counters_are_damage(tmp_path: Path):
 
 
 def test_damage_inside_any_large_array_is_detected(tmp_path: Path):
-    # Large arrays stand in files that have no checksum of their own.
+    # Orbax stores large arrays in files without a checksum.
     def state(seed: int) -> LearnerState:
         one, two = np.random.default_rng(seed).standard_normal((2, 100, 300)).astype(np.float32)
         return LearnerState({"x": jax.device_put(one)}, {"m": jax.device_put(two)}, 1, 1)

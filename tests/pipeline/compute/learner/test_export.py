@@ -214,7 +214,7 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
-def test_a_model_of_the_hub_has_its_name_there():
+def test_the_model_card_names_the_base_as_on_the_hub():
     config = tiny.make_config(
         model={"path": "hf://google/gemma-3-1b-it@main"},
         rollout={"stop_strings": ("</answer>", "\n\n")},
@@ -234,7 +234,7 @@ def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: 
     folder, writer = tmp_path / "export", exporter(learner, like)
     folder.mkdir()
     (folder / "stale").write_text("old")
-    # Left behind by a process that died half-way through a replacement.
+    # Left by a process that died during a replacement.
     for name in ("export.old", "export.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "stale").write_text("older")
@@ -341,7 +341,7 @@ def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path, qu
     report = writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
     assert report.max_difference is not None
     assert report.max_difference <= 1e-4
-    # What is written is the quantized base, not the one it was made of.
+    # The export has the quantized base's values, not the original ones.
     written = load_file(tmp_path / "export" / "model.safetensors")
     norm, matrix = "final_norm.scale", "layers.0.attn.q_einsum.w"
     np.testing.assert_array_equal(written["model.norm.weight"], plain[norm])

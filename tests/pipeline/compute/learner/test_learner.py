@@ -106,7 +106,7 @@ def test_sequence_weights_and_kl_equal_those_of_the_reference_loss():
     kl = np.sum(whole.weights("sequence") * (np.exp(log_r) - log_r - 1))
     assert kl > 0.05
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
-    # With a KL term every rollout is learned from, for any advantage.
+    # With a KL term every rollout has a loss, for any advantage.
     assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
 
 
@@ -131,7 +131,7 @@ def test_without_a_signal_only_the_version_changes():
         np.testing.assert_array_equal(value, before[name])
 
 
-# All in one row; two rows, then a small batch.
+# All rollouts in one row; or two rows, then a smaller batch.
 TOGETHER = {"row_tokens": 130, "micro_batch_tokens": 130, "head_tokens": 10, "head_vocab": 40}
 SPLIT = {"row_tokens": 50, "micro_batch_tokens": 100, "remat": "none"}
 
@@ -264,7 +264,7 @@ def test_parity_by_hand():
     assert found["parity_mean"] == 0.25
     assert found["parity_max"] == 0.5
     assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
-    # Tokens of older versions have no effect, either; without other tokens there is no parity.
+    # Nor have tokens of older versions; without other tokens there is no parity.
     older = np.array([[0, 3, 2], [0, 3, 0]], np.int32)
     batch = dataclasses.replace(batch, versions=older)
     found = parity([batch], [learned], version=3)
@@ -338,9 +338,7 @@ def test_scores_are_in_request_order_and_under_the_given_adapter():
         ({"kv_cache": "int8"}, 0.1),
     ],
 )
-def test_invariant_1_the_policy_that_is_sampled_is_the_policy_that_is_learned(
-    plan: dict[str, Any], bound: float
-):
+def test_invariant_1_the_sampled_policy_is_the_learned_policy(plan: dict[str, Any], bound: float):
     adapter = tiny.probe()
     requests = tiny.make_requests([1, 14, 6, 9, 13, 2])
     drawn = tiny.engine(plan=plan).generate(
@@ -421,7 +419,7 @@ def _renamed(rollout: Rollout, step: int) -> Rollout:
 
 @pytest.fixture(scope="module")
 def new() -> tuple[Learner, Params]:
-    """A learner after clearing JAX's caches, and its base."""
+    """A new learner, made after clearing JAX's caches, and its base."""
     policy = tiny.make_policy(
         dtype="bfloat16",
         lora=tiny.LORA.model_copy(update={"targets": "attention"}),

@@ -42,7 +42,7 @@ def test_grpo_loss_by_hand():
 
 def test_dapo_loss_by_hand():
     loss, clipped = surrogate(RATIOS, high=0.28)
-    # Only the upper bound is another one.
+    # Only the upper bound differs from GRPO's.
     np.testing.assert_allclose(loss, [[-2.0, -2.56, -1.0], [2.0, 3.0, 1.6]], rtol=1e-6)
     np.testing.assert_array_equal(clipped, [[0, 1, 0], [0, 0, 1]])
 
@@ -83,7 +83,7 @@ def test_at_ratio_one_the_gradient_is_reinforce():
     np.testing.assert_allclose(jax.grad(cispo)(logprobs), expected, rtol=1e-6)
 
 
-# Row 0: a rollout of two learned tokens behind a prompt of one, then one of one token, padding.
+# Row 0: two rollouts with prompts of one token and two and one learned tokens, then padding.
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
 LEARNED = jnp.array([[0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 1, 1]], bool)
 
@@ -162,7 +162,7 @@ def test_k3_is_never_negative_and_small_differences_are_exact():
     rng = np.random.default_rng(0)
     x, y = (jnp.asarray(-5 * rng.random((50, 20)), jnp.float32) for _ in range(2))
     assert (kl_k3(x, y) >= 0).all()
-    # To second order half the square; in float32 exp(d) - 1 - d would be rounding alone.
+    # About d^2 / 2; in float32 exp(d) - 1 - d would be only rounding error.
     tiny = kl_k3(jnp.zeros((1, 1)), jnp.full((1, 1), 1e-3))
     np.testing.assert_allclose(tiny, 0.5e-6, rtol=1e-3)
 
@@ -171,12 +171,12 @@ LOGITS, OTHER = np.random.default_rng(3).standard_normal((2, 6)).astype(np.float
 
 
 def mean_over_draws(estimator: Any) -> tuple[float, np.ndarray]:
-    """Mean of the estimator's value and of its gradient over the policy's own draws, exactly."""
+    """Exact mean of the estimator's value and gradient over samples from the policy."""
     reference = jax.nn.log_softmax(jnp.asarray(OTHER))
     drawn = jax.nn.softmax(jnp.asarray(LOGITS))
 
     def value(logits: jax.Array) -> jax.Array:
-        # The draw is a fact for the gradient: only the estimator is differentiated.
+        # The sampling probabilities are constant: only the estimator is differentiated.
         found = estimator(jax.nn.log_softmax(logits)[None], reference[None])[0]
         return jnp.sum(drawn * found)
 
@@ -203,7 +203,7 @@ def test_k1_and_k2_have_the_kl_gradient_and_k3_that_of_the_reverse_kl():
     for name, expected in (("k1", reverse), ("k2", reverse), ("k3", forward)):
         np.testing.assert_allclose(grads[name], expected, rtol=1e-4, atol=1e-6, err_msg=name)
     assert np.abs(reverse - forward).max() > 0.1
-    # What k1 would do as a plain term: nothing.
+    # k1 as a plain loss term has a zero mean gradient.
     plain = mean_over_draws(lambda policy, reference: policy - reference)[1]
     np.testing.assert_allclose(plain, 0, atol=1e-6)
 

@@ -118,7 +118,7 @@ def test_the_configured_kl_estimator_is_used(kl: str, expected: float):
 
 
 def kept(masses: list[float], tokens: list[int]) -> TopKLogprobs:
-    """The same at all six positions."""
+    """The same top k at all six positions."""
     logprobs = jnp.broadcast_to(jnp.log(jnp.array(masses)), (1, 6, len(masses)))
     ids = jnp.broadcast_to(jnp.array(tokens, jnp.int32), (1, 6, len(masses)))
     return TopKLogprobs(logprobs, ids, jnp.full((1, 6), np.log(1 - sum(masses))))

@@ -1,4 +1,4 @@
-"""The learning rate update by update, and one step of AdamW by hand."""
+"""The learning rate of each update, and one step of AdamW by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rates(count: int, **learner: Any) -> list[float]:
         ),
     ],
 )
-def test_the_learning_rate_update_by_update(learner: dict[str, Any], expected: list[float]):
+def test_the_learning_rate_of_each_update(learner: dict[str, Any], expected: list[float]):
     found = rates(len(expected), lr=8.0, **learner)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -153,7 +153,7 @@ def test_top_k_arrays_exist_for_one_micro_batch_only(teacher: str):
     learner._compiled = dataclasses.replace(compiled, reference_top_k=watched_top_k)
     learner.update(STILL)
     learner._compiled = compiled
-    # In each of two batches: none before the reference's, then its values and token ids.
+    # In each of two batches: none before the reference's program, then its log-probs and ids.
     assert seen == [0, 2, 0, 2]
 
 

@@ -1,4 +1,4 @@
-"""Measuring the learner: full rows of each size, and nothing is learned."""
+"""Measuring the learner: full rows of each size, and an unchanged training state."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def true_kl(first: jax.Array, second: jax.Array) -> np.ndarray:
     return np.sum(np.exp(p) * (p - q), axis=-1)
 
 
-def test_by_hand():
+def test_reverse_and_forward_kl_by_hand():
     policy = jnp.log(jnp.array([[[0.5, 0.2, 0.2, 0.1]]]))
     other = jnp.log(jnp.array([[[0.1, 0.4, 0.2, 0.3]]]))
     kept = kept_of(other, 2)
@@ -132,7 +132,7 @@ def test_the_variance_over_samples_is_below_that_of_sampled_estimators():
 
 
 def test_an_empty_tail_gives_no_nan():
-    # The first token has all mass, up to what float32 can tell; then exactly all.
+    # The first token has all mass, up to float32's rounding; then exactly all.
     for gap in (20.0, 200.0):
         logits = jnp.zeros((1, 2, VOCAB)).at[..., 0].set(gap)
         kept = kept_of(jax.nn.log_softmax(logits), 4)
@@ -151,7 +151,7 @@ def test_an_empty_tail_gives_no_nan():
         assert both(far) > 10
 
 
-def test_bfloat16_halves_the_values_and_leaves_the_tail_exact():
+def test_bfloat16_halves_the_size_and_keeps_the_tail_exact():
     policy, other = distributions(2)
     exact, rounded = kept_of(other, 4), kept_of(other, 4, jnp.bfloat16)
     assert rounded.logprobs.dtype == jnp.bfloat16

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="$GEMMA_GRPO_TORCH_PYTHON is 
 
 
 def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | None) -> Any:
-    """The peer's results."""
+    """Results of `torch_peer.py`."""
     source, target = folder / "given.npz", folder / "answer.npz"
     np.savez(source, tokens=given["tokens"], prompt=given["prompt"])
     arguments = [source, target, model, *([base] if base else [])]
@@ -95,7 +95,7 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
         kind = kinds.get(name, "Gemma3ForCausalLM") if beside is None else "PeftModelForCausalLM"
         assert str(answer["kind"]) == kind
         np.testing.assert_allclose(answer["logits"], expected, rtol=0, atol=1e-4)
-        # Each token of the continuation is our greedy choice, given those before it.
+        # Each token of the continuation is our greedy choice, given the earlier ones.
         greedy = answer["greedy"]
         assert len(greedy) == 12 + 24
         ours = logits(policy, base, adapter, greedy[None])[0].argmax(axis=-1)

@@ -34,12 +34,12 @@ def rewrite(folder: Path, edit: Callable[[Tensors], Tensors]) -> Path:
 
 
 def retyped(folder: Path, dtype: str) -> Path:
-    """All tensors in another dtype."""
+    """Converts all tensors to another dtype."""
     return rewrite(folder, lambda t: {k: v.astype(jnp.dtype(dtype)) for k, v in t.items()})
 
 
 def renamed(folder: Path, prefixes: Mapping[str, str]) -> Path:
-    """All tensors with another prefix."""
+    """Replaces the prefixes of all tensor names."""
 
     def new(name: str) -> str:
         for old, prefix in prefixes.items():
@@ -51,7 +51,7 @@ def renamed(folder: Path, prefixes: Mapping[str, str]) -> Path:
 
 
 def sharded(folder: Path, *, count: int = 3) -> Path:
-    """In several files with an index, as transformers writes them."""
+    """Splits the tensors into several files with an index, as transformers does."""
     tensors = load_file(folder / SINGLE)
     (folder / SINGLE).unlink()
     names = [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
@@ -70,7 +70,8 @@ def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> d
     Args:
         tensors: Hugging Face's.
         config: Hugging Face's, with all sizes.
-        turned: whether gate and up projections are kept `hidden embed`, as all but Gemma 2 2B are.
+        turned: whether gate and up projections are stored as `hidden embed`, as in all models but
+            Gemma 2 2B.
     """
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim, embed = config["head_dim"], config["hidden_size"]

@@ -117,7 +117,7 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
 
 
 @pytest.mark.parametrize(("block", "keys"), [(16, 16 + 8 - 1), (96, 8 + 8)])
-def test_scores_exist_for_few_queries_and_their_window(block: int, keys: int):
+def test_scores_exist_for_one_block_of_queries_and_its_window(block: int, keys: int):
     seq, window = 96, 8
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
     segments = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)

@@ -53,7 +53,7 @@ def test_a_compiler_error_is_raised():
         results({"good": good, "bad": bad})  # type: ignore[arg-type]
 
 
-def test_programs_in_words_and_in_the_journal():
+def test_compiled_programs_as_log_lines_and_journal_entries():
     built = (Built("gradient 8", 12.34, cached=False), Built("score 8", 0.5004, cached=True))
     assert built_line(built[0], number=1, total=9) == "gradient 8: 12.3 s, 1 of 9 so far"
     assert built_line(built[1], number=2, total=9) == "score 8: 0.5 s from the cache, 2 of 9 so far"

@@ -29,7 +29,7 @@ NEWER = {"language_model.model.": "model.language_model.", "multi_modal": "model
 
 @functools.cache
 def shapes_of(name: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of a golden folder's parameters."""
+    """Shapes of a golden folder's parameters."""
     architecture = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
     state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
     return {

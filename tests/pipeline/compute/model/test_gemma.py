@@ -78,7 +78,7 @@ FOUR = np.concatenate([TOKENS, TOKENS[::-1] + 1])
 
 
 def value_and_gradient(policy: Policy, remat: Remat | None, tokens: np.ndarray = FOUR) -> Any:
-    """Of some loss on packed rows."""
+    """Value and gradient of an arbitrary loss on packed rows."""
     segments = np.repeat([[1, 2]], len(tokens), axis=0).repeat(SEQ // 2, axis=1)
     positions = np.broadcast_to(np.arange(SEQ) % (SEQ // 2), tokens.shape)
 

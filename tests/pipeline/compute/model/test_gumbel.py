@@ -105,7 +105,7 @@ def test_larger_words_never_have_larger_noise():
 @pytest.mark.parametrize("words_left", [1, 8, 1000])
 @pytest.mark.parametrize("end", ["upper", "lower"])
 def test_the_tails_have_gumbel_probabilities(words_left: int, end: str):
-    """Given that the word is one of the last few, so in a tail of words_left * 2^-32."""
+    """Conditional on one of the last words, that is, in a tail of words_left * 2^-32."""
     rng = np.random.default_rng(words_left)
     count, bins = 100_000, 50
     words, partners = rng.integers(0, words_left, count), rng.integers(0, 2**32, count)

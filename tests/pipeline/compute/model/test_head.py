@@ -53,7 +53,7 @@ def make_head(
 
 
 def whole(hidden: jax.Array, *, softcap: float | None, embedding: jax.Array = EMBEDDING) -> Scores:
-    """The same from all logits at once."""
+    """Reference scores from all logits at once."""
     scores = scaled_logits(
         hidden, embedding, softcap=softcap, temperature=TEMPERATURE, forbidden=MASK
     )
@@ -103,7 +103,7 @@ def assert_equal(found: Scores, expected: Scores) -> None:
     )
 
 
-def test_by_hand():
+def test_scores_of_a_tiny_vocabulary_by_hand():
     hidden = jnp.array([[[1.0], [2.0]]])
     embedding = jnp.log(jnp.array([[1.0], [3.0], [4.0]]))
     found = score(
@@ -114,7 +114,7 @@ def test_by_hand():
         forbidden=jnp.array([False, False, True]),
         top_k=2,
     )
-    # Scores are log(1), log(3) to the powers 1/2 and 1, without the third token.
+    # Exponentials of the scores: 1 and 3 to the powers 1/2 and 1, without the third token.
     first = np.array([1.0, 3**0.5]) / (1 + 3**0.5)
     second = np.array([0.25, 0.75])
     np.testing.assert_allclose(found.logprobs, [[np.log(first[1]), np.log(second[0])]], rtol=1e-6)
@@ -319,7 +319,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     vocabulary = Vocabulary(pad=0, stops=(1,), forbidden=(0, 2))
     learner = LearnerPrograms(policy, config, vocabulary).compile()
     sampler = DecodePrograms(policy, config, vocabulary).compile()
-    # The logits are there, in two blocks of as many positions; of prompts there are none.
+    # Learner: logits of one of two equal blocks of positions. Prefill computes none.
     of_block = 1280 * config.plan.head_vocab
     for program in (learner.gradient[8 * devices], learner.score[8 * devices]):
         elements, shape = largest_shape(program)
@@ -347,6 +347,6 @@ def test_invariant_3_truncated_sampling_holds_at_most_four_blocks_of_scores():
         noise=jnp.float32(1),
     ).compile()
     elements, shape = largest_shape(program)
-    # Two blocks of as many rows; 256 rows have four times as many scores as 2,048 x 8,192.
+    # Two equal blocks of rows; 256 rows have four times as many scores as 2,048 x 8,192.
     assert elements == 150 * REAL_VOCABULARY, shape
     assert " sort(" not in (program.as_text() or "")

@@ -41,7 +41,7 @@ def random(equation: str, dtype: str = "float32") -> tuple[jax.Array, qarray.QAr
 
 
 def test_a_product_of_small_integers_is_exact():
-    # The largest of each position is a power of two times 127: its scale is a power of two.
+    # Each position's maximum is 127 times a power of two, so its scale is a power of two.
     x = jnp.array([[[127.0, -3, 2], [254, 2, -4], [0, 0, 0]]])
     codes = [[1, -2], [5, 0], [7, 127]]
     found = integer_products.dot_general(x, matrix(codes, [[1.0, 0.5]]), LINEAR)
@@ -74,7 +74,7 @@ def test_a_product_is_near_the_dequantized_product(equation: str):
     wanted = jnp.einsum(equation, x, quantize.dequantize(kept))
     found = integer_products.einsum(equation, x, kept)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    # Normal activations: half a step of 1/127 of the largest of 24 to 32, about 2.2 deviations.
+    # Half a step of 1/127 of the maximum of 24 to 32 normal activations, about 2.2 sigma.
     error = float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
     assert 1e-3 < error < 1e-2
 
@@ -100,7 +100,7 @@ def policy() -> Policy:
     return tiny.make_policy(num_hidden_layers=2, quantization="int8_matmul")
 
 
-def test_sampler_and_learner_are_one_policy(policy: Policy):
+def test_sampler_and_learner_log_probs_agree(policy: Policy):
     base, adapter = base_of(policy), tiny.probe(layers=2)
     config = tiny.make_config(model={"quantization": "int8_matmul"})
     drawn = Engine(policy, base, config, tiny.VOCABULARY).generate(

@@ -1,7 +1,7 @@
-"""The adapter reaches every forward that is used, starts as nothing, and copies nothing.
+"""The adapter affects every forward pass, starts as the identity, and copies nothing.
 
-qwix attaches LoRA to the outermost `__call__` only; a forward that goes round it silently computes
-the base. So each one that is used is asked whether it feels the adapter.
+qwix attaches LoRA to the outermost `__call__` only; a forward pass that bypasses it silently
+computes the base. So each forward pass in use has a test that the adapter changes its result.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def test_the_probe_adapter_changes_every_matrix():
     assert all(np.all(value) for value in probe.values())
 
 
-def test_the_two_policies_differ_only_in_devices():
+def test_policies_on_one_and_eight_devices_differ_only_in_the_mesh():
     one, eight = tiny.policy(layers=2), tiny.policy(devices=8, layers=2)
     assert one.adapter_shapes == eight.adapter_shapes
     assert one.base_shapes == eight.base_shapes

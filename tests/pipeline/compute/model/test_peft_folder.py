@@ -124,7 +124,7 @@ def test_an_adapter_on_some_layers_has_full_module_names(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_the_change_of_each_projection_is_the_same(kv_heads: int):
+def test_conversion_preserves_the_delta_of_each_projection(kv_heads: int):
     policy = tiny.make_policy(num_hidden_layers=1, num_key_value_heads=kv_heads)
     adapter = tiny.make_probe(policy)
     pairs = to_pairs(adapter)

@@ -33,7 +33,7 @@ def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[P
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [*KINDS, INTEGERS])
-def test_every_matrix_is_near_and_nothing_else_changes(kind: str, dtype: str):
+def test_matrices_are_within_the_rounding_error_and_nothing_else_changes(kind: str, dtype: str):
     policy, base = quantized(kind, dtype=dtype)
     assert {n: (v.shape, v.dtype) for n, v in base.items()} == {
         n: (s.shape, s.dtype) for n, s in policy.base_shapes.items()
@@ -41,8 +41,8 @@ def test_every_matrix_is_near_and_nothing_else_changes(kind: str, dtype: str):
     exact = tiny.make_base(tiny.make_policy(num_hidden_layers=2, dtype=dtype))
     found = dict(policy.parameters(base))
     assert list(found) == list(policy.plain_shapes)
-    # Half a step of 127.5 and half the widest gap between two of NF4's 16 values, of the block's
-    # largest weight; and the rounding of what is computed back.
+    # Relative to the block's largest weight: half a step of 1/127.5, half the widest gap between
+    # two of NF4's 16 values; and the rounding of the dequantized value.
     step = {"nf4": 0.5 * (1 - 0.6961928)}.get(kind, 0.5 / 127.5)
     rounding = {"float32": 1e-6, "bfloat16": 2**-8}[dtype]
     for name, value in exact.items():

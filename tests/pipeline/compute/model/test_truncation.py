@@ -52,7 +52,7 @@ def stays(scores: np.ndarray, truncation: Truncation, on: Any = (1, 1, 1)) -> np
 
 
 def sorted_out(scores: np.ndarray, truncation: Truncation) -> tuple[np.ndarray, float]:
-    """The same of one row by its definitions, and how far the nucleus' mass is from p at least."""
+    """The mask of one row by definition, and the smallest distance of a nucleus' mass from p."""
     lowest, gap = np.float32(np.nextafter(np.float32(FORBIDDEN), np.float32(0))), np.inf
     ranked = np.sort(scores)[::-1]
     if 0 < truncation.top_k < len(scores):
@@ -78,7 +78,7 @@ TRUNCATIONS = [
 
 
 @given(
-    # Few values, so that many tie; signed zeros and large ones among them.
+    # Few distinct values, so that many tie, with signed zeros and large values.
     st.lists(
         st.sampled_from([-2e4, -40.0, -1.5, -1e-3, -0.0, 0.0, 1e-3, 0.5, 2.0, 2.5, 3e4]),
         min_size=VOCAB,
@@ -92,7 +92,7 @@ def test_the_threshold_equals_that_of_a_sort(
     values: list[float], truncation: Truncation, banned: set[int]
 ):
     scores = np.array(values, np.float32)
-    scores[np.abs(scores) < np.finfo(np.float32).tiny] = 0.0  # devices take these for zeros
+    scores[np.abs(scores) < np.finfo(np.float32).tiny] = 0.0  # devices flush these to zero
     scores[list(banned)] = FORBIDDEN
     expected, gap = sorted_out(scores, truncation)
     assume(gap > 1e-5)
@@ -117,7 +117,7 @@ def test_the_nucleus_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for top_p, left in ((0.4, [1]), (0.6, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])):
         assert np.flatnonzero(stays(scores, off(top_p=top_p))).tolist() == left
-    # Of the two tokens after top-k, the first has 2/3 of the mass.
+    # After top-k, the first of the two tokens has 2/3 of the mass.
     assert np.flatnonzero(stays(scores, off(top_k=2, top_p=0.6))).tolist() == [1]
     # Also for a p that underflows in float32.
     assert np.flatnonzero(stays(scores, off(top_p=1e-60))).tolist() == [1]
@@ -127,12 +127,12 @@ def test_min_p_by_hand():
     scores = np.log([[0.1, 0.5, 0.15, 0.25]])
     for min_p, left in ((0.19, [0, 1, 2, 3]), (0.21, [1, 2, 3]), (0.4, [1, 3]), (0.9, [1])):
         assert np.flatnonzero(stays(scores, off(min_p=min_p))).tolist() == left
-    # The narrowest limit takes effect.
+    # The strictest limit takes effect.
     assert np.flatnonzero(stays(scores, off(top_k=3, min_p=0.4))).tolist() == [1, 3]
     assert np.flatnonzero(stays(scores, off(top_k=1, min_p=0.4))).tolist() == [1]
 
 
-def test_top_k_alone_keeps_k_however_unlikely():
+def test_top_k_alone_keeps_k_tokens_however_unlikely():
     scores = [[0.0, 40.0, -1.0, 39.0, -4e4]]
     assert np.flatnonzero(stays(np.array(scores), off(top_k=4))).tolist() == [0, 1, 2, 3]
 
