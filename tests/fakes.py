@@ -365,7 +365,7 @@ class FakeLearner(Prepares):
         return [logprobs(drawn.tokens, adapter) + self.score_error for drawn in completions]
 
     async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        self.script.note(f"learner.imitate {self.version}")
+        self.script.note(f"learner.sft_update {self.version}")
         digest = hashlib.sha256(self.adapter.encode())
         for example in (example for packed in sequences for example in packed):
             digest.update(f"{example.id}".encode())

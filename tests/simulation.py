@@ -40,7 +40,7 @@ class _Jumping(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "everybody waits for somebody else"
+        assert timeout is not None, "all tasks wait for each other"
         self._loop.seconds += max(timeout, 0.0)
         found: list[Any] = super().select(0)
         return found
@@ -127,9 +127,6 @@ class SlowSampler(FakeSampler):
 
     script: Timeline
 
-    async def load(self, published: Published) -> str:
-        return await super().load(published)
-
     async def generate(
         self,
         requests: Sequence[RolloutRequest],
@@ -192,13 +189,7 @@ class SlowLearner(FakeLearner):
 
 
 class TimedProcess(Process):
-    """A process of a simulated run, with a start-up time.
-
-    Attributes:
-        ready_s: end of its start-up, on the run's clock.
-    """
-
-    ready_s: float
+    """A process of a simulated run, with a start-up time."""
 
     def __init__(self, config: Config, *, world: World, disk: Disk, **more: Any) -> None:
         super().__init__(config, disk=disk, **more)
@@ -227,9 +218,5 @@ class TimedProcess(Process):
         timeline = self.script
         assert isinstance(timeline, Timeline)
         await timeline.spend("start")
-        self.ready_s = timeline.used_s + timeline.clock()
         self.connect()
         return await self.coordinator.run()
-
-
-__all__ = ["PROMPTS", "TimedProcess", "World"]

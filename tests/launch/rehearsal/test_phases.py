@@ -166,7 +166,7 @@ def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
     assert one.script.calls == [
         *("learner.publish probe", "sampler0.load -1", "sampler0.generate:probe 0"),
         *("learner.score probe", "learner.score"),
-        *("learner.imitate 0", "learner.publish 1", "sampler0.load 1"),
+        *("learner.sft_update 0", "learner.publish 1", "sampler0.load 1"),
         *("sampler0.generate:rehearsal 8", "sampler0.generate:rehearsal 4"),
         *("sampler0.generate:rehearsal 0", "sampler0.generate:rehearsal 2"),
         *("scorer.score", "learner.score", "learner.update 1"),

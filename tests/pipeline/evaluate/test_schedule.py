@@ -335,7 +335,7 @@ def test_a_warm_start_comes_first_and_its_steps_count(tmp_path: Path):
     assert run.run() == "finished"
     learned = [call for call in run.script.calls if "imitate" in call or "update" in call]
     assert learned == [
-        *(f"learner.imitate {version}" for version in (0, 1, 2)),
+        *(f"learner.sft_update {version}" for version in (0, 1, 2)),
         *(f"learner.update {version}" for version in (3, 4, 5)),
     ]
     assert [row["step"] for row in run.folder.metrics] == [1, 2, 3, 4, 5, 6]

@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[Phase, int]] = {
     "sampler0.generate:test 0": ("generate", 0),
     "sampler0.generate:train 2": ("generate", 2),
     "sampler0.generate:validation 0": ("generate", 0),
-    "learner.imitate 0": ("update", 0),
+    "learner.sft_update 0": ("update", 0),
     "learner.update 2": ("update", 2),
     "learner.publish 3": ("publish", 3),
     "sampler0.load 3": ("sync", 3),
