@@ -28,7 +28,7 @@ def evaluation_part(name: str) -> str:
 
 @dataclass(frozen=True)
 class WorkDeadline:
-    """Until when the coordinator waits for work that can be abandoned.
+    """Deadline of work that can be abandoned.
 
     Attributes:
         until_s: seconds on the run's clock at which the work is abandoned.
@@ -101,7 +101,7 @@ class UpdateStart:
 
 
 class StepGate(Protocol):
-    """Asked before a further sampling round of a step."""
+    """Decides whether a step may start a further sampling round."""
 
     def __call__(self, step: int) -> bool:
         """Whether there is time for another step of this number."""
@@ -154,7 +154,7 @@ class RunHistory(Protocol):
 
     @property
     def recorded_used_s(self) -> float:
-        """Seconds that were used, by the last note of a running process."""
+        """Seconds used, as last recorded by a running process."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
