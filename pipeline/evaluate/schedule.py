@@ -143,7 +143,7 @@ class EvaluationSchedule:
         self._before = found
 
     def _is_initial(self, name: str) -> bool:
-        """Whether the loaded adapter is, as far as known, that of the evaluation before training."""
+        """Whether the loaded adapter is the initial one, as far as known."""
         entry, published = self._last(f"{name}_before"), self._workers.published
         assert published is not None
         if entry is None or entry["adapter_sha256"] == published.sha256:

@@ -124,7 +124,7 @@ class Watched:
         return groups
 
 
-def test_further_rounds_are_drawn_until_there_is_signal_or_the_cap(tmp_path: Path):
+def test_further_rounds_are_sampled_up_to_enough_signal_or_the_cap(tmp_path: Path):
     watched = Watched(config_of(tmp_path))
     several = 0
     for step in range(STEPS):
@@ -176,7 +176,7 @@ def test_rounds_by_hand(tmp_path: Path):
     assert summary["tokens_generated"] == summary["tokens_trained"] + 4 * 2 * wrong
 
 
-def test_without_any_signal_the_first_groups_are_what_there_is(tmp_path: Path):
+def test_without_any_signal_the_first_groups_are_kept(tmp_path: Path):
     watched = Watched(config_of(tmp_path, budget={"steps": 2}), signal=set())
     for step in range(2):
         assert sum(map(len, watched.rounds[step])) == CAP
@@ -187,13 +187,13 @@ def test_without_any_signal_the_first_groups_are_what_there_is(tmp_path: Path):
     assert [len(part) for part in watched.rounds[1]] == [3, 4]
 
 
-def test_with_signal_everywhere_nothing_more_is_drawn(tmp_path: Path):
+def test_with_signal_in_all_groups_there_is_one_round(tmp_path: Path):
     watched = Watched(config_of(tmp_path), signal=set(range(TRAIN + 1)))
     assert all(len(rounds) == 1 for rounds in watched.rounds.values())
     assert {row["rollout/tokens_wasted"] for row in watched.metrics} == {0.0}
 
 
-def test_prompts_of_all_rounds_are_one_row_of_complete_epochs(tmp_path: Path):
+def test_prompts_of_all_rounds_form_complete_epochs(tmp_path: Path):
     watched = Watched(config_of(tmp_path, budget={"steps": 12}))
     stream: list[int] = []
     for step in range(12):
@@ -205,7 +205,7 @@ def test_prompts_of_all_rounds_are_one_row_of_complete_epochs(tmp_path: Path):
     assert watched.run.coordinator.progress.sampling.prompts_sampled == len(stream) > 36
 
 
-def test_settings_without_dynamic_sampling_say_nothing_of_it(tmp_path: Path):
+def test_without_dynamic_sampling_there_are_no_metrics_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
     new = ("rounds", "replaced", "wasted", "gain", "staleness", "signal", "drawing", "wait_s")
@@ -226,14 +226,14 @@ def decisions(run: Process) -> list[dict[str, Any]]:
     return run.events("further_round")
 
 
-def test_before_anything_was_learned_there_is_no_further_round(tmp_path: Path):
+def test_before_the_first_update_there_is_no_further_round(tmp_path: Path):
     config = config_of(tmp_path, "adaptive", budget={"steps": 1})
     watched = Watched(config, signal=set(), script=slow(learning=1e6))
     assert watched.rounds[0] == [watched.rounds[0][0]]
     assert decisions(watched.run) == [{"step": 1, "rounds": 1, "prompts": 0, "why": "gain"}]
 
 
-def test_while_learning_is_dear_all_is_drawn_that_may_be(tmp_path: Path):
+def test_with_slow_updates_rounds_continue_up_to_the_cap(tmp_path: Path):
     config = config_of(tmp_path, "adaptive")
     watched = Watched(config, script=slow(sampling=1.0, learning=1e4))
     for step in range(1, STEPS):
@@ -242,7 +242,7 @@ def test_while_learning_is_dear_all_is_drawn_that_may_be(tmp_path: Path):
     assert any(len(rounds) > 1 for rounds in watched.rounds.values())
 
 
-def test_while_learning_is_cheap_one_more_group_is_not_worth_a_round(tmp_path: Path):
+def test_with_fast_updates_no_round_is_sampled_for_one_group(tmp_path: Path):
     config, signal = config_of(tmp_path, "adaptive", budget={"steps": 10}), {*range(1, 12)}
     watched = Watched(config, signal=signal, script=slow(sampling=100.0, learning=0.001))
     asked = {entry["step"]: entry for entry in decisions(watched.run) if "sampling" in entry}
@@ -258,7 +258,7 @@ def test_while_learning_is_cheap_one_more_group_is_not_worth_a_round(tmp_path: P
         assert asked[step + 1]["sampling"] < asked[step + 1]["learning"]
 
 
-def test_each_decision_is_what_its_two_estimates_say_and_both_are_told(tmp_path: Path):
+def test_each_decision_follows_its_two_estimates_and_logs_both(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "adaptive"), script=slow(sampling=10.0, learning=2.0))
     entries = [entry for entry in decisions(watched.run) if entry["why"] == "gain"]
     measured = [entry for entry in entries if "sampling" in entry]
@@ -295,7 +295,7 @@ def test_a_first_decision_by_hand(tmp_path: Path):
     assert entry == {"step": 2, "rounds": 1, "prompts": 4, "why": "gain", **vars(found)}
 
 
-def test_a_step_that_must_end_draws_no_further_round(tmp_path: Path):
+def test_a_step_without_time_has_no_further_round(tmp_path: Path):
     config = config_of(tmp_path, budget={"time": "83s", "steps": None})
     watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
     # 20 + 5 s a step while there is time; the third begins with 33 s left, and after its first
@@ -356,7 +356,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_invariant_7_also_where_rollouts_are_drawn_ahead(tmp_path: Path, *, hard: bool):
+def test_invariant_7_with_rollouts_sampled_ahead(tmp_path: Path, *, hard: bool):
     ahead: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}
     ended_at_any_call(
         lambda folder: config_of(folder, **SHORT, **ahead), tmp_path, hard=hard, durations={}
@@ -364,9 +364,7 @@ def test_invariant_7_also_where_rollouts_are_drawn_ahead(tmp_path: Path, *, hard
 
 
 @pytest.mark.parametrize("journaled", [True, False])
-def test_invariant_7_a_decision_that_was_journaled_is_made_again(
-    tmp_path: Path, *, journaled: bool
-):
+def test_invariant_7_a_journaled_decision_is_replayed(tmp_path: Path, *, journaled: bool):
     config, disk = config_of(tmp_path, "adaptive", checkpoint={"every_steps": 1}), Disk()
     first = process(config, disk, slow(sampling=10.0, learning=1e5))
     first.script.on["learner.update 2"] = kill
@@ -390,9 +388,7 @@ def test_invariant_7_a_decision_that_was_journaled_is_made_again(
 
 
 @pytest.mark.parametrize("why", ["time is left", "deadline"])
-def test_invariant_7_a_decision_by_the_clock_is_made_again_whatever_the_clock_says_then(
-    tmp_path: Path, why: str
-):
+def test_invariant_7_a_decision_by_the_clock_is_replayed(tmp_path: Path, why: str):
     """Capped, by time: what was granted is drawn again although time is short, and the reverse."""
     config = config_of(
         tmp_path, budget={"time": "83s", "steps": None}, checkpoint={"every_steps": 1}

@@ -59,7 +59,7 @@ def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: P
     assert disk[2][1]["samples"] == 8
 
 
-def test_invariant_7_a_run_that_stopped_meets_the_same_step_again(tmp_path: Path):
+def test_invariant_7_a_stopped_run_repeats_the_same_step(tmp_path: Path):
     whole = Process(make_config(tmp_path / "whole", **STEPS), disk=Disk())
     whole.run()
     config, disk = make_config(tmp_path, **STEPS), Disk()
@@ -75,7 +75,7 @@ def test_invariant_7_a_run_that_stopped_meets_the_same_step_again(tmp_path: Path
 
 
 @pytest.mark.parametrize(("most", "stops"), [(0.0, True), (0.25, False), (1.0, False)])
-def test_the_share_is_a_setting_that_a_resume_may_change(tmp_path: Path, most: float, stops: bool):
+def test_a_resume_may_change_the_allowed_share(tmp_path: Path, most: float, stops: bool):
     config = make_config(tmp_path, rewards={"max_excluded_share": most}, budget={"steps": 1})
     run = broken(Process(config, disk=Disk()), {0: 4 if most == 1 else 1})
     if stops:
@@ -111,7 +111,7 @@ def test_all_rounds_of_a_step_count(tmp_path: Path):
     assert len(run.folder.read_rollouts("step_000001") or []) == 8
 
 
-def test_what_was_drawn_ahead_is_looked_at_before_it_is_learned_from(tmp_path: Path):
+def test_rollouts_sampled_ahead_are_checked_before_the_update(tmp_path: Path):
     rollout = {"ahead": "one", "group_size": 2, "prompts_per_step": 2}
     rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
     config = make_config(
@@ -255,7 +255,7 @@ def test_invariant_7_a_signal_between_skipped_updates_changes_nothing(tmp_path: 
     assert left_behind(resumed.folder) == left_behind(whole.folder)
 
 
-def test_a_step_without_an_update_neither_adds_to_a_row_nor_ends_it():
+def test_a_step_without_an_update_does_not_change_the_count_of_skipped_updates():
     nothing = {"tokens_trained": 0.0, "tokens_padded": 2.0}
     skipped = nothing | {"skipped_updates": 1.0}
     progress, rows = Progress(), []
@@ -267,7 +267,7 @@ def test_a_step_without_an_update_neither_adds_to_a_row_nor_ends_it():
     assert (progress.tokens_trained, progress.tokens_padded, progress.step) == (10, 10, 0)
 
 
-def test_the_supervised_phase_skips_and_stops_alike(tmp_path: Path):
+def test_the_sft_phase_skips_and_stops_in_the_same_way(tmp_path: Path):
     config = longer(
         tmp_path,
         run={"name": "run", "phases": ["sft", "grpo"]},

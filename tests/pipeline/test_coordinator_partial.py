@@ -83,7 +83,7 @@ class Watched:
         return self.run.folder.summary
 
 
-def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tmp_path: Path):
+def test_kept_rollouts_are_trained_on_when_the_last_of_their_group_finishes(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep"))
     all_rollouts = [one for learned in watched.learned for one in learned]
     assert len({one.name for one in all_rollouts}) == len(all_rollouts)
@@ -112,7 +112,7 @@ def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tm
     assert max(len(one.version_spans) for one in all_rollouts) >= 2
 
 
-def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
+def test_truncated_continued_and_partial_rollouts_are_counted(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep"))
     waiting = cut = 0
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
@@ -134,7 +134,7 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
     assert watched.summary["tokens_generated"] > learned_tokens
 
 
-def test_only_training_is_cut_and_by_a_share_of_what_each_sampler_was_asked_for(tmp_path: Path):
+def test_only_training_rollouts_are_truncated_by_each_samplers_share(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep", cut_off=0.5, plan={"samplers": 2}))
     train = [
         (count, min_finished) for phase, count, min_finished in watched.asked if phase == "train"
@@ -145,7 +145,7 @@ def test_only_training_is_cut_and_by_a_share_of_what_each_sampler_was_asked_for(
     assert others == {None}
 
 
-def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
+def test_dropped_rollouts_are_removed_from_their_groups(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "drop"))
     sizes: Counter[int] = Counter()
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
@@ -163,7 +163,7 @@ def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
     assert watched.summary["samples"] == sum(map(len, watched.learned))
 
 
-def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
+def test_a_step_without_finished_groups_has_no_trained_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     # One of six may end: its group waits for the other.
@@ -178,7 +178,7 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
     assert "step 1/?  no group has finished  0.0 s" in capsys.readouterr().out
 
 
-def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):
+def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
     assert not any(
@@ -213,7 +213,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
         assert second.learner.adapter == whole.learner.adapter
 
 
-def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp_path: Path):
+def test_partial_rollouts_are_in_the_checkpoint_and_an_extended_run_continues_them(tmp_path: Path):
     config, disk = config_of(tmp_path, "keep", budget={"steps": 2}), Disk()
     first = process(config, disk)
     first.run()

@@ -67,7 +67,7 @@ def exports(process: TimedProcess) -> list[tuple[int, str]]:
     return [(entry["version"], entry["reason"]) for entry in process.events("exported")]
 
 
-def test_a_time_budget_in_numbers(tmp_path: Path):
+def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
     process = process_of(config_of(tmp_path, 250))
     assert process.run_in_time() == "finished"
     # A step is 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
@@ -107,7 +107,7 @@ def test_invariant_10_the_export_follows_each_better_validation(tmp_path: Path):
     assert calls.index("learner.export 0") < calls.index("sampler0.generate:train 0")
 
 
-def test_an_export_that_takes_long_waits_but_not_beyond_the_deadline(tmp_path: Path):
+def test_slow_exports_are_rarer_and_still_meet_the_deadline(tmp_path: Path):
     skills = [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8]
     config = validated(tmp_path, 1200)
     process = process_of(config, skills=skills, seconds={"export": 60.0})
@@ -140,7 +140,7 @@ def test_a_validation_that_stalls_is_abandoned_too(tmp_path: Path):
     assert summary(process)["wall_s"] <= 400
 
 
-def test_the_last_evaluation_is_shortened_before_the_export_is(tmp_path: Path):
+def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
     # The last update takes 25 s longer than all others, and there were 11 s to spare.
     process = process_of(config_of(tmp_path, 250), stalls={("update", 4): 25.0})
     process.run_in_time()
@@ -152,7 +152,7 @@ def test_the_last_evaluation_is_shortened_before_the_export_is(tmp_path: Path):
     assert summary(process)["wall_s"] <= 250
 
 
-def test_a_version_that_nothing_has_measured_does_not_replace_one_that_something_has(
+def test_an_unevaluated_version_does_not_replace_an_evaluated_export(
     tmp_path: Path,
 ):
     # Without a validation split, and with a test that never ends.
@@ -164,7 +164,7 @@ def test_a_version_that_nothing_has_measured_does_not_replace_one_that_something
 
 
 @pytest.mark.parametrize("make", [config_of, validated])
-def test_a_finished_run_that_is_given_too_little_more_keeps_its_result(tmp_path: Path, make: Any):
+def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: Path, make: Any):
     disk = Disk()
     first = process_of(make(tmp_path, 250), disk=disk)
     assert first.run_in_time() == "finished"
@@ -181,7 +181,7 @@ def test_a_finished_run_that_is_given_too_little_more_keeps_its_result(tmp_path:
 
 
 @pytest.mark.parametrize("kills", [[], [300.0]])
-def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
+def test_an_earlier_result_is_kept_without_time_to_evaluate_a_later_version(
     tmp_path: Path, kills: list[float]
 ):
     config, disk = config_of(tmp_path, 400), Disk()
@@ -207,7 +207,7 @@ def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
 
 
 @pytest.mark.parametrize("stalls", [{}, {("test", 1): 1e6}])
-def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_time(
+def test_invariant_10_damaged_evaluations_are_repeated_only_if_time_allows(
     tmp_path: Path, stalls: dict[tuple[str, int], float]
 ):
     disk, config = Disk(), config_of(tmp_path, 450)
@@ -225,9 +225,7 @@ def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_tim
 
 
 @pytest.mark.parametrize("best", ["damaged", "whole"])
-def test_invariant_10_a_best_adapter_that_is_lost_is_given_up_where_there_is_no_time(
-    tmp_path: Path, best: str
-):
+def test_invariant_10_a_lost_best_adapter_is_dropped_if_there_is_no_time(tmp_path: Path, best: str):
     disk, config = Disk(), validated(tmp_path, 450)
     first = process_of(config, disk=disk, kills=[300.0])
     assert first.run_in_time() == "killed"
@@ -243,7 +241,7 @@ def test_invariant_10_a_best_adapter_that_is_lost_is_given_up_where_there_is_no_
     assert second.folder.export.is_dir()
 
 
-def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_path: Path):
+def test_a_run_of_steps_resumed_with_too_little_time_is_not_refused(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
     first = process_of(config, disk=disk)
     first.run_in_time()
@@ -264,7 +262,7 @@ def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
 
 @pytest.mark.parametrize("make", [config_of, validated])
 @pytest.mark.parametrize("more_s", [-20, 10])
-def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
+def test_invariant_10_a_run_of_steps_resumed_with_a_deadline_is_exported(
     tmp_path: Path, make: Any, more_s: int
 ):
     disk = Disk()
@@ -277,7 +275,7 @@ def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
     assert export[0] == expected
 
 
-def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path):
+def test_an_unevaluated_version_replaces_an_unevaluated_export(tmp_path: Path):
     disk = Disk()
     done = steps_killed(tmp_path, config_of, disk)
     # The first answers to the test are those that the export is compared on.
@@ -289,7 +287,7 @@ def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path
     assert summary(process)["wall_s"] <= 450
 
 
-def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path):
+def test_a_smaller_step_uses_the_remaining_time_if_configured(tmp_path: Path):
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     process = process_of(config_of(tmp_path, 265, rollout=rollout))
     process.run_in_time()
@@ -301,7 +299,7 @@ def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path)
     assert process.events("planned")[-1]["prompts"] == prompts[-1]
 
 
-def test_a_budget_below_the_minimum_is_refused_and_the_named_one_does(tmp_path: Path):
+def test_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path: Path):
     process = process_of(validated(tmp_path / "a", 130))
     with pytest.raises(
         BudgetTooSmallError, match=r"the minimum is about 2m\d+s.* is exported$"
@@ -321,7 +319,7 @@ def test_a_budget_that_ends_within_the_first_evaluation_is_refused(tmp_path: Pat
     assert exports(process) == []
 
 
-def test_a_resumed_time_budget_counts_what_was_used(tmp_path: Path):
+def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
     config, disk = config_of(tmp_path, 250, checkpoint={"every_steps": 2}), Disk()
     first = process_of(config, disk=disk, kills=[BEFORE_S + 3 * STEP_S + 3])
     assert first.run_in_time() == "killed"
@@ -365,7 +363,7 @@ def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
     assert second.events("planned")[: len(decided)] == decided
 
 
-def test_the_decay_ends_with_a_shorter_budget_also_in_steps_that_are_done_again(tmp_path: Path):
+def test_the_decay_ends_with_a_shortened_budget_also_in_repeated_steps(tmp_path: Path):
     tables: dict[str, Any] = {"learner": {"schedule": "linear", "lr": 1.0}}
     skills, disk = [0.2, 0.2, 0.9, 0.5], Disk()
     first = process_of(

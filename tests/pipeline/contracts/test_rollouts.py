@@ -18,7 +18,7 @@ def test_invariant_2_a_key_is_a_function_of_seed_and_name():
     np.testing.assert_array_equal(NAME.key(5), dataclasses.replace(NAME).key(5))
 
 
-def test_every_part_of_the_name_counts_and_none_runs_into_the_next():
+def test_keys_differ_for_every_part_of_the_name():
     names = [
         NAME,
         dataclasses.replace(NAME, phase="validation"),

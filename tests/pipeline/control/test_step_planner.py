@@ -42,9 +42,7 @@ def went(
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
-    schedule: str, warmup: int
-):
+def test_with_a_constant_plan_the_rate_follows_the_configured_schedule(schedule: str, warmup: int):
     horizon = StepPlanner(config(schedule, warmup=warmup), entries=(), step=0)
     rates, journal = went(horizon, range(10, 0, -1))
     done = [step / (10 - warmup) for step in range(10 - warmup)]
@@ -55,7 +53,7 @@ def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
     assert journal == [{"step": 0, "total_steps": 10, "prompts": 2}]
 
 
-def test_a_plan_that_moves_is_a_decision_and_the_decay_ends_with_it():
+def test_a_changed_plan_is_journaled_and_the_decay_ends_with_it():
     lefts = [10, 9, 8, 3, 2, 1]
     rates, journal = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert [(entry["step"], entry["total_steps"]) for entry in journal] == [(0, 10), (3, 6)]
@@ -63,7 +61,7 @@ def test_a_plan_that_moves_is_a_decision_and_the_decay_ends_with_it():
     assert rates == pytest.approx([LR * share for share in (1, 0.9, 0.8, 0.6, 0.4, 0.2)])
 
 
-def test_a_number_of_steps_that_moves_a_little_is_not_planned_anew():
+def test_small_changes_of_the_remaining_steps_keep_the_plan():
     _, journal = went(StepPlanner(config(), entries=(), step=0), [100, 95, 105, 92, 105])
     assert [entry["total_steps"] for entry in journal] == [100]
     _, journal = went(StepPlanner(config(), entries=(), step=0), [5, 5, 5])
@@ -84,13 +82,13 @@ def test_invariant_7_a_resume_replays_the_decisions_bit_for_bit(
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
-def test_the_rate_never_rises_and_never_is_zero_at_a_step(lefts: list[int]):
+def test_the_rate_never_rises_and_is_never_zero(lefts: list[int]):
     rates, _ = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert all(rate > 0 for rate in rates)
     assert rates == sorted(rates, reverse=True)
 
 
-def test_the_warm_start_is_no_part_of_the_decay():
+def test_the_sft_phase_is_not_part_of_the_decay():
     warm = config(
         run={"phases": ["sft", "grpo"]},
         sft={"steps": 4, "train": {"path": "sft.jsonl"}},
@@ -108,7 +106,7 @@ def test_a_smaller_step_is_a_decision_of_its_own():
     assert horizon.prompts == 1
 
 
-def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
+def test_a_replayed_step_is_smaller_if_less_time_is_left():
     entries = [asdict(StepPlan(0, 5, 2)), asdict(StepPlan(3, 4, 2))]
     horizon = StepPlanner(config(), entries=entries, step=1)
     assert horizon.decide(1, steps_left=1, prompts=2) is None
@@ -118,7 +116,7 @@ def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
 
 
 @pytest.mark.parametrize("event", ["budget", "extended"])
-def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event: str):
+def test_repeated_steps_are_planned_for_a_changed_budget(event: str):
     def planned(step: int, total: int) -> dict[str, Any]:
         return {"event": "planned", **asdict(StepPlan(step, total, 2))}
 

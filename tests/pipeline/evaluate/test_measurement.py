@@ -101,7 +101,7 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     assert samplers[0].batches == [3, 1] * 2
 
 
-def test_several_samples_of_each_prompt_are_drawn(tmp_path: Path):
+def test_several_samples_per_prompt(tmp_path: Path):
     config = make_config(tmp_path, eval={"samples": 3, "temperature": 1.0})
     base = run(config, [FakeAdapterSampler(Script())], None, [])
     assert base.evaluations["more"].correct.tolist() == [[True, False, False], [False] * 3]
@@ -187,7 +187,7 @@ more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0
     assert shown[15:] == ["note: something"]
 
 
-def test_the_protocol_tells_what_else_ends_an_answer(tmp_path: Path):
+def test_the_protocol_lists_stop_strings(tmp_path: Path):
     found = told(make_config(tmp_path, rollout={"stop_strings": ["</answer>", "\n\n"]}))
     assert found["protocol"]["stop_strings"] == ["</answer>", "\n\n"]
     assert list(lines(found))[2] == (

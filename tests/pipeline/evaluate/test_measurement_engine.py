@@ -76,9 +76,7 @@ def answers(
 
 
 @pytest.mark.parametrize(("temperature", "samples"), [(0.0, 1), (1.0, 3)])
-def test_answers_do_not_depend_on_batch_size_padding_or_who_gives_them(
-    temperature: float, samples: int
-):
+def test_answers_do_not_depend_on_batch_size_padding_or_sampler(temperature: float, samples: int):
     expected = answers(temperature=temperature, samples=samples, slots=4)
     ties = 0
     for shape in (

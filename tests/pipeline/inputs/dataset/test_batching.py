@@ -72,7 +72,7 @@ def ids(batch: TokenBatch) -> list[int]:
     return [name.prompt_id for name in batch.completions]
 
 
-def test_by_hand():
+def test_micro_batches_by_hand():
     rollouts = [
         rollout(1, 2, 1, advantage=0.5),
         rollout(2, 3, 4, advantage=-1.5),
@@ -141,7 +141,7 @@ def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
     )
 
 
-def test_each_target_has_the_version_that_drew_it():
+def test_each_target_has_the_version_that_sampled_it():
     first, second = rollout(1, 2, 1), rollout(2, 2, 3)
     earlier = (VersionSpan(3, "", 2),)
     second = replace(
@@ -174,7 +174,7 @@ def test_weights_by_hand(mode: TokenWeights, expected: list[float]):
     np.testing.assert_allclose(token_weights(rollouts, mode, budget=BUDGET), expected)
 
 
-def test_rollouts_cut_by_length_can_go_without_weight():
+def test_rollouts_truncated_by_length_can_be_masked():
     rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, stop_reason="length")]
     learned = token_weights(rollouts, "token", budget=BUDGET)
     np.testing.assert_allclose(learned, [1 / 9] * 3)
@@ -185,7 +185,7 @@ def test_rollouts_cut_by_length_can_go_without_weight():
     np.testing.assert_allclose(masked, [1 / 8, 1 / 8, 0, 1 / 8])
 
 
-def test_what_is_learned_is_weighted_as_the_configuration_says(tmp_path: Path):
+def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
     # Dr. GRPO divides by the budget, which is 28 tokens here; one of three was cut.
     config = make_config(
         tmp_path,
@@ -215,7 +215,7 @@ def test_a_step_without_any_reward_packs_nothing():
     assert pack([]) == []
 
 
-def test_zero_advantages_are_left_out_but_count():
+def test_rollouts_with_zero_advantage_are_omitted_but_count_in_the_weights():
     rollouts = [rollout(1, 2, 1), rollout(2, 2, 3, advantage=0.0)]
     (left,) = pack(rollouts)
     assert ids(left) == [1]
@@ -225,7 +225,7 @@ def test_zero_advantages_are_left_out_but_count():
     assert both.weights.sum() == 1.0
 
 
-def test_what_is_scored_is_found_at_its_place():
+def test_batches_to_score_locate_each_completion():
     rollouts = [rollout(1, 2, 3), rollout(2, 4, 1), rollout(3, 1, 6)]
     completions = [one.completion for one in rollouts]
     shape = BatchShape(rows=1, tail_rows=1, length=12, pad=PAD)
@@ -252,7 +252,7 @@ SIZES = st.lists(
 
 
 @given(SIZES, st.integers(1, 4), st.sampled_from(MODES), st.booleans(), st.data())
-def test_every_token_is_there_once_with_its_weight(
+def test_every_token_is_packed_once_with_its_weight(
     sizes: Any, rows: int, mode: TokenWeights, keep: bool, data: st.DataObject
 ):
     rollouts = [

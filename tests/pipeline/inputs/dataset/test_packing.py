@@ -36,9 +36,7 @@ def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> li
 
 
 @given(SHAPES, st.integers(0, 5))
-def test_epochs_follow_each_other_and_hold_each_demonstration_once(
-    shapes: list[tuple[int, int]], seed: int
-):
+def test_every_epoch_contains_each_demonstration_once(shapes: list[tuple[int, int]], seed: int):
     examples = make_demonstrations(shapes)
     drawn: list[int] = []
     number = 0
@@ -124,7 +122,7 @@ def test_first_fit_decreasing_holds_everything_in_few_rows(lengths: list[int]):
     assert sum(2 * total <= 20 for total in sums) <= 1
 
 
-def test_what_is_left_of_a_step_goes_into_small_batches_when_it_is_little():
+def test_a_small_remainder_goes_into_small_micro_batches():
     shape = BatchShape(rows=8, tail_rows=2, length=4, pad=0)
     assert shape.sizes == (8, 2)
     expected = {0: [], 1: [2], 4: [2, 2], 5: [8], 8: [8], 9: [8, 2], 12: [8, 2, 2], 13: [8, 8]}
@@ -135,7 +133,7 @@ def test_what_is_left_of_a_step_goes_into_small_batches_when_it_is_little():
 
 
 @given(st.integers(0, 100), st.integers(1, 6), st.integers(1, 8))
-def test_a_step_takes_the_compiled_sizes_only_and_full_ones_first(rows: int, tail: int, of: int):
+def test_micro_batches_have_compiled_sizes_full_ones_first(rows: int, tail: int, of: int):
     shape = BatchShape(rows=tail * of, tail_rows=tail, length=4, pad=0)
     sizes = shape.split(rows)
     assert set(sizes) <= set(shape.sizes)

@@ -53,7 +53,7 @@ def read(**changes: Any) -> dict[str, Any]:
     return text_config(tiny.hf_config(**changes))
 
 
-def test_the_text_part_of_gemma_3_4b_has_the_defaults_that_it_leaves_out():
+def test_omitted_settings_of_gemma_3_4b_get_defaults():
     found = text_config(GEMMA3_4B)
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     assert [found[key] for key in sizes] == [262_208, 2560, 8, 4, 256]
@@ -108,18 +108,18 @@ def five(**full: Any) -> dict[str, Any]:
     "scaling",
     [None, {"rope_type": "linear", "factor": 8.0}, {"type": "linear", "factor": 8.0}],
 )
-def test_transformers_4_and_5_spell_the_same(scaling: dict[str, Any] | None):
+def test_formats_of_transformers_4_and_5_are_equivalent(scaling: dict[str, Any] | None):
     four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=scaling)
     assert four == read(**five(rope_theta=7e5, **(scaling or {"rope_type": "default"})))
     assert four["rope_scaling"] == ({"rope_type": "linear", "factor": 8.0} if scaling else None)
 
 
-def test_what_is_written_out_reads_the_same():
+def test_a_complete_configuration_is_unchanged():
     for written in (tiny.hf_config(), GEMMA3_4B, {"model_type": "gemma2"}):
         assert text_config(text_config(written)) == text_config(written)
 
 
-def test_what_hugging_face_leaves_out_has_its_defaults():
+def test_missing_rope_settings_get_defaults():
     found = read(rope_theta=None, rope_local_base_freq=None)
     assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
     assert read(rope_theta=None, rope_local_base_freq=None, rope_parameters={}) == found
@@ -197,7 +197,7 @@ def test_what_hugging_face_leaves_out_has_its_defaults():
         (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),
     ],
 )
-def test_what_is_not_computed_is_refused(changes: dict[str, Any], line: str):
+def test_unsupported_settings_are_refused(changes: dict[str, Any], line: str):
     with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
         read(**changes)
     assert line in str(raised.value)
@@ -239,15 +239,13 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
         ),
     ],
 )
-def test_spellings_of_rope_that_contradict_each_other_are_refused(
-    changes: dict[str, Any], line: str
-):
+def test_contradictory_rope_settings_are_refused(changes: dict[str, Any], line: str):
     with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
         read(**changes)
     assert line in str(raised.value)
 
 
-def test_spellings_of_rope_that_agree_are_one():
+def test_agreeing_rope_settings_are_accepted():
     four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=LINEAR)
     both = five(rope_theta=7e5, **LINEAR) | {"rope_theta": 700_000, "rope_local_base_freq": 2e4}
     assert read(**both, rope_scaling={"type": "linear", "factor": 8}) == four
@@ -278,7 +276,7 @@ KEYS = st.sampled_from([*tiny.hf_config(), "text_config", "layer_types", "slidin
         st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE | JSON, max_size=2
     ),
 )
-def test_whatever_a_file_says_it_is_a_model_or_a_mistake(
+def test_any_config_gives_a_model_or_a_value_error(
     base: dict[str, Any], changes: dict[str, Any], ropes: dict[str, Any]
 ):
     hf = base | changes | ropes
@@ -294,7 +292,7 @@ def test_whatever_a_file_says_it_is_a_model_or_a_mistake(
         assert 0 < shape.parameters < 2**70
 
 
-def test_all_that_is_wrong_is_named_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(ValueError, match=r"rope_type.*; rms_norm_eps.*; attention_bias"):
         read(rms_norm_eps=1e-5, attention_bias=True, rope_scaling={"rope_type": "yarn"})
     with pytest.raises(ValueError, match=r"head_dim is -1, not .*; sliding_window is 0, not "):

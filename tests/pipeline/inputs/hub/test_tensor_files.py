@@ -56,7 +56,7 @@ def test_no_file_is_larger_than_it_may_be(sizes: list[int], shard_bytes: int):
             assert before + shard[0].num_bytes > shard_bytes
 
 
-def test_each_tensor_is_in_the_file_before_the_next_one_is_asked_for(tmp_path: Path):
+def test_each_tensor_is_written_before_the_next_is_requested(tmp_path: Path):
     specs = [TensorSpec(str(n), (100_000,), "float32") for n in range(4)]
     sizes: list[int] = []
 

@@ -51,7 +51,9 @@ def check(
         {"config": None},
     ],
 )
-def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any]):
+def test_matching_tokenizers_and_models_are_accepted(
+    tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any]
+):
     check(tmp_path, tokenizer, **said)
 
 
@@ -97,7 +99,7 @@ def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[
         ),
     ],
 )
-def test_what_does_not(
+def test_mismatched_tokenizers_and_models_are_refused(
     tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any], lines: list[str]
 ):
     with pytest.raises(ValueError, match="tokenizer of another model") as raised:

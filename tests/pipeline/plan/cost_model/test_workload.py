@@ -31,7 +31,7 @@ def test_assumed_and_given_lengths() -> None:
 
 
 @given(count=st.integers(2, 300), share=st.floats(0.1, 0.6), cap=st.integers(20, 2000))
-def test_lengths_have_the_mean_and_keep_the_cap(count: int, share: float, cap: int) -> None:
+def test_lengths_have_the_mean_and_stay_below_the_cap(count: int, share: float, cap: int) -> None:
     found = completion_lengths(count, mean=share * cap, cap=cap)
     assert len(found) == count
     assert min(found) >= 1
