@@ -1,4 +1,4 @@
-"""The loop: what happens in which order, and that neither a signal nor a kill changes the run."""
+"""The training loop: order of calls, and runs that are interrupted or killed and resumed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_records_of_a_finished_run(tmp_path: Path):
         "validation_000002.jsonl",
         "validation_000004.jsonl",
     ]
-    # What W&B is sent for a step is what metrics.jsonl has.
+    # W&B gets the same metrics of a step as metrics.jsonl.
     sent = {step: metrics for step, metrics in run.tracker.logged if "reward/mean" in metrics}
     assert sent == {row.pop("step"): row for row in folder.metrics}
     evaluated = [(entry["name"], entry["step"]) for entry in folder.events("evaluated")]
@@ -182,7 +182,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     assert run.tracker.summary == {**summary, "eval": run.tracker.summary["eval"]}
 
 
-# --- invariant 1: the policy that is sampled is the policy that is learned
+# --- invariant 1: the sampled policy is the learned policy
 
 
 def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The loop with a cut-off: groups that wait, rollouts that are lost, and what a kill changes."""
+"""The loop with a cut-off: partial groups, dropped rollouts, killed and resumed runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 5
 
 
 def config_of(folder: Path, partial: str, *, cut_off: float = 0.6, **tables: Any) -> Config:
-    """Six new rollouts a step, in groups of two."""
+    """Six new rollouts per step, in groups of two."""
     rollout = {"partial": partial, "cut_off": cut_off, "prompts_per_step": 3}
     return make_config(
         folder,
@@ -39,7 +39,7 @@ def process(config: Config, disk: Disk, script: Script | None = None) -> Process
 
 
 class Watched:
-    """A run and what its learner has learned from."""
+    """A run and the rollouts that its learner trained on."""
 
     def __init__(self, config: Config) -> None:
         self.run = process(config, Disk())
@@ -125,10 +125,10 @@ def test_truncated_continued_and_partial_rollouts_are_counted(tmp_path: Path):
         key: sum(row[f"rollout/{key}"] for row in watched.metrics)
         for key in ("truncated", "continued")
     }
-    # What waits at the end is lost.
+    # Rollouts that are partial at the end are dropped.
     assert watched.summary["rollouts"] == {**found, "dropped": waiting}
     assert watched.summary["samples"] == STEPS * 6 - waiting
-    # All tokens are counted when they are drawn, those of lost rollouts too.
+    # Tokens are counted when they are sampled, those of dropped rollouts too.
     learned_tokens = sum(len(one.tokens) for part in watched.learned for one in part)
     assert watched.summary["tokens_trained"] == learned_tokens
     assert watched.summary["tokens_generated"] > learned_tokens
@@ -149,7 +149,7 @@ def test_dropped_rollouts_are_removed_from_their_groups(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "drop"))
     sizes: Counter[int] = Counter()
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
-        # 0.6 of six, and no less.
+        # At least 0.6 of six.
         assert len(learned) == 4
         assert row["rollout/truncated"] == row["rollout/dropped"] == 2
         assert row["rollout/continued"] == row["rollout/partial"] == 0
@@ -166,7 +166,7 @@ def test_dropped_rollouts_are_removed_from_their_groups(tmp_path: Path):
 def test_a_step_without_finished_groups_has_no_trained_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    # One of six may end: its group waits for the other.
+    # One of six may finish: its group is kept until the other does.
     watched = Watched(config_of(tmp_path, "keep", cut_off=0.1, budget={"steps": 2}))
     assert watched.learned[0] == []
     first = watched.metrics[0]

@@ -1,4 +1,4 @@
-"""Runs with a budget of time, second by second, in simulated time without noise."""
+"""Runs with a time budget in simulated time without noise."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def exports(process: TimedProcess) -> list[tuple[int, str]]:
 def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
     process = process_of(config_of(tmp_path, 250))
     assert process.run_in_time() == "finished"
-    # A step is 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
+    # A step takes 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
     assert summary(process)["steps"] == 4
     assert summary(process)["wall_s"] == pytest.approx(BEFORE_S + 4 * STEP_S + 2 + 40 + 5)
     assert exports(process) == [(0, "rehearsal"), (4, "last")]
@@ -89,9 +89,9 @@ def test_invariant_10_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: i
     found = summary(process)
     assert found["deadline_s"] == budget_s
     unused_s = budget_s - found["wall_s"]
-    # An export that was not needed, and less than a step and its validation or 5%.
+    # An export that was not needed, and less than a step with its validation or 5%.
     assert 0 <= unused_s < 6 + max(STEP_S + 20, 0.05 * budget_s)
-    # Where hardly a second is left the last quarter of the tests may be missing.
+    # With hardly a second left, the last quarter of the tests may be missing.
     assert found["eval"]["after"]["n"] >= 0.75 * PROMPTS
     assert exports(process)[-1][0] == found["best"]["step"]
 
@@ -102,7 +102,7 @@ def test_invariant_10_the_export_follows_each_better_validation(tmp_path: Path):
     process.run_in_time()
     assert exports(process) == [(0, "rehearsal"), (2, "better"), (6, "better")]
     assert summary(process)["best"]["step"] == 6
-    # While the first step went on, the untrained policy was there.
+    # The untrained policy was exported before the first step.
     calls = process.script.calls
     assert calls.index("learner.export 0") < calls.index("sampler0.generate:train 0")
 
@@ -113,7 +113,7 @@ def test_slow_exports_are_rarer_and_still_meet_the_deadline(tmp_path: Path):
     process = process_of(config, skills=skills, seconds={"export": 60.0})
     process.run_in_time()
     done = exports(process)
-    # At 5% of the time one waits for 1200 s of run; the last ones are near the end.
+    # At 5% of the time, an export is due every 1200 s of the run; the last ones are near the end.
     assert done[0] == (0, "rehearsal")
     assert len(done) < 1 + len(process.events("evaluated"))
     assert done[-1][0] == summary(process)["best"]["step"]
@@ -141,7 +141,7 @@ def test_a_validation_that_stalls_is_abandoned_too(tmp_path: Path):
 
 
 def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
-    # The last update takes 25 s longer than all others, and there were 11 s to spare.
+    # The last update takes 25 s longer than the others, with 11 s to spare.
     process = process_of(config_of(tmp_path, 250), stalls={("update", 4): 25.0})
     process.run_in_time()
     (entry,) = process.events("evaluation_shortened")
@@ -155,7 +155,7 @@ def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
 def test_an_unevaluated_version_does_not_replace_an_evaluated_export(
     tmp_path: Path,
 ):
-    # Without a validation split, and with a test that never ends.
+    # Without a validation split, and with a final test that never ends.
     process = process_of(config_of(tmp_path, 250), stalls={("test", 2): 1e6})
     process.run_in_time()
     assert exports(process) == [(0, "rehearsal")]
@@ -195,7 +195,7 @@ def test_an_earlier_result_is_kept_without_time_to_evaluate_a_later_version(
     assert second.run_in_time() == "finished"
     assert summary(second)["steps"] > 4
     assert summary(second)["eval"] == {**result, "step": 4}
-    # What was measured stays in place, and is not taken for the result of what came after it.
+    # The evaluated version stays exported, and its result is not attributed to a later version.
     assert exports(second) == [(0, "rehearsal"), (4, "last")]
     third = process_of(config_of(tmp_path, 420), disk=disk, **endless)
     third.run_in_time()
@@ -252,7 +252,7 @@ def test_a_run_of_steps_resumed_with_too_little_time_is_not_refused(tmp_path: Pa
 
 
 def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
-    """A run of steps that was killed after 200 s: how many it had done."""
+    """A run of steps that was killed after 200 s; returns the number of its steps."""
     tables = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
     process = process_of(make(folder, 1, **tables), disk=disk, kills=[200.0])
     assert process.run_in_time() == "killed"
@@ -278,7 +278,7 @@ def test_invariant_10_a_run_of_steps_resumed_with_a_deadline_is_exported(
 def test_an_unevaluated_version_replaces_an_unevaluated_export(tmp_path: Path):
     disk = Disk()
     done = steps_killed(tmp_path, config_of, disk)
-    # The first answers to the test are those that the export is compared on.
+    # The first test answers are needed for comparing the export.
     process = process_of(config_of(tmp_path, 450), disk=disk, stalls={("test", 2): 1e6})
     process.run_in_time()
     assert "after" not in summary(process)["eval"]
@@ -325,7 +325,7 @@ def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
     assert first.run_in_time() == "killed"
     second = process_of(config, disk=disk)
     assert second.run_in_time() == "finished"
-    # The third step was recorded and is done again; nothing is left after it.
+    # The third step was recorded and is trained again; no time is left after it.
     used_s = second.clock.used_before_s
     assert used_s == pytest.approx(BEFORE_S + 3 * STEP_S + 3)
     assert summary(second)["steps"] == 3
@@ -351,13 +351,13 @@ def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
     first = process_of(config, disk=disk, drift=3.0, kills=[1000.0])
     assert first.run_in_time() == "killed"
     decided = first.events("planned")
-    # Its next checkpoint is never: all steps since the last better validation are done again.
+    # No further checkpoint: all steps since the last better validation are trained again.
     second = process_of(config, disk=disk, drift=1.0)
     begins = max(disk, default=0)
     assert second.run_in_time() == "finished"
     last = decided[-1]["step"]
     assert begins < last
-    done = first.learner.rates[begins : last + 1]  # it may have been killed in the last one
+    done = first.learner.rates[begins : last + 1]  # it may have been killed during the last one
     assert len(done) >= last - begins > 0
     assert second.learner.rates[: len(done)] == done
     assert second.events("planned")[: len(decided)] == decided

@@ -56,9 +56,9 @@ def test_unlocked_or_differently_named_folders_are_kept(tmp_path: Path):
     others = {"own-being-made", "own-run", "other"}
     for name in others:
         (tmp_path / name).mkdir()
-    (tmp_path / "own-run" / ".lock").touch()  # as a run folder, or an environment, has it
+    (tmp_path / "own-run" / ".lock").touch()  # like a run folder or an environment
     left = LockedFolder(tmp_path / "other", prefix="")
-    os.close(left._lock)  # as the kernel does
+    os.close(left._lock)  # the kernel does this when a process ends
     (tmp_path / "own-file").touch()
     LockedFolder(tmp_path, prefix="own-").remove()
     assert {path.name for path in tmp_path.iterdir()} == {*others, "own-file"}

@@ -13,7 +13,7 @@ from pipeline.contracts.sizes import SHRUNK, Sizes, sized, smaller
 from tests.fakes import make_config
 
 ROW = 88
-"""The longest sequence, and row, of the fakes' configuration."""
+"""The longest sequence, and the row length, of the fakes' configuration."""
 
 
 def config(folder: Path = Path(), **plan: object) -> Config:

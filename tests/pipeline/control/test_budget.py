@@ -85,7 +85,7 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     assert not replaces_budget(before, folder)
     assert Budget.of(after, folder) == expected
     assert replaces_budget(after, folder)
-    # As the run goes on with it, that is written down.
+    # The resumed run journals the budget and saves the configuration.
     folder.journal("budget", step=2, **vars(expected))
     folder.create(after)
     folder.close()
@@ -96,7 +96,7 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
 
 
 def test_a_journaled_budget_without_a_saved_configuration_is_ignored(tmp_path: Path):
-    """The process was killed before it had written the configuration."""
+    """The process was killed before it saved the configuration."""
     given = make_config(tmp_path, budget={"steps": 100})
     folder = folder_of(given)
     folder.journal("extended", step=100, steps=50, time_s=None)
@@ -123,7 +123,7 @@ def test_time_is_added_to_an_instant(tmp_path: Path):
 def test_deadline_of_each_kind_of_budget_on_the_runs_clock():
     assert Budget(None, 900.0).deadline_s(elapsed_s=50.0, now_s=1e9) == 900.0
     assert Budget(5, None).deadline_s(elapsed_s=50.0, now_s=1e9) is None
-    # Used 50 s so far; there are 300 s until then, whenever the run began.
+    # 50 s are used, and 300 s remain until the instant.
     assert Budget(None, None, 1e9 + 300).deadline_s(elapsed_s=50.0, now_s=1e9) == 350.0
 
 
@@ -146,7 +146,7 @@ def test_used_time_is_the_latest_record(tmp_path: Path):
     folder.journal("started", elapsed_s=30.0)
     folder.journal("checkpoint", step=2, wall_s=80.0, seconds=1.0)
     assert used_s(folder) == 80.0
-    # A step after the last checkpoint: it will be done again, its time is gone.
+    # A step after the last checkpoint is trained again, but its time counts.
     folder.write_metrics({"step": 3, "time/elapsed_s": 95.0})
     assert used_s(folder) == 95.0
 
@@ -158,7 +158,7 @@ def test_time_of_a_process_killed_before_its_start_counts(tmp_path: Path):
         killed.record_used_s(9.5)
         assert used_s(killed) == 9.5
         killed.record_used_s(120.25)
-        killed.close()  # what a kill leaves: a folder with a lock in it
+        killed.close()  # as after a kill: the folder still has a lock file
         next_one.check(config)
         with next_one.held():
             assert used_s(next_one) == 120.25
@@ -176,7 +176,7 @@ def test_a_damaged_record_of_used_time_is_ignored(tmp_path: Path, left: bytes):
 
 
 def finished_run(config: Config) -> RunFolder:
-    """Used 300 s; 12 s of start, the second time, 20 s of a step, and 40 + 5 + 2 s of the end."""
+    """Used 300 s; 12 s of the second start, 20 s of a step, and 40 + 5 + 2 s of the end."""
     folder = folder_of(config)
     folder.journal("started", elapsed_s=30.0)
     folder.journal("reserved", reason="test evaluation", seconds=40.0, elapsed_s=70.0)

@@ -1,4 +1,4 @@
-"""How much time is used, and whether another step can be finished."""
+"""Used time, and whether another step fits into the time left."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def time_budget(
 
 @dataclass
 class At:
-    """A deadline at a moment: its methods get the clock reading."""
+    """A deadline at a moment: its methods get this clock reading."""
 
     deadline: Deadline
     now_s: float
@@ -95,14 +95,14 @@ class At:
 
 @pytest.mark.parametrize(("left_s", "allowed"), [(205.1, True), (204.9, False)])
 def test_a_step_starts_if_step_and_shutdown_fit(left_s: float, allowed: bool):
-    # A step and its validation are 12% of the budget: more slack would leave more of it idle.
+    # A step with its validation takes 12% of the budget, more than may stay idle: no slack.
     assert time_budget(left_s=left_s).allows(7) is allowed
 
 
 @pytest.mark.parametrize("spare_s", [-0.1, 0.1])
 def test_slack_is_kept_if_steps_are_short(spare_s: float):
-    # A part of what was measured and a hundredth of the budget: 0.2 * 100 + 100; at most 2% of the
-    # budget less a step and its validation, 200 - 30, or nothing.
+    # Slack is 20% of the measured shutdown plus 1% of the budget: 0.2 * 100 + 100, but at most 2%
+    # of the budget less a step and its validation: 200 - 30, or 0.
     needed_s = 10 + 105 + (SAFETY - 1) * 100 + 100
     deadline = time_budget(time_s=10_000.0, left_s=needed_s + spare_s, step_s=10.0)
     assert deadline.allows(7) is (spare_s > 0)
@@ -111,7 +111,7 @@ def test_slack_is_kept_if_steps_are_short(spare_s: float):
 
 
 def test_a_step_has_as_many_prompts_as_fit():
-    # 105 s come after it; of 100 s a fifth is fixed: 40 s for one prompt of four, 60 s for two.
+    # The shutdown takes 105 s, a step 20 s and 20 s per prompt.
     for left_s, size in [(205.1, 4), (190, 3), (170, 2), (164, 1), (145.1, 1), (144.9, 0)]:
         assert time_budget(left_s=left_s, prompts=(4, 1)).prompts_that_fit() == size, left_s
     assert time_budget(left_s=170, prompts=(4, 3)).prompts_that_fit() == 0
@@ -148,7 +148,7 @@ def test_steps_left_count_time_between_steps_and_validations():
     deadline.step_time.observe_between(25.0)
     left = (1e5 - 105 - slack_s + 25) // 125
     assert deadline.steps_left() == left
-    # Of 20 s each: one after every tenth step, all but the last one.
+    # Validations of 20 s each: after every tenth step except the last one.
     free_s = 1e5 - 105 - slack_s + 25
     found = deadline.steps_left(lambda steps: (steps - 1) // 10)
     assert found == pytest.approx(free_s / 127, abs=1)
@@ -162,7 +162,7 @@ def test_one_step_is_planned_even_if_a_validation_leaves_no_time_for_another():
 
 
 def test_an_update_needs_time_for_its_export():
-    # It is taken to need 1.5 * 100 s; validation, export and exit need 55 s; tests can be short.
+    # The update is assumed to take 1.5 * 100 s; validation, export and exit 55 s; tests can shrink.
     deadline = time_budget(left_s=200.0)
     assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(5.0)
     deadline.update_time.observe(140.0)

@@ -22,12 +22,12 @@ def pace(*seconds: float) -> StepTimeEstimator:
         ((4.0,), 4.0),
         ((4.0, 6.0), 6.0),
         ((4.0, 6.0, 5.0), 5.0),
-        # A stall is not believed.
+        # A single stall is ignored.
         ((4.0, 4.0, 4.0, 4.0, 400.0), 4.0),
-        # Twice as long in three steps: the next lies two steps behind the middle one of them.
+        # Factor 2 in three steps; the next step is two steps after their median.
         ((1.0, 1.0, 1.0, 2.0, 2.0, 2.0), 2.0 * 2 ** (2 / 3)),
         ((2.0, 2.0, 2.0, 1.0, 1.0, 1.0), 2 ** (-2 / 3)),
-        # Nobody thinks that a thousandfold goes on.
+        # The growth is bounded: a factor of 1000 is not extrapolated.
         ((1.0, 1.0, 1.0, 1000.0, 1000.0, 1000.0), 1000 * 1.5**2),
     ],
 )

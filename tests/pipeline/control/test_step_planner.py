@@ -1,4 +1,4 @@
-"""The plan of a run with a budget of time, and the learning rate that follows it."""
+"""The plan of a run with a time budget, and the learning rate that follows it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(schedule: str = "linear", *, warmup: int = 0, **tables: Any) -> Confi
 def went(
     horizon: StepPlanner, lefts: Sequence[int], *, first: int = 0, skip: int = 0
 ) -> tuple[list[float], list[dict[str, Any]]]:
-    """Rates of the steps, and what was journaled, where the clock says so many are left."""
+    """Rates and journaled plans of steps, given the steps left at each step."""
     rates, journal = [], []
     for step, left in enumerate(lefts, start=first):
         new = horizon.decide(step, steps_left=left, prompts=2)
@@ -57,7 +57,7 @@ def test_a_changed_plan_is_journaled_and_the_decay_ends_with_it():
     lefts = [10, 9, 8, 3, 2, 1]
     rates, journal = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert [(entry["step"], entry["total_steps"]) for entry in journal] == [(0, 10), (3, 6)]
-    # Of the 8 tenths at step 2 three quarters are left before the last three steps, and so on.
+    # Of the 0.8 at step 2 three quarters remain before the last three steps, and so on.
     assert rates == pytest.approx([LR * share for share in (1, 0.9, 0.8, 0.6, 0.4, 0.2)])
 
 
@@ -76,7 +76,7 @@ def test_invariant_7_a_resume_replays_the_decisions_bit_for_bit(
     resumed = data.draw(st.integers(0, len(lefts)))
     horizon = StepPlanner(config("cosine", warmup=1), entries=journal, step=resumed)
     last = max((entry["step"] for entry in journal), default=-1)
-    # Whatever the clock says now, up to the last decision of before.
+    # Up to the last earlier decision the clock has no influence.
     again = [7] * max(0, last + 1 - resumed)
     assert went(horizon, again, first=resumed) == (rates[resumed : last + 1], [])
 
@@ -134,6 +134,6 @@ def test_repeated_steps_are_planned_for_a_changed_budget(event: str):
     horizon = StepPlanner(config(), entries=plans_in_force(journal[:5]), step=4)
     rates, decided = went(horizon, [3, 2, 1], first=4)
     assert [(entry["step"], entry["total_steps"]) for entry in decided] == [(4, 7)]
-    # At step 2 it is 18 of 20 parts, at step 3 18 of 19 of that, which goes in what is left.
+    # The rate is 18/20 at step 2 and 18/19 of that at step 3; it decays to 0 over the steps left.
     at_3 = 18 / 20 * 18 / 19 * LR
     assert rates == pytest.approx([at_3 * share for share in (3 / 4, 2 / 4, 1 / 4)])

@@ -1,4 +1,4 @@
-"""Questions to base and tuned policy: asked as the run asks, shown side by side."""
+"""Questions to base and tuned policy: prompts as in the run, replies side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 
 
 class Echo(FakeAdapterSampler):
-    """Says what it was asked, backwards; the tuned one is cut off."""
+    """Replies with the reversed prompt; the tuned policy's reply is truncated."""
 
     def __init__(self) -> None:
         super().__init__(Script())

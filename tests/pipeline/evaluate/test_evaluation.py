@@ -29,7 +29,7 @@ MAKER = PromptMaker(Prompt(), CharTokenizer())
 
 
 def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> Evaluation:
-    """The judged completions of the first prompts; a text that ends in `...` was cut off."""
+    """The judged completions of the first prompts; a text that ends in `...` was truncated."""
     prompts = PROMPTS[: len(texts) // samples]
     asked = requests(prompts, phase="test", samples=samples)
     drawn = [
@@ -40,7 +40,7 @@ def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> 
 
 
 def voted(*answers: str) -> Evaluation:
-    """The judged samples of the first prompt, whose right answer is 2; no text, no answer."""
+    """The judged samples of the first prompt, whose right answer is 2; "" has no answer."""
     return answered(*(answer and f"<a>{answer}</a>" for answer in answers), samples=len(answers))
 
 
@@ -134,11 +134,11 @@ def test_summary_of_several_samples_per_prompt():
 @pytest.mark.parametrize(
     ("answers", "wins"),
     [
-        (("1", "2", "2.0"), True),  # 2 and 2.0 are one answer
+        (("1", "2", "2.0"), True),  # 2 and 2.0 are equivalent
         (("1", "2", "1"), False),
-        (("2", "1"), True),  # a tie goes to the first
+        (("2", "1"), True),  # the first answer wins a tie
         (("1", "2"), False),
-        (("", "", "2"), True),  # who says nothing does not vote
+        (("", "", "2"), True),  # samples without an answer do not vote
         (("", ""), False),
     ],
 )

@@ -1,4 +1,4 @@
-"""When the policy is examined, which version is kept, what is tested and exported at the end."""
+"""Evaluations during a run: when; which version is kept, tested and exported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLLAPSE = 6
 
 
 def skill(version: int) -> float:
-    """Better with every step, and ruined at 60% of the run."""
+    """A skill that grows with every step and collapses at 60% of the run."""
     return 0.2 + 0.1 * version if version < COLLAPSE else 0.05
 
 
@@ -68,14 +68,14 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     assert (best["accuracy"], best["last_accuracy"]) == (0.7, 0.05)
     assert best["paired_difference"] == pytest.approx(0.65)
     assert best["paired_p"] < 0.01
-    # What is tested and exported is the best version, under its own name.
+    # The best version is tested and exported, under its own version number.
     assert summary["eval"]["before"]["accuracy"] == 0.2
     assert summary["eval"]["after"]["accuracy"] == 0.7
     assert run.script.calls[-1] == f"learner.export {COLLAPSE - 1}"
     assert run.disk.best == (COLLAPSE - 1, summary["adapter_sha256"])
     (after,) = [e for e in run.events("evaluated") if e["name"] == "test_after"]
-    assert after["step"] == COLLAPSE - 1  # the version that was measured, for the model card
-    # The test split is read once at each end.
+    assert after["step"] == COLLAPSE - 1  # the version that was evaluated, for the model card
+    # The test split is evaluated once before and once after training.
     tests = [call for call in run.script.calls if "generate:test" in call]
     assert len(tests) == 2
 
@@ -178,7 +178,7 @@ def test_after_newer_checkpoints_are_lost_the_best_of_the_remaining_versions_is_
 def test_damaged_answers_of_a_validation_are_measured_again_at_the_start(
     tmp_path: Path, damage: str, step: int
 ):
-    """Version 2 is the best of the first three, and 3 the one that the process begins with."""
+    """Version 2 is the best of the first three; the process resumes at version 3."""
     whole_disk, disk = Disk(), Disk()
     whole = peaking(tmp_path / "whole", whole_disk, steps=3)
     whole.run()
@@ -221,7 +221,7 @@ def by_the_clock(
 def test_validations_at_intervals_of_minutes(tmp_path: Path):
     run = by_the_clock(tmp_path)
     run.run()
-    # 150 s are three steps of 50 s; the clock counts from the end of a validation.
+    # 150 s are three steps of 50 s, counted from the end of a validation.
     assert validated(run.folder) == [0, 3, 6, 9, 10]
     assert [entry["step"] for entry in run.events("validation_due")] == [0, 3, 6, 9, 10]
 
@@ -270,7 +270,7 @@ def test_repeated_steps_are_validated_as_journaled_with_every_minutes(tmp_path: 
     again = by_the_clock(tmp_path, disk=disk)
     assert again.learner.version == 2
     again.run()
-    # Of what both have done nothing is decided anew.
+    # Journaled decisions are replayed for repeated steps.
     assert validated(again.folder)[:2] == [0, 3]
 
 
@@ -316,7 +316,7 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
     assert reserved == {"test evaluation", "forgotten evaluation", "validation evaluation"}
 
 
-# --- the warm start
+# --- the SFT phase
 
 
 def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> Process:
@@ -342,7 +342,7 @@ def test_sft_steps_come_first_and_count(tmp_path: Path):
     assert ["sft/loss" in row for row in run.folder.metrics] == [True] * 3 + [False] * 3
     assert run.folder.summary is not None
     assert run.folder.summary["steps"] == 6
-    # The data of GRPO begins where it would without a warm start; the noise is the step's own.
+    # GRPO starts with the same data as without an SFT phase; the noise depends on the step.
     plain = Process(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
     plain.run()
 

@@ -53,7 +53,7 @@ def test_newcombes_intervals(table: dict[str, int], difference: float, low: floa
 
 def test_mcnemar_by_hand():
     change = compare_paired(*_pairs(both=1, gained=1, lost=7, neither=12))
-    # two sides of at most 1 head in 8 tosses
+    # each of the two tails has at most 1 head in 8 tosses
     assert change.p == pytest.approx(2 * (comb(8, 0) + comb(8, 1)) / 2**8)
     assert (change.gained, change.lost, change.n) == (1, 7, 21)
 
@@ -108,7 +108,7 @@ def test_identical_samples_count_as_one():
 
 
 def test_uncorrelated_samples_count_as_independent():
-    # No prompt differs from another more than chance would have it: 4 x 4 answers, half right.
+    # Prompts differ no more than by chance: 4 x 4 answers, half right.
     measured = measure_accuracy(_answers("1100", "0110", "0011", "1010"))
     assert measured.ci95 == measure_accuracy(np.array([True, False] * 2)).ci95
     spread = measure_accuracy(_answers("1110", "0110", "0010", "1010"))

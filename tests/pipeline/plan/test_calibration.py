@@ -1,4 +1,4 @@
-"""Measuring sizes at the start: which are tried, which is chosen, what is written down."""
+"""Measuring sizes at the start: candidates, choice and records."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_configured_sizes_are_upper_bounds(tmp_path: Path):
 @pytest.mark.parametrize("slots", [64, 32, 16, 8])
 def test_slots_above_which_a_device_slows_down_are_chosen(tmp_path: Path, slots: int):
     def device(config: Config) -> Device:
-        # As fast for any number up to there, and slower than in turns beyond.
+        # Constant time up to `slots`; beyond, slower than sequential batches of `slots`.
         return Device(config, segment=lambda n: 0.01 if n <= slots else 0.03 * n / slots)
 
     assert chosen(start(tmp_path, device)).slots == slots
 
 
 def test_slots_are_chosen_for_the_rollouts_of_a_step(tmp_path: Path):
-    """More slots draw more tokens a second, and a step has not so many rollouts."""
+    """More slots generate more tokens per second, but a step has fewer rollouts."""
 
     def device(config: Config) -> Device:
         return Device(config, segment=lambda n: 0.01 + 1e-6 * n)
@@ -112,7 +112,7 @@ def test_sizes_that_did_not_compile_at_the_start_are_not_measured(tmp_path: Path
 
 def test_measuring_stays_within_its_share_of_the_budget(tmp_path: Path):
     def device(config: Config) -> Device:
-        # The smallest sizes are the best, so all would be measured.
+        # The smallest sizes are the fastest, so all would be measured.
         return Device(config, segment=lambda n: n**2.0, batch=lambda n: n**2.0, prepare_s=10.0)
 
     for share, budget in ((0.02, 3600.0), (0.004, 7200.0)):
@@ -125,7 +125,7 @@ def test_measuring_stays_within_its_share_of_the_budget(tmp_path: Path):
             **changes,
         )
         assert calibration_share_s(run.config) == pytest.approx(share * budget)
-        began = 10.0  # the start itself
+        began = 10.0  # the start
         run.run()
         assert began < run.device.clock.seconds <= began + share * budget
         (tmp_path / "cache").rename(tmp_path / f"cache {share}")

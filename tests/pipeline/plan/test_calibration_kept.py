@@ -1,4 +1,4 @@
-"""Speeds that are kept for the next run: what it measures still, and when it begins anew."""
+"""Cached speeds: what the next run still measures, and when it measures everything again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_next_run_of_the_same_shapes_starts_with_cached_speeds(tmp_path: Pat
     second = start(tmp_path / "b", slow)
     assert second.beginning.sizes == sizes
     assert chosen(second) == sizes
-    # Only to see that it is the same device.
+    # Measured only to check that the device is equally fast.
     assert second.device.measured == [f"{sizes.micro_batch_tokens // ROW} rows"]
     entries = [one.journal()[-1] for one in (first, second)]
     assert [entry["kept"] for entry in entries] == [False, True]
@@ -31,7 +31,7 @@ def test_the_next_run_of_the_same_shapes_starts_with_cached_speeds(tmp_path: Pat
     assert entries[0]["estimated"].keys() == {"sampling_s", "learning_s"}
     for what in ("sampling_s", "learning_s"):
         assert entries[0]["estimated"][what].keys() == entries[0][what].keys()
-    # Another step: the same speeds, and another choice from them.
+    # Another step size: a different choice from the same speeds.
     third = start(tmp_path / "c", slow, rollout__prompts_per_step=4, plan__micro_batch_tokens=ROW)
     assert third.beginning.cached is not None
 
@@ -46,7 +46,7 @@ def test_the_next_run_measures_the_sizes_that_are_not_cached(tmp_path: Path):
     assert (long.beginning.sizes, long.beginning.more) == (short.controller.in_force, True)
     found = chosen(long)
     assert found.micro_batch_tokens == 4 * ROW
-    # Only what tells whether it is the same device is measured twice.
+    # Only the size that identifies the device is measured again.
     twice = [what for what in long.device.measured if what in short.device.measured]
     assert twice == [f"{long.beginning.sizes.micro_batch_tokens // ROW} rows"]
     assert long.journal()[-1]["kept"] is False
@@ -133,7 +133,7 @@ def test_speeds_of_another_device_are_not_used(tmp_path: Path, what: str):
     assert entry["speeds"]["device"] == other.device.name
     assert len(other.device.measured) > 2
     assert entry["speeds"]["full_slots"] == []
-    # A little more or less is the weather.
+    # Small differences are noise.
     near = Device(other.config, batch=lambda rows: 1.2 * other.device.batch(rows))
     near.name, near.most = other.device.name, other.device.most
     third = start(tmp_path / "c", lambda _: near)

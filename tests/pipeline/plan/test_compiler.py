@@ -188,7 +188,7 @@ def test_a_missing_compiler_is_reported(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Requests to a fake compiler that answers at once."""
+    """Requests to a fake compiler that returns at once."""
     programs_asked = []
 
     def answers(_config, _shape, programs, **_settings):

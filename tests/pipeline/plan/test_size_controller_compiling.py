@@ -1,4 +1,4 @@
-"""Sizes that do not compile, and processes that follow what others have decided."""
+"""Sizes that do not compile, and processes that follow the decisions of others."""
 
 from __future__ import annotations
 
@@ -156,6 +156,6 @@ def test_the_exceptions_round_trip_through_pickle():
     import pickle
 
     for error in (OutOfMemory("update", "full", 0.5), NothingSmaller("sync", "a sentence.")):
-        copy = pickle.loads(pickle.dumps(error))  # our own
+        copy = pickle.loads(pickle.dumps(error))  # written by this test
         assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
         assert (copy.phase, copy.share) == (error.phase, error.share)

@@ -1,4 +1,4 @@
-"""Sizes chosen once more for the lengths of real rollouts: when, and what is written down."""
+"""Sizes chosen again for the lengths of real rollouts: conditions and records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rollouts(length: int) -> list[Rollout]:
 
 @pytest.fixture
 def calibrated(tmp_path: Path, cache: None) -> Calibrated:
-    """Where segments of 64 slots are slow: not worth it for completions of one segment."""
+    """Segments of 64 slots are slow: not worth it for completions of one segment."""
     made = config(tmp_path, rollout__max_new_tokens=120, plan__row_tokens=192)
     beginning = CalibrationStart.of(made, None)
     assert beginning.case is not None
@@ -115,7 +115,7 @@ def test_unexpected_lengths_cause_one_retune(controller: SizeController, calibra
 def test_retune_never_exceeds_sizes_reduced_by_out_of_memory(
     controller: SizeController, calibrated: Calibrated, slots: int, length: int
 ):
-    """Those that were measured, too: more would be faster."""
+    """Also if larger ones were measured and would be faster."""
     left = replace(controller.in_force, slots=slots)
     controller.choose(left)
     for _ in range(RETUNE_STEPS):
@@ -144,7 +144,7 @@ def test_a_resumed_run_repeats_the_retune_at_the_same_step(
         controller.step_done(rollouts(2), LONG)
     decided, made = controller.in_force, calibrated.case.config
     records = Records(RunFolder.of(made), FakeTracker(), Console(total=None, done=0))
-    # Without a checkpoint it begins with what the first step had.
+    # Without a checkpoint it starts with the sizes of the first step.
     again = SizeController(made, first_sizes(made, records.folder.plan), print)
     assert again.in_force == calibrated.choice.sizes
     again.step = checkpoint
@@ -204,7 +204,7 @@ def test_compile_time_excludes_loading(tmp_path: Path, cache: None):
     process.built = (Built("segment 8", 0.01, cached=True), Built("fill 8", 1e-3, cached=True))
     asyncio.run(controller.start([Worker("process", process)]))
     assert controller.compile_s == pytest.approx(0.011)
-    # Side by side.
+    # Compiled in parallel.
     process.built = (Built("segment 8", 60.0, cached=False),)
     asyncio.run(controller.start([Worker("process", process)]))
     assert 0.02 <= controller.compile_s < 60

@@ -1,4 +1,4 @@
-"""Group advantages: values by hand, Tunix's values, and rollouts that take no part."""
+"""Group advantages: values by hand, Tunix's values, and excluded rollouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rloo_by_hand():
     third = 1 / 3
     expected = [[1.0, -third, -third, -third], [-4 / 3, 4 / 3, 4 / 3, -4 / 3]]
     np.testing.assert_allclose(advantages, expected, rtol=1e-6)
-    # With three rewards the others are two.
+    # With three rewards the others of the group are two.
     advantages, _ = group_advantages([[1, None, 0, 0]], kind="rloo")
     np.testing.assert_allclose(advantages, [[1, 0, -0.5, -0.5]])
 
@@ -87,7 +87,7 @@ def test_a_group_whose_advantages_overflow_carries_no_signal_and_is_counted(kind
 
 
 def test_overflow_depends_on_the_formula_not_on_the_rewards():
-    # The deviation is as large as they are.
+    # The deviation is as large as the rewards.
     advantages, stats = group_advantages([[1e60, 0, 0, 0]], kind="grpo")
     np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5]])
     assert stats.mixed == 1

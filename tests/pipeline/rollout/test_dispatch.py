@@ -1,4 +1,4 @@
-"""Who draws what is a function of names and sizes; who answers first changes nothing."""
+"""The assignment of requests to samplers depends on names and sizes, not on arrival order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: i
 
 
 class PartialRollouts:
-    """A sampler that answers when another one has."""
+    """A sampler that answers after another one has."""
 
     def __init__(self, first: asyncio.Event | None, then: asyncio.Event) -> None:
         self.first, self.then = first, then
@@ -105,7 +105,7 @@ def test_min_finished_is_the_share_of_each_samplers_requests_rounded_up():
         await generate([one, other], requests, temperature=1.0, cut_off=cut_off)
         return one.min_finished, other.min_finished
 
-    # Four and three.
+    # Shares of four and three requests.
     assert asyncio.run(run(None)) == (None, None)
     assert asyncio.run(run(0.5)) == (2, 2)
     assert asyncio.run(run(0.01)) == (1, 1)

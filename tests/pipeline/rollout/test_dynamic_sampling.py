@@ -1,4 +1,4 @@
-"""How many more prompts, for what gain, and which groups are learned from: by hand."""
+"""Further rounds: their size, their gain, and the groups that are trained on, by hand."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ MEASURED = SamplingEstimates(
 def test_the_gain_by_hand():
     found = gain(MEASURED, prompts=10, signal=2, wanted=6, prompts_per_step=20)
     assert found is not None
-    # 4 of 10 in 4 s of sampling and 4 s of learning them; 8 of 20 in 5 + 14 s.
+    # 4 of 10 in 4 s of sampling and 4 s of learning; 8 of 20 in 5 + 14 s.
     assert found.sampling == pytest.approx(4 / 8)
     assert found.learning == pytest.approx(8 / 19)
-    # Only one is wanted: 1 in 4 + 1 s.
+    # Only one group is missing: 1 in 4 + 1 s.
     one = gain(MEASURED, prompts=10, signal=7, wanted=1, prompts_per_step=20)
     assert one is not None
     assert one.sampling == pytest.approx(1 / 5)

@@ -64,7 +64,7 @@ def test_default_bounds_depend_on_the_dtype_of_the_base(tmp_path: Path):
 
 def test_a_step_within_the_bounds_raises_no_alarm():
     assert BOUNDS.alarm({"parity_mean": 1e-3, "parity_p999": 1e-2}) is None
-    assert BOUNDS.alarm({}) is None  # a step without a signal learns nothing and measures nothing
+    assert BOUNDS.alarm({}) is None  # a step without signal trains on nothing and measures nothing
 
 
 def test_a_high_percentile_raises_an_alarm_and_a_high_mean_an_error():
@@ -97,7 +97,7 @@ def test_the_probe_goes_through_every_sampler_and_the_learner():
 
 
 def test_two_sides_that_both_ignore_the_adapter_are_caught(monkeypatch: pytest.MonkeyPatch):
-    """They agree perfectly: LoRA that qwix attached to no forward pass looks like this."""
+    """They agree perfectly, for example if qwix attached LoRA to no forward pass."""
     _, samplers, learner = team(1)
     monkeypatch.setattr(fakes, "logprobs", lambda tokens, _: np.full(len(tokens), -1.0, np.float32))
     with pytest.raises(ParityError, match="LoRA does not reach the model"):

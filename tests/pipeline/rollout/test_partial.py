@@ -1,4 +1,4 @@
-"""Who is learned from, who waits, who is lost: by hand, and what holds for any cut."""
+"""Rollouts that are trained on, continued or dropped: by hand, and for any cut-off."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_group_is_kept_until_its_last_rollout_finishes():
     (request,) = first.partial.requests()
     assert (request.name, request.partial) == (FIRST[1].name, FIRST[1])
     np.testing.assert_array_equal(request.prefill_tokens, [2, 7, ord("a"), ord("b")])
-    # At the next step it ends, and a new group of the same prompt does not.
+    # It finishes in the next step, but a new group of the same prompt does not.
     rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
     second = split_partial([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.partial, mode="keep")
     assert second.finished == [FIRST[0], rest]
@@ -58,7 +58,7 @@ def test_a_group_is_kept_until_its_last_rollout_finishes():
 
 
 def test_tokens_are_counted_in_the_step_that_samples_them():
-    # 4 + 2 + 4 + 4, then 5 - 2 of the one and 4 of another.
+    # 4 + 2 + 4 + 4, then 5 - 2 of the continued one and 4 of a new one.
     first = split_partial(FIRST, PartialRollouts(), mode="keep")
     assert first.tokens == 14
     rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
@@ -124,7 +124,7 @@ def test_every_rollout_is_trained_on_once_or_dropped(data: st.DataObject, partia
         fresh = [cut(*name) if data.draw(st.booleans()) else drawn(*name) for name in new]
         settled = split_partial([*again, *fresh], waiting, mode=partial)
         assert settled.continued == len(requests)
-        # The oldest first, whole groups behind one another.
+        # Oldest first, whole groups in sequence.
         order = names([*settled.finished]), names(settled.partial.completions)
         assert [sorted(part, key=lambda name: name[0]) for part in order] == list(order)
         assert all(one.stop_reason != "truncated" for one in settled.finished)

@@ -1,4 +1,4 @@
-"""One step ahead: what runs beside what, which version draws which step, what an end changes."""
+"""Sampling one step ahead: concurrency, versions, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ AHEAD: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_ca
 
 
 def test_update_and_sampling_run_concurrently(tmp_path: Path):
-    """An update that ends only after the next step's sampling has begun does end."""
+    """An update that waits for the next step's sampling to start finishes."""
     run = process(config_of(tmp_path), Disk())
     began = {step: asyncio.Event() for step in range(STEPS)}
     generate, update = run.samplers[0].generate, run.learner.update
@@ -157,7 +157,7 @@ def test_rollouts_left_over_at_the_deadline_are_counted_as_dropped(tmp_path: Pat
     assert summary["tokens_generated"] > summary["tokens_trained"]
 
 
-# --- ends
+# --- interrupted runs
 
 
 def interrupted(config: Config, disk: Disk, on: str | int) -> Process:
@@ -179,7 +179,7 @@ def test_a_signal_abandons_the_sampling_but_not_the_update(tmp_path: Path, call:
     assert run.folder.summary["rollouts"]["dropped"] == 0
     aborted = "sampler0.abort" in run.script.calls
     assert aborted == (call != "learner.update 1")
-    # A sampler that was told to end may be gone: it is sent nothing more.
+    # An aborted sampler may be gone: it gets no more calls.
     assert ("sampler0.load 2" in run.script.calls) == (not aborted)
 
 
@@ -248,11 +248,11 @@ def test_an_extended_run_equals_a_longer_run(tmp_path: Path):
 
 
 class BrokenError(Exception):
-    """What went wrong with a worker."""
+    """An error of a worker."""
 
 
 def break_at(run: Process, side: str, error: Exception) -> None:
-    """Lets the update of step 1 fail, or the sampling beside it."""
+    """Makes the update of step 1 fail, or the sampling during it."""
     update, generate = run.learner.update, run.samplers[0].generate
 
     async def bad_update(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
@@ -278,7 +278,7 @@ def break_at(run: Process, side: str, error: Exception) -> None:
         ("learner", BrokenError()),
         ("sampler", BrokenError()),
         ("learner", OutOfMemory("update", "no room")),
-        # The update ends well, and no checkpoint may have it: its step is not counted.
+        # The update succeeds, but its step is not counted, so no checkpoint may contain it.
         ("sampler", OutOfMemory("generate", "no room")),
     ],
 )

@@ -1,4 +1,4 @@
-"""From completions to rollouts: the right text to the right prompt, rewards, advantages."""
+"""From completions to rollouts: texts and prompts match, rewards, advantages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path):
 
 
 def test_groups_are_identified_by_name_even_if_incomplete(tmp_path: Path):
-    # The same prompt, asked for at two steps; of the second group and the third one is left.
+    # The same prompt at two steps; one rollout is left of the second group and of the third.
     left = [*GROUPS[:2], GROUPS[3]]
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
@@ -163,8 +163,8 @@ def test_a_sum_that_overflows_is_an_error_of_the_sum(
 
 
 def test_overlong_completions_get_a_separate_penalty_part(tmp_path: Path):
-    # 84 tokens, of which the last 40 are punished: "2.0" and its stop token are 4, 64 are 20 too
-    # many, 84 are the end.
+    # 84 tokens, of which the last 40 are penalized: "2.0" and its stop token are 4, 64 are 20 too
+    # many, 84 are the maximum.
     config = make_config(
         tmp_path,
         rollout={
@@ -208,7 +208,7 @@ def test_the_shuffle_control_permutes_rewards_over_the_whole_step(tmp_path: Path
     expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
     assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
     assert expected != [value + 0.1 for value in plain]
-    # What each part gave stays with its rollout.
+    # The score of each part stays with its rollout.
     assert [rollout.rewards["correct"] for rollout in rollouts] == plain
     for start in (0, 2):
         high = int(np.argmax([rollouts[start].reward or 0, rollouts[start + 1].reward or 0]))

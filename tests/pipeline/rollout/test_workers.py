@@ -1,4 +1,4 @@
-"""Work that is abandoned at its deadline."""
+"""Work abandoned at its deadline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATA: LoadedData = make_data()
 
 
 class WaitingSampler(FakeSampler):
-    """Answers when it is told to or aborted."""
+    """Returns when released or aborted."""
 
     answers: asyncio.Event
     notices = True

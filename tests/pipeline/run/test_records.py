@@ -1,4 +1,4 @@
-"""What is written about a step."""
+"""Records of a step."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_in_a_mixture_each_source_has_its_own_metrics():
 
 def test_a_step_without_any_reward_has_metrics_too():
     metrics = step_metrics([CUT], STATS)
-    # An error is not a zero: there is no mean over nothing.
+    # An error is not a zero: without values there is no mean.
     assert not {"reward/mean", "reward/std", "reward/correct"} & metrics.keys()
     assert (metrics["reward/excluded_share"], metrics["reward/correct_errors"]) == (1.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""W&B: its mode, its data, and that its failures never end a run."""
+"""W&B: its mode, its data, and isolation of the run from its failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody is logged in; the path of the file that would say otherwise."""
+    """Without a login; returns the path of the file that could contain one."""
     for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
     netrc = tmp_path / "netrc"
@@ -91,7 +91,7 @@ def test_an_unreadable_netrc_is_no_login(tmp_path: Path, nobody: Path):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """The W&B server that everything here talks to; nobody is in a hurry."""
+    """The fake W&B server for all tests; without time limits that tests could hit."""
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
@@ -120,7 +120,7 @@ class Run:
         await self.tracker.start(config, folder=self.folder, rows=rows, log_event=self.tell)
 
     async def hear(self, key: str) -> Any:
-        """What is told under `key` next."""
+        """The next message with `key`."""
         while True:
             found = [facts[key] for _, facts in self.told if key in facts]
             if found:
@@ -135,7 +135,7 @@ class Run:
 
 @asynccontextmanager
 async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterator[Run]:
-    """A run that has begun at W&B, or on disk."""
+    """A run that W&B has started, online or offline."""
     run = Run(folder, mode)
     with closing(run.tracker):
         await run.start(**more)
@@ -147,7 +147,7 @@ def sync(command: str) -> None:
     """Runs the command that the user is told to run later."""
     program, *arguments = shlex.split(command)
     path = Path(sys.executable).with_name(program)
-    with tempfile.TemporaryDirectory() as folder:  # it writes logs where it is called
+    with tempfile.TemporaryDirectory() as folder:  # wandb writes logs to the working directory
         done = subprocess.run(
             [path, *arguments], cwd=folder, capture_output=True, text=True, check=False
         )
@@ -221,7 +221,7 @@ def test_an_unresponsive_server_does_not_delay_the_start(
         run = Run(tmp_path, "online")
         await run.start(rows=[(1, {"loss": 0.5})])
         run.log(2, 3)
-        assert run.told == []  # the run went on before anything was known
+        assert run.told == []  # the run continued before the start was known
         assert "cannot start online (" in await run.hear("failed")
         await run.hear("address")
         run.log(4)
@@ -246,7 +246,7 @@ def test_the_stop_of_a_ray_job_loses_no_step(tmp_path: Path, server: WandbServer
     async def work() -> None:
         async with begun(tmp_path) as run:
             run.log(1, 2)
-            # As Ray does: to all descendants of the job's process at once.
+            # Like Ray: to all descendants of the job's process at once.
             for process in below(psutil.Process()) - before:
                 process.send_signal(signal.SIGTERM)
             run.log(3)

@@ -333,7 +333,7 @@ def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
 def _mixture(
     folder: Path, *, prompts_per_step: int = 3, more: str = "kla", **weight: float
 ) -> Config:
-    """Sources `train` and `more`, a validation split, and a set with a form of its own."""
+    """Sources `train` and `more`, a validation split, and a set with other columns."""
 
     def write(name: str, text: str) -> str:
         rows = [{"question": letter, "answer": "1"} for letter in text]

@@ -53,7 +53,7 @@ def test_seeds_and_epochs_differ():
 
 
 def test_a_late_step_is_computed_as_fast_as_an_early_one():
-    # 10**9 epochs behind; the chain of epochs that depend on each other is at most per_step long.
+    # After 10**9 epochs; the chain of dependent epochs has at most `per_step` of them.
     assert len(set(_ids(17, seed=0, step=10**9, per_step=16))) == 16
 
 
@@ -89,7 +89,7 @@ def test_a_mixtures_steps_follow_the_weights():
     for name, share in WEIGHTS.items():
         counts = [sum(source == name for source, _ in step) for step in steps]
         assert set(counts) == {int(12 * share), max_per_step(share, 12)}
-        # Evenly spread offsets: off by a few prompts, not by the root of their number.
+        # Equidistributed offsets: the error is a few prompts, not the root of their number.
         assert abs(sum(counts) - 400 * 12 * share) < 5
     assert all(len(step) == 12 for step in steps)
 
@@ -169,7 +169,7 @@ def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: i
         assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
     for start in range(len(stream) - window + 1):
         assert len(set(stream[start : start + window])) == window
-    # However it is cut up, and wherever one begins.
+    # For any split into steps and any start.
     start = data.draw(st.integers(0, len(stream) - window))
     count = data.draw(st.integers(1, window))
     found = _continued(total, seed=seed, start=start, count=count, window=window)

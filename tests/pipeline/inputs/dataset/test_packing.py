@@ -20,7 +20,7 @@ SHAPES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, m
 
 
 def make_demonstrations(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
-    """Examples whose tokens say where they come from: 100 times the id, and counting."""
+    """Demonstrations whose tokens encode their location: 100 times the id, counting up."""
     return [
         Demonstration(
             number,
@@ -104,7 +104,7 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
 
 
 def test_first_fit_by_hand():
-    # 7 leaves 3, 6 leaves 4; 4 goes to the second, 3 to the first, and 2 begins a third.
+    # 7 leaves 3, 6 leaves 4; 4 goes into the second row, 3 into the first, and 2 opens a third.
     assert first_fit([7, 6, 4, 3, 2], capacity=10) == [[0, 3], [1, 2], [4]]
     assert first_fit([], capacity=10) == []
     with pytest.raises(ValueError, match="a sequence has 11 tokens; a row has 10"):
@@ -118,7 +118,7 @@ def test_first_fit_decreasing_holds_everything_in_few_rows(lengths: list[int]):
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     sums = [sum(descending[index] for index in row) for row in rows]
     assert all(0 < total <= 20 for total in sums)
-    # Two rows that are at most half full would have been one.
+    # Two rows that are at most half full would fit into one.
     assert sum(2 * total <= 20 for total in sums) <= 1
 
 

@@ -61,7 +61,7 @@ def test_omitted_settings_of_gemma_3_4b_get_defaults():
     assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
     assert found["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert found["layer_types"].count(FULL) == 5
-    # What a folder of the text model alone says, and nothing of the vision tower.
+    # A text-only folder has these settings, and none of the vision tower.
     assert (found["model_type"], found["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
     assert (found["eos_token_id"], found["torch_dtype"]) == ([1, 106], "bfloat16")
     assert not {"vision_config", "boi_token_index", "text_config"} & found.keys()
@@ -93,7 +93,7 @@ def test_gemma_2_has_its_own_defaults():
 
 
 def five(**full: Any) -> dict[str, Any]:
-    """RoPE as transformers 5 spells it."""
+    """RoPE settings in the format of transformers 5."""
     return {
         "rope_theta": None,
         "rope_local_base_freq": None,

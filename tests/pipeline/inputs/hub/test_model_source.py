@@ -39,7 +39,7 @@ def test_a_local_folder_is_used_in_place(tmp_path: Path):
 
 
 class Hub:
-    """Notes what is asked of it, and answers with a folder or an exception."""
+    """Records requests, and answers with a folder or an exception."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

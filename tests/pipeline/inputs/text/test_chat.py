@@ -276,7 +276,7 @@ def test_invalid_templates_are_refused(template: str, reason: str):
     [
         (("question_text", "questions"), ("question", "text"), ("text", "question")),
         (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
-        # What is named rightly is not meant by another name.
+        # A column that is present is not suggested for another name.
         (("answer", "answr"), ("answer", "question"), (None, "question")),
     ],
 )

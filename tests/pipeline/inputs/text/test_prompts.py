@@ -46,7 +46,7 @@ def test_the_prefix_is_appended_without_changing_the_prompts_tokens(
 
 
 def test_the_prefix_is_tokenized_separately(tokenizer: Tokenizer):
-    # Encoded at once, the two make other tokens.
+    # Encoded together, the two give other tokens.
     whole = tokenizer.encode("tom has 1 apples.<reasoning>").tolist()
     assert tokenizer.encode("tom has 1 apples.<reason").tolist() != whole[:-1]
     apart = made(tokenizer, turn="plain", template="{question}<reason", answer_prefix="ing>")

@@ -45,7 +45,7 @@ def check(
         {"config": {}},
         {"config": {"vocab_size": PIECES + 64, "bos_token_id": 2, "eos_token_id": 1}},
         {"config": {"eos_token_id": None}, "generation": {"eos_token_id": [1, 106]}},
-        # A configured stop token may be the model's end, too.
+        # A configured stop token may also be the model's end token.
         {"config": {"eos_token_id": 107}, "stop_tokens": ("\n",)},
         {"config": None, "vocab_size": PIECES},
         {"config": None},

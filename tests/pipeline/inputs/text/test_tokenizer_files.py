@@ -77,7 +77,7 @@ def test_the_demos_texts_have_the_same_ids_in_both_formats(both: list[Tokenizer]
 
 @given(first=st.text(), second=st.text())
 def test_text_round_trips_and_parts_concatenate(both: list[Tokenizer], first: str, second: str):
-    # SentencePiece cannot tell U+2581 from a space; turn tokens are no text.
+    # SentencePiece does not distinguish U+2581 from a space; turn tokens are special.
     first, second = (t.replace("\u2581", "").replace("<", "") for t in (first, second))
     for tokenizer in both:
         ids = np.concatenate([tokenizer.encode(first), tokenizer.encode(second)])

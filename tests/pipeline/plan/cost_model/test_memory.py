@@ -187,7 +187,7 @@ def test_memory_grows_with_slots(slots, more):
     many = preset(plan__slots=8 * (slots + more), plan__slot_buckets=[])
     small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
     assert small < large
-    # By their caches and a little more.
+    # By their caches and a small amount more.
     row = (22 * 512 + 4 * 1024) * 1024
     assert row * more < large - small < 1.5 * row * more
 
@@ -251,7 +251,7 @@ def test_layers_are_prefetched_if_they_fit():
         ]
         return (parts[0]["temporaries"] - parts[1]["temporaries"]) / layer
 
-    # In one part everything is prefetched; around loops fewer layers; without room four.
+    # In one part everything is prefetched, around loops fewer layers, and with little memory four.
     assert [gathered(rows) for rows in (8, 32, 400)] == [30, 18, 4]
 
 

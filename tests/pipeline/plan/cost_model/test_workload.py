@@ -92,7 +92,7 @@ def test_more_slots_take_fewer_segments_and_waste_more() -> None:
         ([10, 30, 20, 10], (1,), {1: 4}),
         # Each device has one of 40 left after 10 steps.
         ([10, 10, 40, 40], (2, 1), {2: 1, 1: 3}),
-        # One device has both: nothing is compacted before it finishes one.
+        # One device has both long ones: nothing is compacted before it finishes one.
         ([10, 40, 10, 40], (2, 1), {2: 4}),
     ],
 )

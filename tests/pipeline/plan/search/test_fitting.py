@@ -245,7 +245,7 @@ def test_without_a_fit_the_closest_plan_is_chosen() -> None:
         config = with_plan(found.config, {**smallest, "remat": remat})
         totals[remat] = estimate_memory(config, given_.shape)["update"].total
     assert found.memory["update"].total == min(totals.values()) < totals["dots"] / 1.5
-    # Among placements, too: a quarter of the base is closer than all of it.
+    # The same holds among placements: a quarter of the base is closer to fitting than all of it.
     several = choose_placement(small_chip(case(preset("gemma3_4b", *FREE)), 0.5))
     totals_ = [one.fullest.total for one in several.compared]
     assert totals_ == sorted(totals_)
