@@ -1,4 +1,4 @@
-"""Decisions as values, and what they are journaled to.
+"""Decisions as values, and protocols of the journal and the run history.
 
 The controller decides (`control.controller`); the coordinator journals each decision and acts.
 """
@@ -62,7 +62,7 @@ class TrainStep:
         prompts: prompts of this step; fewer than configured where time is short.
         rate: learning rate, where the schedule follows the clock; None: the learner's schedule.
         deadline: when sampling and scoring are abandoned; None: never.
-        journal: what is new in this decision.
+        journal: new journal entries.
     """
 
     number: int
@@ -92,7 +92,7 @@ class UpdateStart:
     Attributes:
         ahead: the next step, if its rollouts are sampled during the update.
         left: training that is left after this update.
-        journal: what is new in this decision.
+        journal: new journal entries.
     """
 
     ahead: TrainStep | None

@@ -71,7 +71,7 @@ class Duty:
         reason: export: why, for the journal.
         share: test: share of the prompts to evaluate.
         error: refuse: the error to raise.
-        journal: what is new in this decision.
+        journal: new journal entries.
     """
 
     kind: DutyKind

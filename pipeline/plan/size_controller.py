@@ -33,7 +33,7 @@ RETUNE_STEPS = 3
 RETUNE_GAIN = 0.05
 """Smallest relative gain of step time for which programs are compiled again."""
 POLL_S = 0.5
-"""Interval at which a compiling process is asked for its progress."""
+"""Interval in seconds for polling the progress of a compiling process."""
 
 _DOING: dict[Phase, str] = {
     "generate": "sampling",

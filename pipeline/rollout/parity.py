@@ -1,4 +1,4 @@
-"""Invariant 1: the policy that is sampled is the policy that is learned.
+"""Invariant 1: the sampled policy is the learned policy.
 
 Three checks: log-probs under a random probe adapter at start, hash and version at every sync, and
 the log-prob difference of every update.

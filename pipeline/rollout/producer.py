@@ -67,7 +67,7 @@ class RolloutProducer:
         maker: decodes completions.
         workers: sample and score.
         log: journals the decisions on further rounds, and has those of earlier processes.
-        has_time_for: asked before a further round.
+        has_time_for: called before a further round.
         now: reads the clock, in seconds.
     """
 

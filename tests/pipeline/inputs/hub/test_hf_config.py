@@ -257,7 +257,7 @@ JSON = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=50)
-    # Values that reach further than those that are refused at once.
+    # Extreme and plausible values, which reach later checks.
     | st.sampled_from([0, -1, 1, 2, 7, 1024, 2**24, 10**30, 10**4000, 1e308, FULL, SLIDING]),
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
