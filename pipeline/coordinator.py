@@ -45,7 +45,7 @@ from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Wo
 from pipeline.run.records import Records
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""This many consecutive skipped updates end the run: the next ones would hardly fare better."""
+"""Number of consecutive skipped updates that ends the run."""
 
 Decision = TypeVar("Decision", bound="Any")
 
@@ -124,13 +124,13 @@ class Coordinator:
         self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
-        """The whole run.
+        """Runs the training loop and all duties.
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
             OutOfMemory: if no smaller sizes are left; a checkpoint is written first.
-            TrainingStopped: if too many rewards are missing or too many updates were skipped;
-                likewise.
+            TrainingStopped: if too many rewards are missing or too many updates were skipped; a
+                checkpoint is written first.
             BudgetTooSmallError: if not one step fits into a time budget.
         """
         self.records.truncation(self.config)

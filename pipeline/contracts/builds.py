@@ -35,7 +35,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Ready:
-    """What it took to prepare a process.
+    """Time and compilations to prepare a process.
 
     Attributes:
         load_s: seconds of loading the base model.

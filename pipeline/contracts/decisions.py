@@ -1,4 +1,4 @@
-"""Decisions as values, and what they are journaled to.
+"""Decisions as values, and protocols of the journal and the run history.
 
 The controller decides (`control.controller`); the coordinator journals each decision and acts.
 """
@@ -28,7 +28,7 @@ def evaluation_part(name: str) -> str:
 
 @dataclass(frozen=True)
 class WorkDeadline:
-    """Until when the coordinator waits for work that can be abandoned.
+    """Deadline of work that can be abandoned.
 
     Attributes:
         until_s: seconds on the run's clock at which the work is abandoned.
@@ -62,7 +62,7 @@ class TrainStep:
         prompts: prompts of this step; fewer than configured where time is short.
         rate: learning rate, where the schedule follows the clock; None: the learner's schedule.
         deadline: when sampling and scoring are abandoned; None: never.
-        journal: what is new in this decision.
+        journal: new journal entries.
     """
 
     number: int
@@ -92,7 +92,7 @@ class UpdateStart:
     Attributes:
         ahead: the next step, if its rollouts are sampled during the update.
         left: training that is left after this update.
-        journal: what is new in this decision.
+        journal: new journal entries.
     """
 
     ahead: TrainStep | None
@@ -101,7 +101,7 @@ class UpdateStart:
 
 
 class StepGate(Protocol):
-    """Asked before a further sampling round of a step."""
+    """Decides whether a step may start a further sampling round."""
 
     def __call__(self, step: int) -> bool:
         """Whether there is time for another step of this number."""
@@ -154,7 +154,7 @@ class RunHistory(Protocol):
 
     @property
     def recorded_used_s(self) -> float:
-        """Seconds that were used, by the last note of a running process."""
+        """Seconds used, as last recorded by a running process."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

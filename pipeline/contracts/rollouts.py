@@ -54,7 +54,7 @@ class Demonstration:
         id: position of the row in its dataset file or split; unique.
         prompt_tokens: int32 `prompt`, as in `Prompt.tokens`.
         completion_tokens: int32 `seq`, the tokens after `prompt.answer_prefix`; the last one is a
-            stop token, which is learned too.
+            stop token, which is also trained on.
     """
 
     id: int
@@ -234,7 +234,7 @@ class Rollout:
         completion: the sampled tokens.
         text: `prompt.answer_prefix` and the completion's tokens as text, without stop tokens.
         rewards: score of each part, None where the reward function failed.
-        reward: weighted sum, None if any part failed; such a rollout is excluded from learning.
+        reward: weighted sum, None if any part failed; such a rollout is excluded from training.
         advantage: 0 if there is no reward or the group carries no signal.
         source: name of the prompt's dataset in a mixture; None without a mixture.
     """

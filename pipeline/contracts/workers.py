@@ -43,7 +43,7 @@ class Sampler(Protocol):
             requests: prompts with their rollout names.
             temperature: 0 is greedy.
             min_finished: number of finished completions after which the others are returned
-                unfinished, with stop reason "cut"; None: all finish.
+                unfinished, with stop reason "truncated"; None: all finish.
         """
 
     async def work(self) -> DecodeWork:

@@ -1,4 +1,4 @@
-"""A run's budget: what its configuration gives, what `--extend` has added, what has been used."""
+"""The budget of a run: the configured budget, its extensions by `--extend`, and the time used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from configs.schema import Config, parse_duration_s
 from pipeline.contracts.decisions import CHECKPOINT, EXPORT, RunHistory
 
 _TYPING_S = 60.0
-"""An instant that is named as the least is still to come when it is given."""
+"""Added to a suggested minimum instant, so that it has not passed when the user enters it."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Budget:
     def of(config: Config, history: RunHistory) -> Budget:
         """The configured budget and its extensions, which are in the run's journal.
 
-        One that the run has not gone on with last replaces that and all that had been added to it.
+        A configured budget that differs from that of the run replaces it and its extensions.
         """
         total = given = Budget.given(config.budget)
         if replaces_budget(config, history):
             return given
         for entry in history.entries():
-            # Another one than this was never in force, or is not any more.
+            # A `budget` entry with other values was replaced, or never came into force.
             if entry["event"] == "budget" and Budget.of_entry(entry) == given:
                 total = given
             elif entry["event"] == "extended":
@@ -50,26 +50,26 @@ class Budget:
 
     @staticmethod
     def of_entry(entry: Mapping[str, Any]) -> Budget:
-        """What the journal says of one."""
+        """Reads a journal entry."""
         return Budget(entry["steps"], entry["time_s"], entry["until_s"])
 
     @staticmethod
     def given(setting: Setting) -> Budget:
-        """What a configuration says."""
+        """The budget of a configuration."""
         return Budget(setting.steps, setting.time_s, setting.until_s)
 
     def deadline_s(self, *, elapsed_s: float, now_s: float) -> float | None:
-        """Seconds of the run after which it has to have ended; None: there is no such bound.
+        """Seconds of the run at which it must end; None: a budget of steps.
 
         Args:
-            elapsed_s: used by now.
+            elapsed_s: seconds used so far.
             now_s: seconds since 1970 now.
         """
         return self.time_s if self.until_s is None else elapsed_s + self.until_s - now_s
 
     @property
     def name(self) -> str:
-        """The budget in words, as a setting."""
+        """The budget as text, in the form of a setting."""
         if self.steps is not None:
             return f"budget.steps = {self.steps}"
         if self.until_s is None:
@@ -79,7 +79,7 @@ class Budget:
 
 
 def replaces_budget(config: Config, history: RunHistory) -> bool:
-    """Whether there is a run, and its configuration had another budget until now."""
+    """Whether a run exists whose saved configuration has another budget."""
     if not history.holds_run:
         return False
     before = Setting.model_validate(history.saved_config["budget"])
@@ -89,8 +89,7 @@ def replaces_budget(config: Config, history: RunHistory) -> bool:
 def used_s(history: RunHistory) -> float:
     """Seconds that earlier processes used, also those that ended without a new checkpoint.
 
-    What a process did after the last thing that it wrote down is not known. To be asked before the
-    folder is rewound.
+    The time of a process after its last record is unknown. Call this before rewinding the folder.
     """
     known = [history.recorded_used_s]
     known += [row.get("time/elapsed_s", 0.0) for row in history.metrics]
@@ -100,9 +99,9 @@ def used_s(history: RunHistory) -> float:
 
 
 def least_more_s(history: RunHistory) -> float:
-    """Seconds that a run took at least, by its own records, to start, for a step and for its end.
+    """Lower bound, from the run's records, of the seconds for a start, one step and the end.
 
-    Of all times that a part was done the shortest one counts: with less nothing can be gained.
+    Sums the shortest measurement of each part.
     """
     parts: dict[str, float] = {}
 
@@ -113,7 +112,7 @@ def least_more_s(history: RunHistory) -> float:
     for entry in history.entries():
         match entry["event"]:
             case "waited":
-                # Written down when the process has started, as if it had waited until then.
+                # Journaled when the process has started, as if it had waited until then.
                 waited_s += entry["seconds"]
                 continue
             case "waited_for_devices":
@@ -136,17 +135,17 @@ def least_more_s(history: RunHistory) -> float:
 def check_more(
     budget: Budget, history: RunHistory, *, waited_s: float, now_s: float, added: Budget | None
 ) -> None:
-    """Refuses a budget that leaves a finished run no time for anything but another, worse end.
+    """Refuses a budget that leaves a finished run too little time for a start, a step and an end.
 
     Args:
         budget: extensions included.
         history: of a finished run.
         waited_s: seconds before this process started that count as used.
         now_s: seconds since 1970 now.
-        added: the extension that is asked for, if one is.
+        added: the requested extension, if any.
 
     Raises:
-        ValueError: naming the least that is not refused.
+        ValueError: with the smallest budget that is accepted.
     """
     elapsed_s, more_s = used_s(history) + waited_s, least_more_s(history)
     deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
@@ -167,7 +166,7 @@ def check_more(
 
 
 def show_duration(seconds: float) -> str:
-    """A duration as `budget.time` takes it, to the next whole second."""
+    """A duration in the format of `budget.time`, rounded up to whole seconds."""
     whole = int(-(-seconds // 1))
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
@@ -179,11 +178,11 @@ def extension(text: str, config: Config, history: RunHistory) -> Budget:
     """The budget that `--extend TEXT` adds.
 
     Raises:
-        ValueError: if there is no finished run to extend, or the amount is not of the budget's
-            kind, or the learning rate has decayed to zero, so that nothing would be learned.
+        ValueError: if there is no finished run to extend, the amount is not of the budget's kind,
+            or the learning rate has decayed to zero.
     """
     if history.summary is None or history.summary["ended"] != "finished":
-        # Else the same command again, which resumes, would extend a second time.
+        # Otherwise repeating the command, which resumes the run, would extend it twice.
         raise ValueError(
             f"--extend: there is no finished run in {history.path}; without --extend the same "
             "command starts it or goes on with it"

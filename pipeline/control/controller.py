@@ -42,7 +42,7 @@ _NEAR_EXPORTS = 4
 _TEST_MARGIN = 0.2
 """Relative margin for the final evaluations."""
 _UPDATE_PER_SAMPLING = 2.0
-"""A step relative to its sampling, until one was measured."""
+"""Assumed duration of a step relative to its sampling, until one was measured."""
 _MINUTE_S = 60.0
 
 DutyKind = Literal[
@@ -71,7 +71,7 @@ class Duty:
         reason: export: why, for the journal.
         share: test: share of the prompts to evaluate.
         error: refuse: the error to raise.
-        journal: what is new in this decision.
+        journal: new journal entries.
     """
 
     kind: DutyKind
@@ -194,7 +194,7 @@ class RunController:
         self._due_at = {e["step"] for e in self.entries if e["event"] == VALIDATION_DUE}
         self._duties = self._start()
 
-    # --- what the coordinator asks
+    # --- queries of the coordinator
 
     def next(self, status: RunStatus, now_s: float) -> TrainStep | None:
         """The next training step; None: training ends."""
@@ -274,7 +274,7 @@ class RunController:
         """Whether step number `step` may take more time: a further sampling round."""
         return self.deadline.allows(step, now_s)
 
-    # --- what the coordinator reports
+    # --- reports of the coordinator
 
     def observe(self, part: str, seconds: float) -> None:
         """Adds the measured seconds of a part of the shutdown."""
@@ -290,7 +290,7 @@ class RunController:
             self.deadline.update_time.observe(seconds, share=self._share(step))
 
     def abandoned(self, now_s: float) -> JournalEntry:
-        """Takes note that the deadline of the current duty or step has passed."""
+        """Records that the deadline of the current duty or step has passed."""
         self._passed = True
         if self._current is not None:
             what, self._ended, self._current = "the training step", True, None
@@ -332,13 +332,13 @@ class RunController:
         yield from self._export_if_better()
 
     def _rehearse(self) -> Generator[Duty, None, bool]:
-        """Does once what the end does; returns whether there was time for all of it."""
+        """Performs the duties of the end once; returns whether there was time for all of them."""
         deadline = self._leaving_an_export()
         yield Duty("evaluate_before", deadline)
         if self._deadline_passed():
             return False
         if self._status.exported is None and not self._status.export_is_behind:
-            # The untrained policy, evaluated by now; or that of a run of steps: better than none.
+            # The untrained policy, evaluated above, or that of a run of steps.
             yield Duty("export", reason="rehearsal")
         deadline = self._leaving_an_export()
         if self._validation_is_due():
@@ -349,7 +349,7 @@ class RunController:
         return not self._deadline_passed()
 
     def _repair(self, deadline: WorkDeadline | None = None) -> Iterator[Duty]:
-        """Restores what the end needs of earlier validations, as far as files were lost."""
+        """Recovers lost files of earlier validations that the end needs."""
         known = bool(self._status.validated)
         yield Duty("recover_best", deadline)
         if known and not self._status.validated:
@@ -359,7 +359,7 @@ class RunController:
         yield Duty("repair_answers", deadline)
 
     def _between(self) -> Iterator[Duty]:
-        """Validation, export of a better version, checkpoint, and a look at the time."""
+        """Validation, export of a better version, checkpoint; validates again if time runs out."""
         began_s, self._validations_s = self._now_s, 0.0
         step = self._status.step
         if self._validation_is_due():
@@ -414,7 +414,7 @@ class RunController:
             yield self._validate(self._leaving_an_export())
 
     def _export_if_better(self) -> Iterator[Duty]:
-        """Exports the best version if the exported one is older, unless a later time is better."""
+        """Exports the best version if it is not the exported one, unless later is better."""
         status, deadline = self._status, self.deadline
         if not status.export_is_behind:
             return
@@ -429,7 +429,7 @@ class RunController:
     # --- single decisions
 
     def _validation_is_due(self, *, last: bool = False) -> bool:
-        """Whether to validate the current version; once per step, whatever interrupts.
+        """Whether to validate the current version; once per step, also after interruptions.
 
         With `eval.every_minutes` a journaled decision holds for each process that repeats the step.
         """
@@ -445,7 +445,7 @@ class RunController:
         return self._now_s - self._validated_at_s >= _MINUTE_S * settings.every_minutes
 
     def _validate(self, deadline: WorkDeadline | None = None) -> Duty:
-        """The duty; with `eval.every_minutes` the decision is journaled before anything else."""
+        """The validation duty; with `eval.every_minutes` the decision is journaled first."""
         step, journal = self._status.step, list[JournalEntry]()
         if self.config.eval.every_minutes is not None and step not in self._due_at:
             self._due_at.add(step)
@@ -455,13 +455,13 @@ class RunController:
 
     @property
     def _may_refuse(self) -> bool:
-        """Only before anything was trained or decided, which would deserve an orderly end."""
+        """Whether the budget may be refused: nothing was trained or decided yet."""
         return self._status.step == 0 and not self._planned_before
 
     def _refuse(self, minimum_s: float) -> Duty:
         time_s, exported = self.deadline.time_s, self._status.exported
         assert time_s is not None
-        # The same run folder has used time already, and a process has to start once more.
+        # In this run folder time was used already, and another process has to start.
         again_s = minimum_s + self.began_s
         there = exported is not None and exported.version == 0
         error = BudgetTooSmallError(
@@ -499,7 +499,7 @@ class RunController:
         )
 
     def _remaining(self, steps: int) -> RemainingTime:
-        """Training that is left after so many steps."""
+        """Training that is left after `steps` steps."""
         if self.deadline.steps is not None:
             return RemainingTime(self.deadline.steps - steps, float("inf"))
         left_s = self.deadline.left_s(self._now_s) - self.deadline.shutdown_s
@@ -510,7 +510,7 @@ class RunController:
         settings = self.config.eval
         if settings.every_minutes is not None:
             step_s = self.deadline.step_time.expected_s(phase=self._phase(step))
-            # It is due after the step in which the interval ends.
+            # A validation is due after the step in which the interval ends.
             every = math.ceil(60 * settings.every_minutes / step_s) if step_s > 0 else steps
             return (steps - 1) // every
         if not settings.every_steps:

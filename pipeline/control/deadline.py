@@ -17,7 +17,7 @@ IDLE_SHARE = 0.02
 """Share of the budget that slack may leave unused."""
 _CLOSE, _UNMEASURED = 0.9999, 1.5
 _UNFORESEEN = 0.01
-"""Share of the budget reserved for the unforeseen."""
+"""Share of the budget reserved for unforeseen delays."""
 
 
 class BudgetTooSmallError(ValueError):
@@ -184,7 +184,7 @@ class Deadline:
         return needed_s + self.tests_s if tests else needed_s
 
     def reserving(self, seconds: float) -> WorkDeadline | None:
-        """The deadline of work that leaves so many seconds; None in a run of steps."""
+        """The deadline of work after which `seconds` are left; None in a run of steps."""
         if self.time_s is None:
             return None
         stopped_by_s = self.time_s - self.reserve_for_export_s(tests=False)
@@ -196,7 +196,7 @@ class Deadline:
         return needed_s + self.reserve_for_export_s(tests=False) < self.left_s(now_s)
 
     def evaluated_share(self, now_s: float, *, reserved_s: float = 0.0) -> float:
-        """Share of the test prompts that there is time for, at most 1; below 1 where it is close.
+        """Share of the test prompts that fits into the time left, at most 1.
 
         Args:
             now_s: the time used.

@@ -60,7 +60,7 @@ class StepTimeEstimator:
         seconds = median_high(now)
         if before:
             growth = (seconds / max(median_high(before), 1e-9)) ** (1 / _LAST)
-            # The middle one of the last three steps is two steps before the next one.
+            # The median of the last three steps is centred two steps before the next one.
             seconds *= min(max(growth, _GROWTH[0]), _GROWTH[1]) ** 2
         return seconds * _cost(share)
 
@@ -108,8 +108,8 @@ class ShutdownEstimate:
     def tests_s(self, *, drift: float = 1.0) -> float:
         """Expected seconds of the final evaluations, without the validation split.
 
-        Answers get longer or shorter during a run. The validation times tell by how much; without a
-        validation split `drift` does.
+        Answers get longer or shorter during a run. The trend of the validation times tells how
+        much; without a validation split `drift` does.
         """
         validations = self.measured.get(VALIDATION)
         if validations:

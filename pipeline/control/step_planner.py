@@ -2,7 +2,7 @@
 
 The plan follows measured time, and the learning-rate decay follows the plan, so that both end
 together. Each change is a decision in the journal (`planned`). A resumed run replays the journaled
-decisions and decides anew only after them, or where the budget is another one.
+decisions and decides anew only after them, or if the budget has changed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _NARROWEST = 8
 
 
 class QuestionError(ValueError):
-    """The question makes no prompt; the message says why."""
+    """The question does not give a valid prompt; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Reply:
     """The answer of one policy.
 
     Attributes:
-        policy: who.
-        text: what.
-        num_tokens: how long.
-        ended: whether it ended by itself.
+        policy: name of the policy.
+        text: the answer.
+        num_tokens: length of the answer.
+        ended: whether it ended before the token limit.
     """
 
     policy: str
@@ -54,7 +54,7 @@ class Conversation:
         config: of the run.
         maker: makes prompts as the run does.
         samplers: generate the answers.
-        adapter: where the tuned policy's adapter is.
+        adapter: path of the tuned policy's adapter.
         temperature: 0 is greedy.
     """
 
@@ -120,7 +120,7 @@ def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
     With one column in the template the text is its value; with several, a JSON object of them.
 
     Raises:
-        QuestionError: if it is not.
+        QuestionError: if the text is no such object.
     """
     if len(columns) == 1:
         return {columns[0]: text}
@@ -146,7 +146,7 @@ def _column(reply: Reply, *, width: int) -> Iterator[str]:
     yield from textwrap.wrap(reply.policy, width)
     yield "-" * width
     for line in reply.text.expandtabs(4).splitlines():
-        # What would move the cursor or colour the terminal is shown as an odd character.
+        # Replaces control characters, which could move the cursor or change colours.
         seen = "".join(c if c.isprintable() else "\ufffd" for c in line)
         yield from textwrap.wrap(seen, width, break_on_hyphens=False) or [""]
     yield from textwrap.wrap(reply.note, width)

@@ -1,7 +1,6 @@
 """Accuracy on a split by the `eval` protocol, with the prompts, tags and judges of training.
 
-What is measured depends on prompts, protocol and policy, and on nothing else: not on how many are
-answered at once, how they are padded, or by whom.
+The result depends only on prompts, protocol and policy, not on batch size, padding or sampler.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ class Answer:
     """One sample of one item of an evaluation.
 
     Attributes:
-        prompt_id: which item.
-        sample: which of its samples, from 0.
-        text: `prompt.answer_prefix` and what the model wrote.
+        prompt_id: id of the prompt.
+        sample: number of the sample, from 0.
+        text: `prompt.answer_prefix` and the completion.
         answer: the reference answer.
         found: the answer in the text; None: there is none.
-        correct: whether the two say the same.
-        well_formed: whether the text has the asked-for form and ended by itself.
-        stop_reason: why it ended.
-        num_tokens: tokens drawn.
+        correct: whether `found` equals `answer`.
+        well_formed: whether the text has the requested format and ended before the token limit.
+        stop_reason: why sampling ended.
+        num_tokens: number of sampled tokens.
     """
 
     prompt_id: int
@@ -56,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to a split: in the order of its prompts, equally many samples of each."""
+    """The answers to a split: in the order of its prompts, the same number of samples of each."""
 
     answers: tuple[Answer, ...]
 
@@ -82,7 +81,7 @@ class Evaluation:
 
     @property
     def well_formed(self) -> np.ndarray:
-        """Which completions have the requested form, bool `prompts samples`."""
+        """Which completions have the requested format, bool `prompts samples`."""
         return self._flags([answer.well_formed for answer in self.answers])
 
     @property
@@ -97,9 +96,9 @@ class Evaluation:
     def majority_at(self, k: int) -> float:
         """Share of right answers if `k` samples vote (self-consistency, arXiv:2203.11171).
 
-        Answers that say the same are one, samples without an answer do not vote, a tie goes to the
-        answer that was given first. Each prompt's samples are cut into as many electorates of `k`
-        as they hold; the mean is over all of them.
+        Equivalent answers count as one, samples without an answer do not vote, and the earliest
+        answer wins a tie. Each prompt's samples are split into as many groups of `k` as possible;
+        the mean is over all groups.
         """
         elections = [
             answers[start : start + k]
@@ -109,11 +108,11 @@ class Evaluation:
         return float(np.mean([_wins(voters) for voters in elections]))
 
     def summary(self) -> dict[str, Any]:
-        """Accuracy with its interval, and shares of form, unanswered and truncated completions.
+        """Accuracy with its interval, and shares of completions by format and ending.
 
-        `format_only` is the share of completions with the asked-for form and a wrong answer,
+        `format_only` is the share of completions with the requested format and a wrong answer,
         `unanswered` that without any answer, `truncated` that cut off at `rollout.max_new_tokens`.
-        With several samples a prompt also `pass@k` and `majority@k`, for k = 1, 2, 4, ... and all.
+        With several samples per prompt also `pass@k` and `majority@k`, k = 1, 2, 4, ... and all.
         """
         correct, formed = self.correct, self.well_formed
         among = float(correct[formed].mean()) if formed.any() else None
@@ -153,7 +152,7 @@ def sample_counts(samples: int) -> list[int]:
 def requests(prompts: Sequence[Prompt], *, phase: Phase, samples: int = 1) -> list[RolloutRequest]:
     """`samples` requests for each prompt, prompt by prompt.
 
-    Names do not depend on when: base and tuned get the same noise.
+    Names do not depend on the step: base and tuned policy get the same noise.
     """
     return [
         RolloutRequest(RolloutName(phase, 0, prompt.id, sample), prompt.tokens)
@@ -223,7 +222,7 @@ def _wins(voters: Sequence[Answer]) -> bool:
     for voter in voters:
         if voter.found is not None:
             votes.setdefault(answer_key(voter.found), []).append(voter)
-    # The first of equals: dictionaries keep the order in which answers came.
+    # `max` returns the first of equals: dictionaries keep the order of insertion.
     return bool(votes) and max(votes.values(), key=len)[0].correct
 
 

@@ -17,16 +17,16 @@ from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
 
 COMPARED = 32
-"""Answers whose log-probs an export has to reproduce."""
+"""Number of answers whose log-probs an export has to reproduce."""
 
 
 class Exports:
     """Writes `export/`.
 
     Args:
-        schedule: knows the best version, and has answers to compare log-probs on.
-        workers: the learner writes.
-        records: where exports are recorded, and found again after a resume.
+        schedule: has the best version, and answers to compare log-probs on.
+        workers: the learner writes the files.
+        records: journal of the exports, those of earlier processes included.
         now: reads the clock, in seconds.
         measure: receives how long each export takes.
     """
@@ -49,7 +49,7 @@ class Exports:
 
     @property
     def current(self) -> dict[str, Any] | None:
-        """The journal entry of what `export/` holds; None: nothing."""
+        """The journal entry of the content of `export/`; None: it is empty."""
         there = self._journaled and self._records.folder.export.is_dir()
         return self._journaled[-1] if there else None
 

@@ -30,12 +30,12 @@ class Measured:
 
 
 _REFILLS = 4
-"""How often a sampler's slots are filled per call: each call ends with idle slots, and progress is
-reported after each."""
+"""Fillings of a sampler's slots per call: each call ends with idle slots, and progress is reported
+after each."""
 
 
 async def open_adapter(samplers: Sequence[AdapterSampler], path: str | None) -> OpenedAdapter:
-    """Puts the adapter at `path`, or none, in force in all samplers.
+    """Loads the adapter at `path`, or none, into all samplers.
 
     Raises:
         FileNotFoundError: if there is no adapter.

@@ -1,8 +1,8 @@
 """Evaluations of a run: before training, validations, and the final evaluation.
 
-The test split and the further sets are read twice: before the first step and after the last one.
-In between only the validation split is read; the version with the best validation is kept and
-exported. When to evaluate is the controller's decision.
+The test split and the further sets are evaluated twice: before the first step and after the last
+one. In between only the validation split is evaluated; the version with the best validation is kept
+and exported. When to evaluate is the controller's decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeline.run.run_folder import ENDED, RunFolder
 from rewards.base import Tags
 
 _PIECES = (0.5, 0.75, 1.0)
-"""Ends of the pieces in which a set is evaluated where time may not suffice for all of it."""
+"""Ends of the pieces, as shares of the prompts, of a set for which time may be too short."""
 
 Save = Callable[[], Awaitable[None]]
 """Writes a checkpoint."""
@@ -42,9 +42,9 @@ class Result:
     """The result of the final evaluation.
 
     Attributes:
-        compared: for `summary.json`: the test split before and after, and each further set. Where
-            the deadline left no time, the result of an earlier end of the run with the `step` that
-            it belongs to, else only the evaluation before training. Without that one if its file
+        compared: for `summary.json`: the test split before and after, and each further set. If the
+            deadline left no time, the result of an earlier end of the run with the `step` that it
+            belongs to, or else only the evaluation before training; without the latter if its file
             was damaged and there was no time to measure it again.
         best: for `summary.json`: the exported version and the last one, by validation; None without
             a validation split.
@@ -67,7 +67,7 @@ class EvaluationSchedule:
         data: the splits.
         tokenizer: decodes completions.
         workers: generate answers.
-        records: where results are written, and found again after a resume.
+        records: hold the results, those of earlier processes included.
         now: reads the clock, in seconds.
         measure: receives how long each evaluation takes.
     """
@@ -143,7 +143,7 @@ class EvaluationSchedule:
         self._before = found
 
     def _is_initial(self, name: str) -> bool:
-        """Whether the loaded adapter is the one that was evaluated before, as far as is known."""
+        """Whether the loaded adapter is the initial one, as far as known."""
         entry, published = self._last(f"{name}_before"), self._workers.published
         assert published is not None
         if entry is None or entry["adapter_sha256"] == published.sha256:
@@ -199,10 +199,10 @@ class EvaluationSchedule:
         self._read[step] = found
 
     async def recover_best(self, step: int, *, save: Save) -> None:
-        """Makes sure that the file of the best adapter exists, or gives that version up.
+        """Ensures that the file of the best adapter exists, or else drops that version.
 
-        A missing or damaged file is written again from a checkpoint or the export. Where no copy
-        exists, the best version is searched for from the current step on.
+        A missing or damaged file is written again from a checkpoint or the export. If no copy
+        exists, the best version is determined again from the current step on.
 
         Args:
             step: the current version.
@@ -234,7 +234,7 @@ class EvaluationSchedule:
             await self._workers.learner.keep_best()
 
     async def repair_answers(self, step: int, deadline: WorkDeadline | None) -> None:
-        """Measures the validations again whose answers the end compares and whose files are lost.
+        """Repeats validations whose answers the end compares and whose files are lost.
 
         Args:
             step: the current version.
@@ -289,7 +289,7 @@ class EvaluationSchedule:
         Args:
             step: training steps done.
             deadline: when the evaluation is abandoned.
-            share: share of each set's prompts, the first ones, that there is time for; both sides
+            share: share of each set's prompts to evaluate, the first ones; base and tuned policy
                 are compared on these.
         """
         before = self._recorded_before() if self._before is None else self._before
@@ -353,7 +353,7 @@ class EvaluationSchedule:
         return result
 
     def _paired(self, last: int, best: int) -> dict[str, Any]:
-        """The difference of two validations; empty where a damaged one was not repaired."""
+        """The difference of two validations; empty if the answers of one are damaged."""
         try:
             compared = evaluation.compare(self._answers(last), self._answers(best))
         except DamagedFileError:
@@ -403,7 +403,7 @@ class EvaluationSchedule:
     async def _evaluate_share(
         self, name: str, prompts: Sequence[Prompt], share: float, deadline: WorkDeadline | None
     ) -> tuple[Evaluation, list[Completion]]:
-        """The first prompts, as many as time allows: in pieces where it is short."""
+        """Evaluates as many of the first prompts as time allows, in pieces if time is short."""
         count = ceil(share * len(prompts))
         ends = [ceil(part * count) for part in ((1.0,) if share == 1 else _PIECES)]
         answers: list[Answer] = []
@@ -450,7 +450,7 @@ def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
 def _earlier_result(folder: RunFolder, name: str, *, adapter: str) -> dict[str, Any] | None:
     """The last result of a test set at an earlier end of the run; None: there is none.
 
-    No later end may report less than that.
+    A later end must not report fewer prompts.
 
     Args:
         folder: of the run.

@@ -1,8 +1,8 @@
-"""How sure an accuracy or a difference of two accuracies on the same prompts is.
+"""Confidence intervals of accuracies, and paired comparison of two accuracies.
 
-Answers are bool arrays `prompts samples`, or `prompts` for one sample each, with the same prompts
-in the same order before and after. Samples of one prompt are not independent of each other, so
-prompts are what is counted. What is stated are 95% intervals and two-sided p-values.
+Answers are bool arrays `prompts samples`, or `prompts` with one sample each, with the same prompts
+in the same order before and after. Samples of one prompt are not independent, so the unit of
+analysis is the prompt. Intervals are 95% intervals; p-values are two-sided.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Accuracy:
 
     Attributes:
         accuracy: mean over all answers.
-        n: prompts.
-        ci95: its interval.
+        n: number of prompts.
+        ci95: 95% interval of the accuracy.
     """
 
     accuracy: float
@@ -35,16 +35,16 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class PairedChange:
-    """What happened to the answers to the same prompts.
+    """The change of the answers to the same prompts.
 
     Attributes:
         difference: accuracy after minus accuracy before.
-        ci95: its interval.
-        p: of the test that nothing changed.
-        test: which one.
-        gained: prompts that are answered right more often.
-        lost: prompts that are answered right less often.
-        n: prompts.
+        ci95: 95% interval of the difference.
+        p: p-value of the null hypothesis that nothing changed.
+        test: name of the test.
+        gained: number of prompts with more right answers than before.
+        lost: number of prompts with fewer.
+        n: number of prompts.
     """
 
     difference: float
@@ -59,10 +59,10 @@ class PairedChange:
 def measure_accuracy(correct: np.ndarray) -> Accuracy:
     """Accuracy with Wilson's score interval (J. Am. Stat. Assoc. 22, 1927).
 
-    With several samples a prompt the interval is Wilson's for the effective number of answers: as
-    many independent ones as would have the variance found between the prompts' means (Kish's design
-    effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364). It lies between the number
-    of prompts, as if samples were copies, and that of answers, as if they were independent.
+    With several samples per prompt the interval is Wilson's for the effective number of answers:
+    the number of independent answers with the variance found between the prompts' means (Kish's
+    design effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364). It is at least the
+    number of prompts (identical samples) and at most that of answers (independent samples).
 
     Raises:
         ValueError: if there are no answers.
@@ -76,22 +76,22 @@ def measure_accuracy(correct: np.ndarray) -> Accuracy:
 def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
     """Change from `before` to `after`.
 
-    With one sample a prompt the interval is Newcombe's method 10 (Statistics in Medicine 17, 1998,
-    2635-2650): Wilson intervals of both shares, squared and added with the correlation of the
-    pairs. Unlike Wald's it covers as promised also for shares near 0 and 1 and for few changes. The
-    p-value is McNemar's exact one: the chance of a split of the changed prompts at least as uneven
-    under a fair coin.
+    With one sample per prompt the interval is Newcombe's method 10 (Statistics in Medicine 17,
+    1998, 2635-2650): Wilson intervals of both shares, squared and added with the correlation of the
+    pairs. Unlike Wald's it has the stated coverage also for shares near 0 and 1 and for few
+    changes. The p-value is McNemar's exact one: the probability that a fair coin splits the changed
+    prompts at least as unevenly.
 
     With several samples the same is done with the prompts' means: their intervals are those of
     `measure_accuracy`, squared and added with the correlation of the means (MOVER; Zou and Donner,
     Statistics in Medicine 27, 2008, 1693-1702). The p-value is that of Fisher's paired
-    randomization test: had nothing changed, each prompt's difference could as well have the other
-    sign; of all 2**n choices of signs, the share whose sum is at least as far from 0. It is exact,
-    not sampled (Pagano and Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440), and with one sample a
-    prompt it is McNemar's.
+    randomization test: without a change each prompt's difference could have either sign; p is the
+    share of the 2**n choices of signs whose sum is at least as far from 0. It is exact, not sampled
+    (Pagano and Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440), and equals McNemar's with one
+    sample per prompt.
 
     Raises:
-        ValueError: if there are no answers or not equally many.
+        ValueError: if there are no answers, or different numbers of them.
     """
     if before.shape != after.shape:
         raise ValueError(
@@ -123,9 +123,9 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
 
 
 def pass_at(correct: np.ndarray, k: int) -> float:
-    """The chance that at least one of `k` samples is right, mean over the prompts.
+    """The probability that at least one of `k` samples is right, mean over the prompts.
 
-    Unbiased (Chen et al., arXiv:2107.03374): of a prompt's n samples with c right ones it is
+    Unbiased (Chen et al., arXiv:2107.03374): for a prompt with c right samples of n it is
     1 - C(n - c, k) / C(n, k).
 
     Args:
@@ -139,7 +139,7 @@ def pass_at(correct: np.ndarray, k: int) -> float:
 
 
 def _means(correct: np.ndarray) -> tuple[np.ndarray, int]:
-    """Each prompt's share of right answers, float64 `prompts`, and the samples of each."""
+    """Each prompt's share of right answers, float64 `prompts`, and its number of samples."""
     if correct.dtype != np.bool_ or correct.ndim not in {1, 2} or correct.size == 0:
         raise ValueError(
             f"answers are {correct.dtype} of shape {correct.shape}; expected bool `prompts` or "
@@ -150,20 +150,20 @@ def _means(correct: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _effective(means: np.ndarray, *, samples: int) -> float:
-    """As many independent answers would tell as much."""
+    """Effective number of answers: independent ones that would give the same variance."""
     n, share = len(means), float(means.mean())
     between = float(means.var(ddof=1)) if n > 1 else 0.0
     if samples == 1 or between == 0.0:
-        # All prompts alike: either all answers are, or the prompts are too few to tell.
+        # Equal means: all answers are equal, or too few prompts to estimate the variance.
         return float(n)
     return float(np.clip(n * share * (1 - share) / between, n, n * samples))
 
 
 def _flips(risen: np.ndarray) -> float:
-    """Two-sided p of the paired randomization test on whole differences."""
+    """Two-sided p-value of the paired randomization test on integer differences."""
     sizes = np.abs(risen[risen != 0])
     reach = int(sizes.sum())
-    # chance[s]: that the positive ones sum up to s, all signs being equally likely.
+    # chance[s]: probability that the positive differences sum to s if all signs are equally likely.
     chance = np.zeros(reach + 1)
     chance[0] = 1.0
     for size in sizes:
@@ -177,7 +177,7 @@ def _flips(risen: np.ndarray) -> float:
 
 
 def _phi(before: np.ndarray, after: np.ndarray) -> float:
-    """Correlation of two answers to the same prompt, corrected as Newcombe does."""
+    """Correlation of the two answers to a prompt, with Newcombe's continuity correction."""
     n = len(before)
     both, neither = int((before & after).sum()), int((~before & ~after).sum())
     gained, lost = int((~before & after).sum()), int((before & ~after).sum())
@@ -207,7 +207,7 @@ def _difference(
         return sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
 
     difference = share1 - share2
-    # Rounding may lead an ulp out of what a difference of shares can be.
+    # Rounding may exceed the range of a difference of shares by an ulp.
     return (
         max(difference - reach(share1 - low1, high2 - share2), -1.0),
         min(difference + reach(high1 - share1, share2 - low2), 1.0),

@@ -97,7 +97,7 @@ async def calibrate(
 ) -> Calibrated | None:
     """Measures sizes and puts the fastest in force; processes are prepared before their next call.
 
-    Measures the largest sizes that fit in any case, and a smaller one only while the remaining time
+    Always measures the largest sizes that fit, and a smaller one only while the remaining time
     suffices for as long as the last one took. Sizes with cached speeds are not measured again,
     except the micro-batches in force, which tell whether this device is as fast. After a size that
     does not fit comes the next smaller one.
@@ -106,7 +106,7 @@ async def calibrate(
         controller: puts sizes in force.
         beginning: what to measure.
         sampler: the first sampler and its process.
-        learner: likewise.
+        learner: the learner and its process.
         now: reads the clock, in seconds.
 
     Returns:

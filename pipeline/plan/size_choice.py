@@ -2,7 +2,7 @@
 
 The objective is trained tokens per second, not generated tokens per second: numbers of slots are
 compared by the seconds of generating one step's rollouts, micro-batch sizes by the seconds of
-learning from them. The two are independent and are chosen separately; ties go to the smaller size.
+training on them. The two are independent and are chosen separately; ties go to the smaller size.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class SizeChoice:
     Attributes:
         sizes: the sizes with the most trained tokens per second.
         sampling_s: seconds of generating a step's rollouts, by slots of a sampler.
-        learning_s: seconds of learning from them, by rows of a micro-batch.
-        tokens_per_s: trained tokens per second of generating and learning with `sizes`.
+        learning_s: seconds of training on them, by rows of a micro-batch.
+        tokens_per_s: trained tokens per second of generating and training with `sizes`.
     """
 
     sizes: Sizes
@@ -108,7 +108,7 @@ class SizeChoice:
     tokens_per_s: float
 
     def seconds(self, slots: int, rows: int) -> float | None:
-        """Seconds of generating and learning with these sizes; None: they were not compared."""
+        """Seconds of generating and training with these sizes; None: they were not compared."""
         if slots not in self.sampling_s or rows not in self.learning_s:
             return None
         return self.sampling_s[slots] + self.learning_s[rows]
@@ -172,7 +172,7 @@ def sampling_seconds(
 def learning_seconds(
     config: Config, ladder: SizeLadder, speeds: Speeds, lengths: Lengths
 ) -> dict[int, float]:
-    """Seconds of learning from a step's rollouts, by the rows of the ladder that were measured."""
+    """Seconds of training on a step's rollouts, by the rows of the ladder that were measured."""
     return {
         rows: learning_s(_at(config, ladder, rows=rows), speeds, lengths)
         for rows in ladder.rows

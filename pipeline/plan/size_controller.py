@@ -33,7 +33,7 @@ RETUNE_STEPS = 3
 RETUNE_GAIN = 0.05
 """Smallest relative gain of step time for which programs are compiled again."""
 POLL_S = 0.5
-"""Interval at which a compiling process is asked for its progress."""
+"""Interval in seconds for polling the progress of a compiling process."""
 
 _DOING: dict[Phase, str] = {
     "generate": "sampling",
@@ -106,9 +106,9 @@ class SizeController:
         return {} if self.config.plan.fixed else {"sizes": self.in_force.to_json()}
 
     def resume(self, meta: Mapping[str, Any]) -> None:
-        """Takes over the step and the sizes of a checkpoint.
+        """Restores the step and the sizes of a checkpoint.
 
-        A size for which this process had no room stays smaller.
+        A size that did not fit into this process stays smaller.
         """
         self.step = meta["step"]
         found = meta.get("sizes")
@@ -270,7 +270,7 @@ class SizeController:
         if self._seen_steps < RETUNE_STEPS:
             return
         config, before = found.case.config, self.in_force
-        # Sizes below the chosen ones are those that a lack of memory has left.
+        # Sizes smaller than the chosen ones result from out-of-memory errors.
         speeds = mark_full(
             found.speeds,
             found.ladder,
@@ -287,7 +287,7 @@ class SizeController:
         after = choice.sizes
         now = choice.seconds(before.slots, before.micro_batch_tokens // config.row_tokens)
         best = choice.seconds(after.slots, after.micro_batch_tokens // config.row_tokens)
-        # Unknown where memory has left sizes that were never measured.
+        # Unknown if out-of-memory errors led to sizes that were never measured.
         if now is None or best is None or best > (1 - RETUNE_GAIN) * now:
             return
         if (now - best) * left.steps_of(now) <= self.compile_s:

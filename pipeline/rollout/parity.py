@@ -1,4 +1,4 @@
-"""Invariant 1: the policy that is sampled is the policy that is learned.
+"""Invariant 1: the sampled policy is the learned policy.
 
 Three checks: log-probs under a random probe adapter at start, hash and version at every sync, and
 the log-prob difference of every update.
@@ -73,7 +73,7 @@ _INTEGERS = {
     "int8": Bounds(probe=0.75, mean_stop=0.05, p999_alarm=0.5),
     "int8_matmul": Bounds(probe=1.0, mean_stop=0.1, p999_alarm=1.25),
 }
-"""By `plan.rollout_weights`, where the sampler rounds otherwise than the learner's base."""
+"""Bounds by `plan.rollout_weights`, if the sampler rounds otherwise than the learner's base."""
 
 
 def _measured(config: Config) -> Bounds:
@@ -82,8 +82,8 @@ def _measured(config: Config) -> Bounds:
         return _INTEGERS[plan.rollout_weights]
     if model.dtype == "bfloat16":
         return _MERGED if plan.rollout_weights == "merged" else _ROUNDED
-    # Where activations, or keys and values, are rounded to integers, differences of float32's size
-    # choose other ones.
+    # If activations, or keys and values, are rounded to integers, differences of float32's size
+    # select other integers.
     rounded = model.quantization == "int8_matmul" or plan.kv_cache == "int8"
     return _ROUNDED if rounded else _EXACT
 

@@ -67,7 +67,7 @@ class RolloutProducer:
         maker: decodes completions.
         workers: sample and score.
         log: journals the decisions on further rounds, and has those of earlier processes.
-        has_time_for: asked before a further round.
+        has_time_for: called before a further round.
         now: reads the clock, in seconds.
     """
 
@@ -126,9 +126,9 @@ class RolloutProducer:
 
     @asynccontextmanager
     async def ahead(self, step: TrainStep | None, state: SamplingState) -> AsyncIterator[None]:
-        """Samples a step ahead while the body runs; leaves when both have ended.
+        """Samples a step ahead while the body runs; returns when both have ended.
 
-        Sampling that the stop signal or the deadline ends is no error here; `take` raises it.
+        If the stop signal or the deadline ends the sampling, `take` raises the error.
 
         Args:
             step: to sample; None: none.

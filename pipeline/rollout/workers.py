@@ -28,7 +28,7 @@ from rewards.base import Outcome, RewardInput
 T = TypeVar("T")
 
 STOPPING_S = 30.0
-"""Longest time, in seconds, that a sampler gets to notice that it should stop."""
+"""Maximum seconds that an aborted sampler gets to stop."""
 _ANY_SIZE = frozenset({"abort", "resume", "work", "save", "keep_best", "recover_best"})
 """Methods that use no compiled programs."""
 
@@ -38,7 +38,7 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
 
 
 class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
-    """The run does not learn and needs its user."""
+    """Training makes no progress; the user has to act."""
 
 
 class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is reserved
@@ -168,7 +168,7 @@ class Workers:
     async def publish(self, which: AdapterRef = "current") -> Published:
         """Loads an adapter of the learner into the samplers.
 
-        Samplers that did not stop when told to generate nothing any more and get no adapter.
+        If a sampler did not stop after an abort, generation ends and no adapter is loaded.
         """
         self.published = await self.learner.publish(which)
         if not self._stuck:
@@ -256,7 +256,7 @@ class Workers:
         Args:
             deadline: None: there is none.
             work: not started if the run is stopped or the deadline has passed.
-            aborts: samplers that are told to stop and get some time to do so.
+            aborts: samplers to abort; they get some time to stop.
 
         Raises:
             Interrupted: if the run is stopped.
@@ -279,7 +279,7 @@ class Workers:
             stopped.cancel()
         if task.done():
             return task.result()
-        # Errors of stopping are of no interest: a sampler that is gone has stopped.
+        # Errors of aborting are ignored: a dead sampler has stopped.
         stopping = asyncio.gather(
             task, *(sampler.abort() for sampler in aborts), return_exceptions=True
         )

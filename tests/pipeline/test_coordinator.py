@@ -1,4 +1,4 @@
-"""The loop: what happens in which order, and that neither a signal nor a kill changes the run."""
+"""The training loop: order of calls, and runs that are interrupted or killed and resumed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_loop_in_order(tmp_path: Path):
     ]
 
 
-def test_a_step_learns_from_a_group_for_each_of_its_prompts(tmp_path: Path):
+def test_a_step_trains_on_a_group_for_each_of_its_prompts(tmp_path: Path):
     config = make_config(
         tmp_path, budget={"steps": 2}, rollout={"group_size": 3}, plan={"samplers": 2}
     )
@@ -126,7 +126,7 @@ def test_records_of_a_finished_run(tmp_path: Path):
         "validation_000002.jsonl",
         "validation_000004.jsonl",
     ]
-    # What W&B is sent for a step is what metrics.jsonl has.
+    # W&B gets the same metrics of a step as metrics.jsonl.
     sent = {step: metrics for step, metrics in run.tracker.logged if "reward/mean" in metrics}
     assert sent == {row.pop("step"): row for row in folder.metrics}
     evaluated = [(entry["name"], entry["step"]) for entry in folder.events("evaluated")]
@@ -182,7 +182,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     assert run.tracker.summary == {**summary, "eval": run.tracker.summary["eval"]}
 
 
-# --- invariant 1: the policy that is sampled is the policy that is learned
+# --- invariant 1: the sampled policy is the learned policy
 
 
 def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
@@ -205,7 +205,7 @@ def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: 
         ),
     ],
 )
-def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
+def test_truncated_sampling_distributions_are_reported_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], cap: float, corrects: str
 ):
     config = make_config(
@@ -227,7 +227,7 @@ def test_a_run_with_truncated_rollouts_says_at_its_start_what_that_means(
     assert sum("truncated distribution" in line for line in shown) == 1
 
 
-def test_a_run_without_truncation_says_nothing_of_it(tmp_path: Path):
+def test_without_truncation_nothing_is_reported(tmp_path: Path):
     run = Process(make_config(tmp_path, budget={"steps": 1}), disk=Disk())
     run.run()
     assert run.events("truncated_rollouts") == []
@@ -393,7 +393,7 @@ def test_a_signal_during_the_export_comes_too_late(tmp_path: Path):
     assert run.run() == "finished"
 
 
-def test_what_samples_is_told_to_abort_and_what_scores_is_not_waited_for(tmp_path: Path):
+def test_a_signal_aborts_samplers_and_abandons_scoring(tmp_path: Path):
     sampling = interrupted(
         watched(tmp_path, run={"name": "a"}), Disk(), "sampler0.generate:train 0"
     )
@@ -404,16 +404,14 @@ def test_what_samples_is_told_to_abort_and_what_scores_is_not_waited_for(tmp_pat
     assert scoring.script.calls[-2:] == ["scorer.score", "learner.save 0"]
 
 
-def test_a_sampler_that_does_not_notice_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sampler_that_does_not_stop_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers, "STOPPING_S", 0.0)
     run = interrupted(watched(tmp_path), Disk(), "sampler0.generate:train 0")
     monkeypatch.setattr(run.samplers[0].aborted, "set", lambda: None)
     assert run.run() == "interrupted"
 
 
-def test_a_sampler_that_is_gone_does_not_keep_the_checkpoint_from_being_written(tmp_path: Path):
+def test_a_dead_sampler_does_not_prevent_the_checkpoint(tmp_path: Path):
     disk = Disk()
     run = interrupted(watched(tmp_path), disk, "sampler0.generate:train 2")
 
@@ -497,7 +495,7 @@ def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(
     assert number > 20
 
 
-def test_what_came_after_the_last_checkpoint_is_done_again(tmp_path: Path):
+def test_steps_after_the_last_checkpoint_are_trained_again(tmp_path: Path):
     config, disk = watched(tmp_path, checkpoint={"every_steps": 1}), Disk()
     first = process(config, disk, Script(on={"sampler0.generate:train 2": kill}))
     with pytest.raises(Killed):
@@ -515,7 +513,7 @@ def test_what_came_after_the_last_checkpoint_is_done_again(tmp_path: Path):
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4]
 
 
-def test_the_evaluation_before_is_read_back_and_never_drawn_twice(tmp_path: Path):
+def test_the_evaluation_before_training_is_never_sampled_twice(tmp_path: Path):
     config, disk = watched(tmp_path), Disk()
     interrupted(config, disk, "learner.update 0").run()
     second = resumed(config, disk)
@@ -533,7 +531,7 @@ def test_the_evaluation_before_is_read_back_and_never_drawn_twice(tmp_path: Path
         ("sampler0.generate:validation 0", 0, 3),
     ],
 )
-def test_a_validation_is_done_once_also_where_a_signal_came_before_it(
+def test_a_validation_is_done_once_also_after_a_signal(
     tmp_path: Path, call: str, saved: int, drawn: int
 ):
     config, disk = watched(tmp_path), Disk()
@@ -620,7 +618,7 @@ def test_token_records_are_written_on_demand(tmp_path: Path):
     assert json.loads((run.folder.path / "summary.json").read_text())["steps"] == 1
 
 
-def test_what_is_written_begins_with_the_prefix_and_what_is_learned_does_not(tmp_path: Path):
+def test_records_begin_with_the_prefix_and_trained_tokens_do_not(tmp_path: Path):
     config = watched(tmp_path, prompt={"answer_prefix": "so "})
     run = Process(config, disk=Disk(), data=make_data(validation=2))
     run.run()

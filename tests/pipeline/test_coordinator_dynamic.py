@@ -1,4 +1,4 @@
-"""The loop with dynamic sampling: rounds, what is learned from and counted, what a kill changes."""
+"""The loop with dynamic sampling: rounds, trained groups, counters, killed and resumed runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRONG = "<reasoning>1</reasoning><answer>no</answer>"
 
 
 def config_of(folder: Path, mode: str = "capped", **tables: Any) -> Config:
-    """Three groups of two a step, from at most seven prompts."""
+    """Three groups of two per step, from at most seven prompts."""
     rollout = {
         "dynamic_sampling": mode,
         "max_prompts_per_step": CAP,
@@ -71,12 +71,12 @@ def give_signal(run: Process, signal: set[int]) -> None:
 
 
 class Watched:
-    """A run, what it asked its samplers for, and what its learner has learned from.
+    """A run, the requests to its sampler, and the rollouts that its learner trained on.
 
     Args:
         config: of the run.
-        signal: ids of the prompts whose groups have signal; None: a coin decides.
-        script: what happens meanwhile.
+        signal: ids of the prompts whose groups have signal; None: random.
+        script: events during the run.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Watched:
         return self.run.folder.metrics
 
     def groups(self, step: int) -> list[list[Rollout]]:
-        """What was learned from, group by group."""
+        """The rollouts trained on in a step, group by group."""
         pairs = zip(*[iter(self.learned[step])] * 2, strict=True)
         groups = [list(pair) for pair in pairs]
         assert all(one.completion.name.group == two.completion.name.group for one, two in groups)
         return groups
 
 
-def test_further_rounds_are_drawn_until_there_is_signal_or_the_cap(tmp_path: Path):
+def test_further_rounds_are_sampled_up_to_enough_signal_or_the_cap(tmp_path: Path):
     watched = Watched(config_of(tmp_path))
     several = 0
     for step in range(STEPS):
@@ -153,11 +153,11 @@ def test_rounds_by_hand(tmp_path: Path):
         for start in range(TRAIN)
         for prompt in consecutive_prompts(prompts, seed=3, start=start, count=1, window=CAP)
     ]
-    # Of the first three the second has signal, of the next the third and fourth.
+    # Of the first three groups the second has signal, of the next ones the third and fourth.
     signal = {order[1], order[5], order[6]}
     watched = Watched(config_of(tmp_path, budget={"steps": 1}), signal=signal)
-    # Two are missing, and with 1 of 3 the share is taken for 1.5 / 4: that would be six, and four
-    # are left.
+    # Two are missing, and 1 of 3 gives an estimated share of 1.5 / 4: six prompts would be needed,
+    # but four are left.
     assert watched.rounds[0] == [sorted(order[:3]), sorted(order[3:7])]
     kept = [group[0].completion.name.prompt_id for group in watched.groups(0)]
     assert kept == [order[1], order[5], order[6]]
@@ -166,7 +166,7 @@ def test_rounds_by_hand(tmp_path: Path):
     assert row["rollout/tokens_wasted"] == 4 * 2 * wrong
     assert (row["rollout/groups_replaced"], row["rollout/groups_surplus"]) == (4, 0)
     assert row["rollout/signal_share"] == 3.5 / 8
-    # Metrics of rewards are of all that was drawn: 3 of 14 are right, all well formed.
+    # Reward metrics cover all sampled rollouts: 3 of 14 are right, all well formed.
     assert row["reward/correct"] == pytest.approx(3 / 14)
     rows = watched.run.folder.read_rollouts("step_000001") or []
     assert [row["prompt_id"] for row in rows] == [id_ for id_ in kept for _ in range(2)]
@@ -176,24 +176,24 @@ def test_rounds_by_hand(tmp_path: Path):
     assert summary["tokens_generated"] == summary["tokens_trained"] + 4 * 2 * wrong
 
 
-def test_without_any_signal_the_first_groups_are_what_there_is(tmp_path: Path):
+def test_without_any_signal_the_first_groups_are_kept(tmp_path: Path):
     watched = Watched(config_of(tmp_path, budget={"steps": 2}), signal=set())
     for step in range(2):
         assert sum(map(len, watched.rounds[step])) == CAP
         kept = [group[0].completion.name.prompt_id for group in watched.groups(step)]
         assert sorted(kept) == watched.rounds[step][0]
         assert {rollout.advantage for rollout in watched.learned[step]} == {0.0}
-    # The share has been learned from the first step: all that is left is asked for at once.
+    # The share is known from the first step: all remaining prompts are requested at once.
     assert [len(part) for part in watched.rounds[1]] == [3, 4]
 
 
-def test_with_signal_everywhere_nothing_more_is_drawn(tmp_path: Path):
+def test_with_signal_in_all_groups_there_is_one_round(tmp_path: Path):
     watched = Watched(config_of(tmp_path), signal=set(range(TRAIN + 1)))
     assert all(len(rounds) == 1 for rounds in watched.rounds.values())
     assert {row["rollout/tokens_wasted"] for row in watched.metrics} == {0.0}
 
 
-def test_prompts_of_all_rounds_are_one_row_of_complete_epochs(tmp_path: Path):
+def test_prompts_of_all_rounds_form_complete_epochs(tmp_path: Path):
     watched = Watched(config_of(tmp_path, budget={"steps": 12}))
     stream: list[int] = []
     for step in range(12):
@@ -205,7 +205,7 @@ def test_prompts_of_all_rounds_are_one_row_of_complete_epochs(tmp_path: Path):
     assert watched.run.coordinator.progress.sampling.prompts_sampled == len(stream) > 36
 
 
-def test_settings_without_dynamic_sampling_say_nothing_of_it(tmp_path: Path):
+def test_without_dynamic_sampling_there_are_no_metrics_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
     new = ("rounds", "replaced", "wasted", "gain", "staleness", "signal", "drawing", "wait_s")
@@ -214,7 +214,7 @@ def test_settings_without_dynamic_sampling_say_nothing_of_it(tmp_path: Path):
     assert "unused" not in run.folder.summary["rollouts"]
 
 
-# --- adaptive: decisions by what was measured
+# --- adaptive: decisions by measurements
 
 
 def slow(*, sampling: float = 1.0, learning: float = 1.0) -> Script:
@@ -226,14 +226,14 @@ def decisions(run: Process) -> list[dict[str, Any]]:
     return run.events("further_round")
 
 
-def test_before_anything_was_learned_there_is_no_further_round(tmp_path: Path):
+def test_before_the_first_update_there_is_no_further_round(tmp_path: Path):
     config = config_of(tmp_path, "adaptive", budget={"steps": 1})
     watched = Watched(config, signal=set(), script=slow(learning=1e6))
     assert watched.rounds[0] == [watched.rounds[0][0]]
     assert decisions(watched.run) == [{"step": 1, "rounds": 1, "prompts": 0, "why": "gain"}]
 
 
-def test_while_learning_is_dear_all_is_drawn_that_may_be(tmp_path: Path):
+def test_with_slow_updates_rounds_continue_up_to_the_cap(tmp_path: Path):
     config = config_of(tmp_path, "adaptive")
     watched = Watched(config, script=slow(sampling=1.0, learning=1e4))
     for step in range(1, STEPS):
@@ -242,7 +242,7 @@ def test_while_learning_is_dear_all_is_drawn_that_may_be(tmp_path: Path):
     assert any(len(rounds) > 1 for rounds in watched.rounds.values())
 
 
-def test_while_learning_is_cheap_one_more_group_is_not_worth_a_round(tmp_path: Path):
+def test_with_fast_updates_no_round_is_sampled_for_one_group(tmp_path: Path):
     config, signal = config_of(tmp_path, "adaptive", budget={"steps": 10}), {*range(1, 12)}
     watched = Watched(config, signal=signal, script=slow(sampling=100.0, learning=0.001))
     asked = {entry["step"]: entry for entry in decisions(watched.run) if "sampling" in entry}
@@ -253,16 +253,16 @@ def test_while_learning_is_cheap_one_more_group_is_not_worth_a_round(tmp_path: P
     ]
     assert short
     for step in short:
-        # A round lasts as long as a step and gives one group, a step some two.
+        # A round takes as long as a step and gives one group; a step gives about two.
         assert len(watched.rounds[step]) == 1
         assert asked[step + 1]["sampling"] < asked[step + 1]["learning"]
 
 
-def test_each_decision_is_what_its_two_estimates_say_and_both_are_told(tmp_path: Path):
+def test_each_decision_follows_its_two_estimates_and_logs_both(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "adaptive"), script=slow(sampling=10.0, learning=2.0))
     entries = [entry for entry in decisions(watched.run) if entry["why"] == "gain"]
     measured = [entry for entry in entries if "sampling" in entry]
-    assert len({entry["prompts"] > 0 for entry in measured}) == 2  # both ways
+    assert len({entry["prompts"] > 0 for entry in measured}) == 2  # both outcomes occur
     for entry in measured:
         assert (entry["prompts"] > 0) == (entry["sampling"] > entry["learning"])
         row = watched.metrics[entry["step"] - 1]
@@ -275,7 +275,7 @@ def test_each_decision_is_what_its_two_estimates_say_and_both_are_told(tmp_path:
 
 
 def test_a_first_decision_by_hand(tmp_path: Path):
-    # No group has signal: in the second step 7 were to be drawn, and 4 may be.
+    # No group has signal: in the second step 7 prompts would be needed, and 4 are allowed.
     config = config_of(tmp_path, "adaptive", budget={"steps": 2})
     watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
     entry = decisions(watched.run)[1]
@@ -288,18 +288,18 @@ def test_a_first_decision_by_hand(tmp_path: Path):
     )
     found = gain(estimates, prompts=4, signal=0, wanted=3, prompts_per_step=3)
     assert found is not None
-    # 4 p in 4/3 of a round and no more learning, against 3 p in a round and an update.
+    # 4 p in 4/3 of a round without more learning, against 3 p in a round and an update.
     share = 0.5 / (1.9 * 3 + 1)
     assert found.sampling == pytest.approx(4 * share / (10 * 4 / 3))
     assert found.learning == pytest.approx(3 * share / 15)
     assert entry == {"step": 2, "rounds": 1, "prompts": 4, "why": "gain", **vars(found)}
 
 
-def test_a_step_that_must_end_draws_no_further_round(tmp_path: Path):
+def test_a_step_without_time_has_no_further_round(tmp_path: Path):
     config = config_of(tmp_path, budget={"time": "83s", "steps": None})
     watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
-    # 20 + 5 s a step while there is time; the third begins with 33 s left, and after its first
-    # round there are 23, less than a step of 25.
+    # 20 + 5 s per step while there is time; the third starts with 33 s left, and after its first
+    # round 23 are left, less than a step of 25.
     granted = [{"step": s, "rounds": 1, "prompts": 4, "why": "time is left"} for s in (1, 2)]
     refused = {"step": 3, "rounds": 1, "prompts": 0, "why": "deadline"}
     assert decisions(watched.run) == [*granted, refused]
@@ -356,7 +356,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_invariant_7_also_where_rollouts_are_drawn_ahead(tmp_path: Path, *, hard: bool):
+def test_invariant_7_with_rollouts_sampled_ahead(tmp_path: Path, *, hard: bool):
     ahead: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}
     ended_at_any_call(
         lambda folder: config_of(folder, **SHORT, **ahead), tmp_path, hard=hard, durations={}
@@ -364,9 +364,7 @@ def test_invariant_7_also_where_rollouts_are_drawn_ahead(tmp_path: Path, *, hard
 
 
 @pytest.mark.parametrize("journaled", [True, False])
-def test_invariant_7_a_decision_that_was_journaled_is_made_again(
-    tmp_path: Path, *, journaled: bool
-):
+def test_invariant_7_a_journaled_decision_is_replayed(tmp_path: Path, *, journaled: bool):
     config, disk = config_of(tmp_path, "adaptive", checkpoint={"every_steps": 1}), Disk()
     first = process(config, disk, slow(sampling=10.0, learning=1e5))
     first.script.on["learner.update 2"] = kill
@@ -377,7 +375,7 @@ def test_invariant_7_a_decision_that_was_journaled_is_made_again(
     if not journaled:
         kept = [entry for entry in first.folder.entries() if entry["event"] != "further_round"]
         replace_rows(first.folder.path / "journal.jsonl", kept)
-    # Now sampling is what takes time: left to itself it goes on without a further round.
+    # Now sampling is slow: without the journaled decision there is no further round.
     second = process(config, disk, slow(sampling=1e9, learning=1e-3))
     rounds = [len(part) for part in Watched(config, run=second).rounds[2]]
     found = [entry for entry in decisions(second) if entry["step"] == 3]
@@ -390,10 +388,8 @@ def test_invariant_7_a_decision_that_was_journaled_is_made_again(
 
 
 @pytest.mark.parametrize("why", ["time is left", "deadline"])
-def test_invariant_7_a_decision_by_the_clock_is_made_again_whatever_the_clock_says_then(
-    tmp_path: Path, why: str
-):
-    """Capped, by time: what was granted is drawn again although time is short, and the reverse."""
+def test_invariant_7_a_decision_by_the_clock_is_replayed(tmp_path: Path, why: str):
+    """Mode "capped": a granted round is repeated without time, and vice versa."""
     config = config_of(
         tmp_path, budget={"time": "83s", "steps": None}, checkpoint={"every_steps": 1}
     )
@@ -406,7 +402,7 @@ def test_invariant_7_a_decision_by_the_clock_is_made_again_whatever_the_clock_sa
         first.run()
     (made,) = [entry for entry in decisions(first) if entry["step"] == step]
     assert made["why"] == why
-    # A longer budget has time for a further round, steps of 50 s have none in what is left of this.
+    # With the longer budget a round would fit; with slower steps none would fit into the time left.
     more = {"time": "1000s", "steps": None} if why == "deadline" else {"time": "83s", "steps": None}
     again = config_of(tmp_path, budget=more, checkpoint={"every_steps": 1})
     slower = slow(sampling=10.0 if why == "deadline" else 20.0, learning=5.0)

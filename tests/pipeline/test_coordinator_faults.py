@@ -1,4 +1,4 @@
-"""What ends a run that learns nothing: missing rewards, updates that are not finite."""
+"""Conditions that stop a run: missing rewards, and updates that are not finite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = {"budget": {"steps": 6}, "checkpoint": {"every_steps": 4}}
 
 
 def broken(process: Process, fails: Mapping[int, int]) -> Process:
-    """Makes the first part fail for so many rollouts of a step, counted from 0."""
+    """Makes the first part fail for `fails[step]` rollouts of a step, counted from 0."""
     score = process.scorer.score
 
     async def failing(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
@@ -50,7 +50,7 @@ def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: P
     assert run.learner.version == 2
     assert (max(disk), disk[2][1]["step"], disk[2][1]["reward_errors"]) == (2, 2, 3)
     assert disk[2][0] == run.learner.adapter
-    # The step that showed it can be read, but is not counted.
+    # The step is recorded for the user, but not counted.
     rows = run.folder.read_rollouts("step_000003") or []
     assert [row["reward"] is None for row in rows] == [True, True, True, False]
     shown = run.folder.metrics[-1]
@@ -59,7 +59,7 @@ def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: P
     assert disk[2][1]["samples"] == 8
 
 
-def test_invariant_7_a_run_that_stopped_meets_the_same_step_again(tmp_path: Path):
+def test_invariant_7_a_stopped_run_repeats_the_same_step(tmp_path: Path):
     whole = Process(make_config(tmp_path / "whole", **STEPS), disk=Disk())
     whole.run()
     config, disk = make_config(tmp_path, **STEPS), Disk()
@@ -68,14 +68,14 @@ def test_invariant_7_a_run_that_stopped_meets_the_same_step_again(tmp_path: Path
         with pytest.raises(TrainingStopped, match="step 3: 4 of 4 rollouts"):
             run.run()
         assert (max(disk), run.learner.version) == (2, 2)
-    # With the reward function put right it is the run that it would have been.
+    # With the fixed reward function the run equals one without errors.
     fixed = Process(config, disk=disk)
     assert fixed.run() == "finished"
     assert left_behind(fixed.folder) == left_behind(whole.folder)
 
 
 @pytest.mark.parametrize(("most", "stops"), [(0.0, True), (0.25, False), (1.0, False)])
-def test_the_share_is_a_setting_that_a_resume_may_change(tmp_path: Path, most: float, stops: bool):
+def test_a_resume_may_change_the_allowed_share(tmp_path: Path, most: float, stops: bool):
     config = make_config(tmp_path, rewards={"max_excluded_share": most}, budget={"steps": 1})
     run = broken(Process(config, disk=Disk()), {0: 4 if most == 1 else 1})
     if stops:
@@ -111,7 +111,7 @@ def test_all_rounds_of_a_step_count(tmp_path: Path):
     assert len(run.folder.read_rollouts("step_000001") or []) == 8
 
 
-def test_what_was_drawn_ahead_is_looked_at_before_it_is_learned_from(tmp_path: Path):
+def test_rollouts_sampled_ahead_are_checked_before_the_update(tmp_path: Path):
     rollout = {"ahead": "one", "group_size": 2, "prompts_per_step": 2}
     rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
     config = make_config(
@@ -140,7 +140,7 @@ def test_what_was_drawn_ahead_is_looked_at_before_it_is_learned_from(tmp_path: P
 
 
 def unstable(process: Process, versions: Sequence[int]) -> Process:
-    """The learner skips the updates of these versions, as the real one does."""
+    """Makes the learner skip the updates of these versions, as the real one does."""
     learner = process.learner
     update, sft_update = learner.update, learner.sft_update
     skipped = {"skipped_updates": 1.0, "loss": math.nan, "grad_norm": math.nan}
@@ -230,10 +230,10 @@ def test_three_skipped_updates_in_a_row_stop_the_run_at_the_last_good_state(tmp_
         run.run()
     adapter, meta = disk[max(disk)]
     assert (max(disk), meta["step"], meta["skipped_updates"]) == (5, 5, 4)
-    # The adapter of the last update that was made, which is version 2's.
+    # The adapter of the last update that was applied, that of version 2.
     rows = run.folder.read_rollouts("step_000004") or []
     assert {row["adapter_sha256"] for row in rows} == {adapter}
-    # The same command goes on with the next step; what is skipped still counts until one is made.
+    # The same command continues with the next step; the skipped updates count until one succeeds.
     again = unstable(Process(longer(tmp_path), disk=disk), [5])
     with pytest.raises(TrainingStopped, match="step 6: 4 updates in a row were skipped"):
         again.run()
@@ -255,7 +255,7 @@ def test_invariant_7_a_signal_between_skipped_updates_changes_nothing(tmp_path: 
     assert left_behind(resumed.folder) == left_behind(whole.folder)
 
 
-def test_a_step_without_an_update_neither_adds_to_a_row_nor_ends_it():
+def test_a_step_without_an_update_does_not_change_the_count_of_skipped_updates():
     nothing = {"tokens_trained": 0.0, "tokens_padded": 2.0}
     skipped = nothing | {"skipped_updates": 1.0}
     progress, rows = Progress(), []
@@ -267,7 +267,7 @@ def test_a_step_without_an_update_neither_adds_to_a_row_nor_ends_it():
     assert (progress.tokens_trained, progress.tokens_padded, progress.step) == (10, 10, 0)
 
 
-def test_the_supervised_phase_skips_and_stops_alike(tmp_path: Path):
+def test_the_sft_phase_skips_and_stops_in_the_same_way(tmp_path: Path):
     config = longer(
         tmp_path,
         run={"name": "run", "phases": ["sft", "grpo"]},

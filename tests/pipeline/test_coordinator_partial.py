@@ -1,4 +1,4 @@
-"""The loop with a cut-off: groups that wait, rollouts that are lost, and what a kill changes."""
+"""The loop with a cut-off: partial groups, dropped rollouts, killed and resumed runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 5
 
 
 def config_of(folder: Path, partial: str, *, cut_off: float = 0.6, **tables: Any) -> Config:
-    """Six new rollouts a step, in groups of two."""
+    """Six new rollouts per step, in groups of two."""
     rollout = {"partial": partial, "cut_off": cut_off, "prompts_per_step": 3}
     return make_config(
         folder,
@@ -39,7 +39,7 @@ def process(config: Config, disk: Disk, script: Script | None = None) -> Process
 
 
 class Watched:
-    """A run and what its learner has learned from."""
+    """A run and the rollouts that its learner trained on."""
 
     def __init__(self, config: Config) -> None:
         self.run = process(config, Disk())
@@ -83,7 +83,7 @@ class Watched:
         return self.run.folder.summary
 
 
-def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tmp_path: Path):
+def test_kept_rollouts_are_trained_on_when_the_last_of_their_group_finishes(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep"))
     all_rollouts = [one for learned in watched.learned for one in learned]
     assert len({one.name for one in all_rollouts}) == len(all_rollouts)
@@ -112,7 +112,7 @@ def test_kept_rollouts_come_to_the_step_in_which_the_last_of_their_group_ends(tm
     assert max(len(one.version_spans) for one in all_rollouts) >= 2
 
 
-def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
+def test_truncated_continued_and_partial_rollouts_are_counted(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep"))
     waiting = cut = 0
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
@@ -125,16 +125,16 @@ def test_what_is_cut_continued_and_waiting_is_counted(tmp_path: Path):
         key: sum(row[f"rollout/{key}"] for row in watched.metrics)
         for key in ("truncated", "continued")
     }
-    # What waits at the end is lost.
+    # Rollouts that are partial at the end are dropped.
     assert watched.summary["rollouts"] == {**found, "dropped": waiting}
     assert watched.summary["samples"] == STEPS * 6 - waiting
-    # All tokens are counted when they are drawn, those of lost rollouts too.
+    # Tokens are counted when they are sampled, those of dropped rollouts too.
     learned_tokens = sum(len(one.tokens) for part in watched.learned for one in part)
     assert watched.summary["tokens_trained"] == learned_tokens
     assert watched.summary["tokens_generated"] > learned_tokens
 
 
-def test_only_training_is_cut_and_by_a_share_of_what_each_sampler_was_asked_for(tmp_path: Path):
+def test_only_training_rollouts_are_truncated_by_each_samplers_share(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "keep", cut_off=0.5, plan={"samplers": 2}))
     train = [
         (count, min_finished) for phase, count, min_finished in watched.asked if phase == "train"
@@ -145,11 +145,11 @@ def test_only_training_is_cut_and_by_a_share_of_what_each_sampler_was_asked_for(
     assert others == {None}
 
 
-def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
+def test_dropped_rollouts_are_removed_from_their_groups(tmp_path: Path):
     watched = Watched(config_of(tmp_path, "drop"))
     sizes: Counter[int] = Counter()
     for row, learned in zip(watched.metrics, watched.learned, strict=True):
-        # 0.6 of six, and no less.
+        # At least 0.6 of six.
         assert len(learned) == 4
         assert row["rollout/truncated"] == row["rollout/dropped"] == 2
         assert row["rollout/continued"] == row["rollout/partial"] == 0
@@ -163,10 +163,10 @@ def test_dropped_rollouts_leave_their_groups(tmp_path: Path):
     assert watched.summary["samples"] == sum(map(len, watched.learned))
 
 
-def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
+def test_a_step_without_finished_groups_has_no_trained_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    # One of six may end: its group waits for the other.
+    # One of six may finish: its group is kept until the other does.
     watched = Watched(config_of(tmp_path, "keep", cut_off=0.1, budget={"steps": 2}))
     assert watched.learned[0] == []
     first = watched.metrics[0]
@@ -178,7 +178,7 @@ def test_a_step_in_which_no_group_ends_is_a_step_without_tokens(
     assert "step 1/?  no group has finished  0.0 s" in capsys.readouterr().out
 
 
-def test_settings_without_a_cut_off_say_nothing_of_it(tmp_path: Path):
+def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
     assert not any(
@@ -213,7 +213,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
         assert second.learner.adapter == whole.learner.adapter
 
 
-def test_what_waits_is_in_the_checkpoint_and_an_extended_run_goes_on_with_it(tmp_path: Path):
+def test_partial_rollouts_are_in_the_checkpoint_and_an_extended_run_continues_them(tmp_path: Path):
     config, disk = config_of(tmp_path, "keep", budget={"steps": 2}), Disk()
     first = process(config, disk)
     first.run()

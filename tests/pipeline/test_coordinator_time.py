@@ -1,4 +1,4 @@
-"""Runs with a budget of time, second by second, in simulated time without noise."""
+"""Runs with a time budget in simulated time without noise."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def exports(process: TimedProcess) -> list[tuple[int, str]]:
     return [(entry["version"], entry["reason"]) for entry in process.events("exported")]
 
 
-def test_a_time_budget_in_numbers(tmp_path: Path):
+def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
     process = process_of(config_of(tmp_path, 250))
     assert process.run_in_time() == "finished"
-    # A step is 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
+    # A step takes 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
     assert summary(process)["steps"] == 4
     assert summary(process)["wall_s"] == pytest.approx(BEFORE_S + 4 * STEP_S + 2 + 40 + 5)
     assert exports(process) == [(0, "rehearsal"), (4, "last")]
@@ -89,9 +89,9 @@ def test_invariant_10_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: i
     found = summary(process)
     assert found["deadline_s"] == budget_s
     unused_s = budget_s - found["wall_s"]
-    # An export that was not needed, and less than a step and its validation or 5%.
+    # An export that was not needed, and less than a step with its validation or 5%.
     assert 0 <= unused_s < 6 + max(STEP_S + 20, 0.05 * budget_s)
-    # Where hardly a second is left the last quarter of the tests may be missing.
+    # With hardly a second left, the last quarter of the tests may be missing.
     assert found["eval"]["after"]["n"] >= 0.75 * PROMPTS
     assert exports(process)[-1][0] == found["best"]["step"]
 
@@ -102,18 +102,18 @@ def test_invariant_10_the_export_follows_each_better_validation(tmp_path: Path):
     process.run_in_time()
     assert exports(process) == [(0, "rehearsal"), (2, "better"), (6, "better")]
     assert summary(process)["best"]["step"] == 6
-    # While the first step went on, the untrained policy was there.
+    # The untrained policy was exported before the first step.
     calls = process.script.calls
     assert calls.index("learner.export 0") < calls.index("sampler0.generate:train 0")
 
 
-def test_an_export_that_takes_long_waits_but_not_beyond_the_deadline(tmp_path: Path):
+def test_slow_exports_are_rarer_and_still_meet_the_deadline(tmp_path: Path):
     skills = [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7, 0.7, 0.8]
     config = validated(tmp_path, 1200)
     process = process_of(config, skills=skills, seconds={"export": 60.0})
     process.run_in_time()
     done = exports(process)
-    # At 5% of the time one waits for 1200 s of run; the last ones are near the end.
+    # At 5% of the time, an export is due every 1200 s of the run; the last ones are near the end.
     assert done[0] == (0, "rehearsal")
     assert len(done) < 1 + len(process.events("evaluated"))
     assert done[-1][0] == summary(process)["best"]["step"]
@@ -140,8 +140,8 @@ def test_a_validation_that_stalls_is_abandoned_too(tmp_path: Path):
     assert summary(process)["wall_s"] <= 400
 
 
-def test_the_last_evaluation_is_shortened_before_the_export_is(tmp_path: Path):
-    # The last update takes 25 s longer than all others, and there were 11 s to spare.
+def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
+    # The last update takes 25 s longer than the others, with 11 s to spare.
     process = process_of(config_of(tmp_path, 250), stalls={("update", 4): 25.0})
     process.run_in_time()
     (entry,) = process.events("evaluation_shortened")
@@ -152,10 +152,10 @@ def test_the_last_evaluation_is_shortened_before_the_export_is(tmp_path: Path):
     assert summary(process)["wall_s"] <= 250
 
 
-def test_a_version_that_nothing_has_measured_does_not_replace_one_that_something_has(
+def test_an_unevaluated_version_does_not_replace_an_evaluated_export(
     tmp_path: Path,
 ):
-    # Without a validation split, and with a test that never ends.
+    # Without a validation split, and with a final test that never ends.
     process = process_of(config_of(tmp_path, 250), stalls={("test", 2): 1e6})
     process.run_in_time()
     assert exports(process) == [(0, "rehearsal")]
@@ -164,7 +164,7 @@ def test_a_version_that_nothing_has_measured_does_not_replace_one_that_something
 
 
 @pytest.mark.parametrize("make", [config_of, validated])
-def test_a_finished_run_that_is_given_too_little_more_keeps_its_result(tmp_path: Path, make: Any):
+def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: Path, make: Any):
     disk = Disk()
     first = process_of(make(tmp_path, 250), disk=disk)
     assert first.run_in_time() == "finished"
@@ -181,7 +181,7 @@ def test_a_finished_run_that_is_given_too_little_more_keeps_its_result(tmp_path:
 
 
 @pytest.mark.parametrize("kills", [[], [300.0]])
-def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
+def test_an_earlier_result_is_kept_without_time_to_evaluate_a_later_version(
     tmp_path: Path, kills: list[float]
 ):
     config, disk = config_of(tmp_path, 400), Disk()
@@ -195,7 +195,7 @@ def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
     assert second.run_in_time() == "finished"
     assert summary(second)["steps"] > 4
     assert summary(second)["eval"] == {**result, "step": 4}
-    # What was measured stays in place, and is not taken for the result of what came after it.
+    # The evaluated version stays exported, and its result is not attributed to a later version.
     assert exports(second) == [(0, "rehearsal"), (4, "last")]
     third = process_of(config_of(tmp_path, 420), disk=disk, **endless)
     third.run_in_time()
@@ -207,7 +207,7 @@ def test_a_result_stays_where_there_is_no_time_for_that_of_a_later_version(
 
 
 @pytest.mark.parametrize("stalls", [{}, {("test", 1): 1e6}])
-def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_time(
+def test_invariant_10_damaged_evaluations_are_repeated_only_if_time_allows(
     tmp_path: Path, stalls: dict[tuple[str, int], float]
 ):
     disk, config = Disk(), config_of(tmp_path, 450)
@@ -225,9 +225,7 @@ def test_invariant_10_damaged_answers_are_measured_again_only_while_there_is_tim
 
 
 @pytest.mark.parametrize("best", ["damaged", "whole"])
-def test_invariant_10_a_best_adapter_that_is_lost_is_given_up_where_there_is_no_time(
-    tmp_path: Path, best: str
-):
+def test_invariant_10_a_lost_best_adapter_is_dropped_if_there_is_no_time(tmp_path: Path, best: str):
     disk, config = Disk(), validated(tmp_path, 450)
     first = process_of(config, disk=disk, kills=[300.0])
     assert first.run_in_time() == "killed"
@@ -243,7 +241,7 @@ def test_invariant_10_a_best_adapter_that_is_lost_is_given_up_where_there_is_no_
     assert second.folder.export.is_dir()
 
 
-def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_path: Path):
+def test_a_run_of_steps_resumed_with_too_little_time_is_not_refused(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
     first = process_of(config, disk=disk)
     first.run_in_time()
@@ -254,7 +252,7 @@ def test_a_run_of_steps_that_goes_on_with_too_little_time_is_not_refused(tmp_pat
 
 
 def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
-    """A run of steps that was killed after 200 s: how many it had done."""
+    """A run of steps that was killed after 200 s; returns the number of its steps."""
     tables = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
     process = process_of(make(folder, 1, **tables), disk=disk, kills=[200.0])
     assert process.run_in_time() == "killed"
@@ -264,7 +262,7 @@ def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
 
 @pytest.mark.parametrize("make", [config_of, validated])
 @pytest.mark.parametrize("more_s", [-20, 10])
-def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
+def test_invariant_10_a_run_of_steps_resumed_with_a_deadline_is_exported(
     tmp_path: Path, make: Any, more_s: int
 ):
     disk = Disk()
@@ -277,10 +275,10 @@ def test_invariant_10_a_run_of_steps_that_has_a_deadline_at_last_is_exported(
     assert export[0] == expected
 
 
-def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path):
+def test_an_unevaluated_version_replaces_an_unevaluated_export(tmp_path: Path):
     disk = Disk()
     done = steps_killed(tmp_path, config_of, disk)
-    # The first answers to the test are those that the export is compared on.
+    # The first test answers are needed for comparing the export.
     process = process_of(config_of(tmp_path, 450), disk=disk, stalls={("test", 2): 1e6})
     process.run_in_time()
     assert "after" not in summary(process)["eval"]
@@ -289,7 +287,7 @@ def test_a_version_that_nothing_has_measured_replaces_another_one(tmp_path: Path
     assert summary(process)["wall_s"] <= 450
 
 
-def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path):
+def test_a_smaller_step_uses_the_remaining_time_if_configured(tmp_path: Path):
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     process = process_of(config_of(tmp_path, 265, rollout=rollout))
     process.run_in_time()
@@ -301,7 +299,7 @@ def test_a_smaller_step_fills_what_is_left_if_the_user_allows_it(tmp_path: Path)
     assert process.events("planned")[-1]["prompts"] == prompts[-1]
 
 
-def test_a_budget_below_the_minimum_is_refused_and_the_named_one_does(tmp_path: Path):
+def test_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path: Path):
     process = process_of(validated(tmp_path / "a", 130))
     with pytest.raises(
         BudgetTooSmallError, match=r"the minimum is about 2m\d+s.* is exported$"
@@ -321,13 +319,13 @@ def test_a_budget_that_ends_within_the_first_evaluation_is_refused(tmp_path: Pat
     assert exports(process) == []
 
 
-def test_a_resumed_time_budget_counts_what_was_used(tmp_path: Path):
+def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
     config, disk = config_of(tmp_path, 250, checkpoint={"every_steps": 2}), Disk()
     first = process_of(config, disk=disk, kills=[BEFORE_S + 3 * STEP_S + 3])
     assert first.run_in_time() == "killed"
     second = process_of(config, disk=disk)
     assert second.run_in_time() == "finished"
-    # The third step was recorded and is done again; nothing is left after it.
+    # The third step was recorded and is trained again; no time is left after it.
     used_s = second.clock.used_before_s
     assert used_s == pytest.approx(BEFORE_S + 3 * STEP_S + 3)
     assert summary(second)["steps"] == 3
@@ -353,19 +351,19 @@ def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
     first = process_of(config, disk=disk, drift=3.0, kills=[1000.0])
     assert first.run_in_time() == "killed"
     decided = first.events("planned")
-    # Its next checkpoint is never: all steps since the last better validation are done again.
+    # No further checkpoint: all steps since the last better validation are trained again.
     second = process_of(config, disk=disk, drift=1.0)
     begins = max(disk, default=0)
     assert second.run_in_time() == "finished"
     last = decided[-1]["step"]
     assert begins < last
-    done = first.learner.rates[begins : last + 1]  # it may have been killed in the last one
+    done = first.learner.rates[begins : last + 1]  # it may have been killed during the last one
     assert len(done) >= last - begins > 0
     assert second.learner.rates[: len(done)] == done
     assert second.events("planned")[: len(decided)] == decided
 
 
-def test_the_decay_ends_with_a_shorter_budget_also_in_steps_that_are_done_again(tmp_path: Path):
+def test_the_decay_ends_with_a_shortened_budget_also_in_repeated_steps(tmp_path: Path):
     tables: dict[str, Any] = {"learner": {"schedule": "linear", "lr": 1.0}}
     skills, disk = [0.2, 0.2, 0.9, 0.5], Disk()
     first = process_of(

@@ -45,7 +45,7 @@ def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
 
 
 def learning_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
-    """Seconds of learning from a step's rollouts, without applying the update.
+    """Seconds of training on a step's rollouts, without applying the update.
 
     Args:
         config: the run, with sizes.

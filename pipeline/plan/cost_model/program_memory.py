@@ -2,7 +2,7 @@
 
 Arguments and results are counted exactly. Temporaries are computed from the arrays in the program's
 source with constants fitted to the TPU compiler's reports for v5e chips; `python -m launch.bench
-plan` measures the error. XLA uses more memory where there is room and less near the limit, so the
+plan` measures the error. XLA uses more memory where much is free and less near the limit, so the
 model is approximate.
 """
 
@@ -33,8 +33,8 @@ _WIDE = 3
 _SCORES = 2
 """Float32 arrays of attention scores that exist at the same time."""
 _GATHERED, _GATHERED_AROUND_LOOPS, _GATHERED_BY_SEGMENTS = 0.9, 0.55, 0.66
-"""Share of the layers whose weights are prefetched over fsdp while there is room: in general, in a
-backward pass that splits the micro-batch, and in a decode segment."""
+"""Share of the layers whose weights are prefetched over fsdp if they fit: in general, in a backward
+pass that splits the micro-batch, and in a decode segment."""
 _LEAST_GATHERED = 4
 """Layers that are always prefetched."""
 _SAVED, _SAVED_BY_LOOPS = 3.3, 12
@@ -159,8 +159,8 @@ def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryPar
 def _prepared_weights(arrays: ProcessArrays, kind: str, size: int, others: int) -> int:
     """Bytes of weights that are dequantized or gathered for matrix products.
 
-    A quantized matrix is dequantized when it is used. Layers are prefetched over fsdp, as many as a
-    chip has room for besides the program's `others` bytes.
+    A quantized matrix is dequantized when it is used. Layers are prefetched over fsdp, as many as
+    fit on a chip besides the program's `others` bytes.
     """
     if arrays.devices.fsdp == 1:
         return arrays.layer if arrays.quantization != "none" else 0

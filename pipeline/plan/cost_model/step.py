@@ -1,8 +1,8 @@
 """Estimated time of a training step: the roofline times of its phases at the expected lengths.
 
 The configuration has sizes. Partial rollouts and truncation are not counted: a step generates and
-learns all rollouts that it requests first. The number of groups without signal is unknown before a
-run, so the expected time has no further dynamic-sampling rounds, and the high end of sampling
+trains on all rollouts that it requests first. The number of groups without signal is unknown before
+a run, so the expected time has no further dynamic-sampling rounds, and the high end of sampling
 includes the most prompts that a step may use.
 """
 
@@ -50,7 +50,7 @@ class StepEstimate:
 
     Attributes:
         seconds: time by phase.
-        rollouts: rollouts that the step learns from.
+        rollouts: rollouts that the step trains on.
         tokens: completion tokens, which are generated and trained.
         padding: share of the learner's positions that are padding.
         slots_useful: see `SamplingEstimate`.

@@ -16,11 +16,11 @@ def _home(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_in_the_user_s_cache():
+def test_default_is_the_user_s_cache_folder():
     assert cache_folder("plans") == Path("/home/me/.cache/gemma-grpo/plans")
 
 
-def test_where_the_environment_says(monkeypatch):
+def test_environment_variable_sets_the_folder(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert cache_folder("plans") == Path("/cache/gemma-grpo/plans")
     monkeypatch.setenv("GEMMA_GRPO_CACHE", "~/ours")

@@ -39,7 +39,7 @@ def holding(parent: Path) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_one_of_a_living_process_stays_one_of_a_killed_process_goes(tmp_path: Path):
+def test_only_folders_of_killed_processes_are_deleted(tmp_path: Path):
     process, theirs = holding(tmp_path)
     with process:
         own = LockedFolder(tmp_path, prefix="own-")
@@ -52,20 +52,20 @@ def test_one_of_a_living_process_stays_one_of_a_killed_process_goes(tmp_path: Pa
         assert another.path != own.path
 
 
-def test_what_was_not_held_or_has_another_name_stays(tmp_path: Path):
+def test_unlocked_or_differently_named_folders_are_kept(tmp_path: Path):
     others = {"own-being-made", "own-run", "other"}
     for name in others:
         (tmp_path / name).mkdir()
-    (tmp_path / "own-run" / ".lock").touch()  # as a run folder, or an environment, has it
+    (tmp_path / "own-run" / ".lock").touch()  # like a run folder or an environment
     left = LockedFolder(tmp_path / "other", prefix="")
-    os.close(left._lock)  # as the kernel does
+    os.close(left._lock)  # the kernel does this when a process ends
     (tmp_path / "own-file").touch()
     LockedFolder(tmp_path, prefix="own-").remove()
     assert {path.name for path in tmp_path.iterdir()} == {*others, "own-file"}
     assert left.path.is_dir()
 
 
-def test_what_could_not_be_deleted_is_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_deletion_is_repeated_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     left = LockedFolder(tmp_path, prefix="own-")
     (left.path / "sockets").mkdir()
     (left.path / "sockets" / "one").touch()
@@ -78,7 +78,7 @@ def test_what_could_not_be_deleted_is_when_it_can(tmp_path: Path, monkeypatch: p
     assert not left.path.exists()
 
 
-def test_where_nothing_can_be_locked_nothing_is_left(
+def test_without_file_locks_no_folder_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object) -> None:
@@ -90,13 +90,13 @@ def test_where_nothing_can_be_locked_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_gone_when_it_is_removed(tmp_path: Path):
+def test_remove_deletes_the_folder(tmp_path: Path):
     held = LockedFolder(tmp_path, prefix="")
     (held.path / "file").touch()
     held.remove()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_parent_that_is_not_there_is_an_error(tmp_path: Path):
+def test_a_missing_parent_folder_is_an_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         LockedFolder(tmp_path / "absent", prefix="own-")

@@ -36,7 +36,7 @@ def hf(name):
         ("gemma2_2b", 2_614_341_888),
     ],
 )
-def test_as_many_parameters_as_published(name, parameters):
+def test_parameter_counts_equal_the_published_ones(name, parameters):
     shape = read_model_shape(hf(name))
     assert shape.parameters == parameters
     assert shape.base_bytes("bfloat16") == 2 * parameters
@@ -101,7 +101,7 @@ def test_unknown_models_are_refused(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4", "int8_matmul"])
-def test_bytes_are_those_of_the_policy(changes, quantization):
+def test_bytes_equal_those_of_the_policy(changes, quantization):
     config = tiny.hf_config(num_hidden_layers=1, **changes)
     shape, mesh = read_model_shape(config), make_mesh(jax.devices()[:1])
     policy = Policy.create(
@@ -117,7 +117,7 @@ def test_bytes_are_those_of_the_policy(changes, quantization):
 
 
 @pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (1, 2), (2, 2), (1, 4)])
-def test_a_device_holds_its_shard_of_the_mesh(fsdp, tp):
+def test_base_bytes_of_a_device_equal_its_shard(fsdp, tp):
     config = tiny.hf_config(num_hidden_layers=1)
     mesh = make_mesh(jax.devices()[: fsdp * tp], fsdp=fsdp, tp=tp)
     policy = Policy.create(

@@ -1,4 +1,4 @@
-"""A rollout's key is its name's, on every machine."""
+"""RNG keys are a function of seed and name, on every machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAME = RolloutName("train", step=3, prompt_id=14, sample=1)
 
 
 def test_invariant_2_a_key_is_a_function_of_seed_and_name():
-    # Written down once: another value would change the samples of every run that is resumed.
+    # Golden value: another one would change the samples of every resumed run.
     np.testing.assert_array_equal(NAME.key(5), [1103981262, 3364692457])
     assert NAME.key(5).dtype == np.uint32
     np.testing.assert_array_equal(NAME.key(5), dataclasses.replace(NAME).key(5))
 
 
-def test_every_part_of_the_name_counts_and_none_runs_into_the_next():
+def test_keys_differ_for_every_part_of_the_name():
     names = [
         NAME,
         dataclasses.replace(NAME, phase="validation"),

@@ -13,14 +13,14 @@ from pipeline.contracts.sizes import SHRUNK, Sizes, sized, smaller
 from tests.fakes import make_config
 
 ROW = 88
-"""The longest sequence, and row, of the fakes' configuration."""
+"""The longest sequence, and the row length, of the fakes' configuration."""
 
 
 def config(folder: Path = Path(), **plan: object) -> Config:
     return make_config(folder, plan={"platform": "cpu", "placement": "split", **plan})
 
 
-def test_sizes_go_through_json() -> None:
+def test_sizes_round_trip_through_json() -> None:
     sizes = Sizes(slots=48, micro_batch_tokens=4096)
     assert Sizes.of_json(json.loads(json.dumps(sizes.to_json()))) == sizes
 
@@ -83,7 +83,7 @@ def test_an_adapter_that_does_not_fit_the_sampler_reduces_slots() -> None:
     assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), slots=3)
 
 
-def test_nothing_makes_the_base_smaller() -> None:
+def test_loading_the_base_has_no_smaller_sizes() -> None:
     given_ = config(slots=4)
     assert smaller(given_, Sizes.of(given_), "load") is None
 

@@ -38,7 +38,7 @@ def timed(tmp_path: Path) -> Config:
     return make_config(tmp_path, budget={"time": "1h", "steps": None})
 
 
-def test_budgets_of_a_kind_are_added():
+def test_budgets_of_the_same_kind_are_added():
     assert Budget(3, None) + Budget(4, None) == Budget(7, None)
     assert Budget(None, 3.5) + Budget(None, 4.0) == Budget(None, 7.5)
 
@@ -85,7 +85,7 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     assert not replaces_budget(before, folder)
     assert Budget.of(after, folder) == expected
     assert replaces_budget(after, folder)
-    # As the run goes on with it, that is written down.
+    # The resumed run journals the budget and saves the configuration.
     folder.journal("budget", step=2, **vars(expected))
     folder.create(after)
     folder.close()
@@ -95,8 +95,8 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     assert Budget.of(after, folder) == expected + Budget(7, 8)
 
 
-def test_another_budget_that_never_came_into_force_changes_nothing(tmp_path: Path):
-    """The process was killed before it had written the configuration."""
+def test_a_journaled_budget_without_a_saved_configuration_is_ignored(tmp_path: Path):
+    """The process was killed before it saved the configuration."""
     given = make_config(tmp_path, budget={"steps": 100})
     folder = folder_of(given)
     folder.journal("extended", step=100, steps=50, time_s=None)
@@ -104,7 +104,7 @@ def test_another_budget_that_never_came_into_force_changes_nothing(tmp_path: Pat
     assert Budget.of(given, folder) == Budget(150, None)
 
 
-def test_a_budget_in_other_words_is_no_other_one(tmp_path: Path, timed: Config):
+def test_the_same_budget_in_another_notation_is_no_replacement(tmp_path: Path, timed: Config):
     folder = folder_of(timed)
     assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
     assert not replaces_budget(timed, RunFolder(tmp_path / "none"))
@@ -120,14 +120,14 @@ def test_time_is_added_to_an_instant(tmp_path: Path):
         extension("50", config, folder)
 
 
-def test_an_instant_becomes_a_time_of_the_run():
+def test_deadline_of_each_kind_of_budget_on_the_runs_clock():
     assert Budget(None, 900.0).deadline_s(elapsed_s=50.0, now_s=1e9) == 900.0
     assert Budget(5, None).deadline_s(elapsed_s=50.0, now_s=1e9) is None
-    # Used 50 s so far; there are 300 s until then, whenever the run began.
+    # 50 s are used, and 300 s remain until the instant.
     assert Budget(None, None, 1e9 + 300).deadline_s(elapsed_s=50.0, now_s=1e9) == 350.0
 
 
-def test_a_budget_in_words():
+def test_a_budget_is_shown_as_a_setting():
     assert Budget(7, None).name == "budget.steps = 7"
     assert Budget(None, 5400.0).name == "budget.time = 1h30m"
     assert Budget(None, None, 1_795_366_800).name.startswith("budget.until = 2026-11-2")
@@ -135,30 +135,30 @@ def test_a_budget_in_words():
 
 
 @given(st.integers(1, 10**6))
-def test_a_duration_in_words_is_read_back(seconds: int):
+def test_shown_durations_are_parsed_back(seconds: int):
     assert parse_duration_s(show_duration(seconds)) == seconds
     assert show_duration(seconds - 0.5) == show_duration(seconds)
 
 
-def test_what_was_used_is_the_latest_that_is_known(tmp_path: Path):
+def test_used_time_is_the_latest_record(tmp_path: Path):
     folder = folder_of(make_config(tmp_path))
     assert used_s(folder) == 0.0
     folder.journal("started", elapsed_s=30.0)
     folder.journal("checkpoint", step=2, wall_s=80.0, seconds=1.0)
     assert used_s(folder) == 80.0
-    # A step after the last checkpoint: it will be done again, its time is gone.
+    # A step after the last checkpoint is trained again, but its time counts.
     folder.write_metrics({"step": 3, "time/elapsed_s": 95.0})
     assert used_s(folder) == 95.0
 
 
-def test_the_time_of_a_process_that_was_killed_before_it_began_counts(tmp_path: Path):
+def test_time_of_a_process_killed_before_its_start_counts(tmp_path: Path):
     config = make_config(tmp_path)
     killed, next_one = RunFolder.of(config), RunFolder.of(config)
     with killed.held():
         killed.record_used_s(9.5)
         assert used_s(killed) == 9.5
         killed.record_used_s(120.25)
-        killed.close()  # what a kill leaves: a folder with a lock in it
+        killed.close()  # as after a kill: the folder still has a lock file
         next_one.check(config)
         with next_one.held():
             assert used_s(next_one) == 120.25
@@ -167,7 +167,7 @@ def test_the_time_of_a_process_that_was_killed_before_it_began_counts(tmp_path: 
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 17, b"half a li"])
-def test_a_damaged_note_of_the_time_is_none(tmp_path: Path, left: bytes):
+def test_a_damaged_record_of_used_time_is_ignored(tmp_path: Path, left: bytes):
     folder = folder_of(make_config(tmp_path))
     (folder.path / ".lock").write_bytes(left)
     assert used_s(folder) == 0.0
@@ -176,7 +176,7 @@ def test_a_damaged_note_of_the_time_is_none(tmp_path: Path, left: bytes):
 
 
 def finished_run(config: Config) -> RunFolder:
-    """Used 300 s; 12 s of start, the second time, 20 s of a step, and 40 + 5 + 2 s of the end."""
+    """Used 300 s; 12 s of the second start, 20 s of a step, and 40 + 5 + 2 s of the end."""
     folder = folder_of(config)
     folder.journal("started", elapsed_s=30.0)
     folder.journal("reserved", reason="test evaluation", seconds=40.0, elapsed_s=70.0)
@@ -190,11 +190,11 @@ def finished_run(config: Config) -> RunFolder:
     return folder
 
 
-def test_what_a_finished_run_needs_at_least_to_go_on_is_known_from_its_records(timed: Config):
+def test_minimum_time_of_a_resume_is_the_sum_of_the_shortest_parts(timed: Config):
     assert least_more_s(finished_run(timed)) == 12 + 20 + 40 + 5 + 2
 
 
-def test_time_in_a_queue_is_no_part_of_a_start(timed: Config):
+def test_queueing_time_is_not_part_of_the_start(timed: Config):
     folder = folder_of(timed)
     folder.journal("started", elapsed_s=30.0)
     folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
@@ -204,7 +204,7 @@ def test_time_in_a_queue_is_no_part_of_a_start(timed: Config):
 
 
 @pytest.mark.parametrize(("used", "start_s"), [(True, 20), (False, 30)])
-def test_waiting_for_devices_is_no_part_of_a_start(timed: Config, used: bool, start_s: float):
+def test_waiting_for_devices_is_not_part_of_the_start(timed: Config, used: bool, start_s: float):
     folder = folder_of(timed)
     folder.journal("started", elapsed_s=30.0)
     folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
@@ -219,7 +219,7 @@ def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> 
     check_more(budget, folder, waited_s=10.0, now_s=1e9, added=added)
 
 
-def test_invariant_10_a_finished_run_is_not_reopened_for_nothing(timed: Config):
+def test_invariant_10_a_finished_run_is_not_resumed_with_too_little_time(timed: Config):
     folder = finished_run(timed)
     least_s = 300 + 10 + 79
     told = rf"^budget\.time = 6m28s is too short: 1m18s of it .* {least_s // 60}m{least_s % 60}s$"

@@ -1,4 +1,4 @@
-"""Decisions of the controller, one by one: values in, values out."""
+"""Single decisions of the controller: values in, values out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def controller(
 
 
 def duties(found: RunController, status: RunStatus, now_s: float = 0.0) -> list[Duty]:
-    """All duties that are due while nothing changes."""
+    """All duties that are due while the status stays the same."""
     due = []
     while duty := found.due(status, now_s):
         due.append(duty)

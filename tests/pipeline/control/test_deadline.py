@@ -1,4 +1,4 @@
-"""How much time is used, and whether another step can be finished."""
+"""Used time, and whether another step fits into the time left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.control.estimates import SAFETY, ShutdownEstimate
 from tests.fakes import FakeClock
 
 
-def test_a_clock_counts_from_the_start_of_the_process_and_what_was_used_before():
+def test_elapsed_time_includes_earlier_processes():
     now = FakeClock()
     now.seconds = 107.0
     assert Clock(started=100.0, used_before_s=50.0, now=now).elapsed_s == 57.0
@@ -37,7 +37,7 @@ def test_waiting_for_devices_stops_the_clock_unless_it_is_used_time(used: bool):
     assert clock.elapsed_s == 52.0 + (40.0 if used else 0.0)
 
 
-def test_a_wait_that_is_broken_off_is_over():
+def test_an_interrupted_wait_is_measured():
     now = FakeClock()
     clock = Clock(started=0.0, now=now)
     with suppress(KeyboardInterrupt), clock.waiting(used=False):
@@ -77,7 +77,7 @@ def time_budget(
 
 @dataclass
 class At:
-    """A deadline at a moment: its methods get the clock reading."""
+    """A deadline at a moment: its methods get this clock reading."""
 
     deadline: Deadline
     now_s: float
@@ -94,15 +94,15 @@ class At:
 
 
 @pytest.mark.parametrize(("left_s", "allowed"), [(205.1, True), (204.9, False)])
-def test_a_step_starts_if_it_and_all_that_comes_after_it_fit(left_s: float, allowed: bool):
-    # A step and its validation are 12% of the budget: more slack would leave more of it idle.
+def test_a_step_starts_if_step_and_shutdown_fit(left_s: float, allowed: bool):
+    # A step with its validation takes 12% of the budget, more than may stay idle: no slack.
     assert time_budget(left_s=left_s).allows(7) is allowed
 
 
 @pytest.mark.parametrize("spare_s", [-0.1, 0.1])
-def test_where_steps_are_short_some_slack_is_kept(spare_s: float):
-    # A part of what was measured and a hundredth of the budget: 0.2 * 100 + 100; at most 2% of the
-    # budget less a step and its validation, 200 - 30, or nothing.
+def test_slack_is_kept_if_steps_are_short(spare_s: float):
+    # Slack is 20% of the measured shutdown plus 1% of the budget: 0.2 * 100 + 100, but at most 2%
+    # of the budget less a step and its validation: 200 - 30, or 0.
     needed_s = 10 + 105 + (SAFETY - 1) * 100 + 100
     deadline = time_budget(time_s=10_000.0, left_s=needed_s + spare_s, step_s=10.0)
     assert deadline.allows(7) is (spare_s > 0)
@@ -110,15 +110,15 @@ def test_where_steps_are_short_some_slack_is_kept(spare_s: float):
     assert deadline.allows(7) is (spare_s > 0)
 
 
-def test_a_step_is_made_smaller_where_a_larger_one_does_not_fit():
-    # 105 s come after it; of 100 s a fifth is fixed: 40 s for one prompt of four, 60 s for two.
+def test_a_step_has_as_many_prompts_as_fit():
+    # The shutdown takes 105 s, a step 20 s and 20 s per prompt.
     for left_s, size in [(205.1, 4), (190, 3), (170, 2), (164, 1), (145.1, 1), (144.9, 0)]:
         assert time_budget(left_s=left_s, prompts=(4, 1)).prompts_that_fit() == size, left_s
     assert time_budget(left_s=170, prompts=(4, 3)).prompts_that_fit() == 0
 
 
 @pytest.mark.parametrize(("left_s", "imitates", "draws"), [(205.1, 4, 4), (204.9, 0, 3)])
-def test_a_step_of_the_warm_start_is_whole_or_not_at_all(left_s: float, imitates: int, draws: int):
+def test_an_sft_step_has_one_size(left_s: float, imitates: int, draws: int):
     deadline = time_budget(left_s=left_s, prompts=(4, 1))
     assert deadline.prompts_that_fit() == draws
     deadline.step_time.observe(100.0, phase="sft")
@@ -126,7 +126,7 @@ def test_a_step_of_the_warm_start_is_whole_or_not_at_all(left_s: float, imitates
     assert deadline.allows(7, phase="sft") is (imitates > 0)
 
 
-def test_earlier_processes_steps_are_known_by_their_kind():
+def test_step_times_of_earlier_processes_are_recalled_by_phase():
     rows = [
         {"step": 1, "time/step_s": 10.0},
         {"step": 2, "time/step_s": 10.0},
@@ -141,14 +141,14 @@ def test_earlier_processes_steps_are_known_by_their_kind():
     assert found.update_time.expected_s(share=1.0) == pytest.approx(16.0)
 
 
-def test_steps_to_come_are_counted_with_what_is_done_between_them():
+def test_steps_left_count_time_between_steps_and_validations():
     deadline = time_budget(time_s=1e5, left_s=1e5, step_s=100.0)
     slack_s = (SAFETY - 1) * 100 + 1000
     assert deadline.steps_left() == (1e5 - 105 - slack_s) // 100
     deadline.step_time.observe_between(25.0)
     left = (1e5 - 105 - slack_s + 25) // 125
     assert deadline.steps_left() == left
-    # Of 20 s each: one after every tenth step, all but the last one.
+    # Validations of 20 s each: after every tenth step except the last one.
     free_s = 1e5 - 105 - slack_s + 25
     found = deadline.steps_left(lambda steps: (steps - 1) // 10)
     assert found == pytest.approx(free_s / 127, abs=1)
@@ -161,15 +161,15 @@ def test_one_step_is_planned_even_if_a_validation_leaves_no_time_for_another():
     assert deadline.steps_left(lambda steps: 10**6 * (steps - 1)) == 1
 
 
-def test_an_update_is_not_begun_that_leaves_no_time_to_export_what_it_learned():
-    # It is taken to need 1.5 * 100 s; validation, export and exit need 55 s; tests can be short.
+def test_an_update_needs_time_for_its_export():
+    # The update is assumed to take 1.5 * 100 s; validation, export and exit 55 s; tests can shrink.
     deadline = time_budget(left_s=200.0)
     assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(5.0)
     deadline.update_time.observe(140.0)
     assert deadline.missing_for_update_s(100.0, share=1.0) == pytest.approx(-5.0)
 
 
-def test_work_is_abandoned_when_only_the_reserved_seconds_are_left():
+def test_work_is_abandoned_when_only_reserved_time_is_left():
     deadline = time_budget(time_s=1000.0, left_s=200.0)
     found = deadline.reserving(60.0)
     assert found.until_s == pytest.approx(940.0)
@@ -185,11 +185,11 @@ def test_abandoned_work_may_take_the_time_before_an_export_to_stop():
 
 
 @pytest.mark.parametrize(("left_s", "share"), [(60.0, 1.0), (55.0, 0.9999), (25.0, 0.5), (-3.0, 0)])
-def test_the_last_evaluation_is_as_long_as_time_allows(left_s: float, share: float):
+def test_the_final_evaluation_is_shortened_to_the_time_left(left_s: float, share: float):
     assert time_budget(left_s=left_s).evaluated_share() == pytest.approx(share)
 
 
-def test_a_stopwatch_names_the_parts():
+def test_a_stopwatch_measures_each_part():
     now = FakeClock()
     watch = Stopwatch(now)
     now.seconds = 3.0

@@ -1,8 +1,8 @@
-"""Invariant 10, the deadline is kept: hundreds of runs of the controller, as loops over values.
+"""Invariant 10, the deadline is kept: hundreds of simulated runs of the controller over values.
 
-Budgets from below the minimum to 24 hours, steps that become up to ten times as long or as short,
-stalls, slow exports, processes that are killed and resumed. The controller decides; a loop lets the
-time of each decision pass and keeps what a run folder would hold. No worker, no event loop.
+Budgets from below the minimum to 24 hours, steps that become up to ten times longer or shorter,
+stalls, slow exports, killed and resumed processes. The controller decides; a loop advances the time
+for each decision and stores what a run folder would contain. No worker, no event loop.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SCENARIOS, FILES = 500, 10
 _DAY_S = 86_400
 _MOST_STEPS = 40
 _ROUGHLY = 0.2
-"""Share by which the number of steps may be another than was planned halfway."""
+"""Share by which the number of steps may differ from the plan at half of the run."""
 _TEST_PIECES = (0.5, 0.25, 0.25)
 
 
 @dataclass
 class Scenario:
-    """A run's settings and the world it is in."""
+    """Settings of a run and the simulated durations and faults."""
 
     tables: dict[str, Any]
     world: World
@@ -49,10 +49,10 @@ class Scenario:
 
 @dataclass
 class Files:
-    """What outlives a process: journal, metrics, checkpoints, export, and the time used.
+    """State that outlives a process: journal, metrics, checkpoints, export, and the time used.
 
     Attributes:
-        accuracy: of each version that counts as validated.
+        accuracy: accuracy of each validated version.
     """
 
     journal: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Abandoned(Exception):  # noqa: N818  # as `rollout.workers.OutOfTime`
 
 
 class Run:
-    """One process of a run: lets the time of each decision pass."""
+    """One process of a run: advances the time for each decision."""
 
     def __init__(self, config: Config, world: World, files: Files) -> None:
         self.config, self.world, self.files = config, world, files
@@ -134,7 +134,7 @@ class Run:
     def spend(
         self, name: str, *, share: float = 1.0, deadline: WorkDeadline | None = None
     ) -> float:
-        """Lets the time of a call pass; returns its seconds."""
+        """Advances the time by the duration of a call; returns its seconds."""
         seconds = self.world.takes_s(name, now_s=self.now_s, share=share)
         until_s = float("inf") if deadline is None else deadline.until_s
         if until_s <= self.now_s:
@@ -253,7 +253,7 @@ class Run:
         self.ended = True
 
     def _recover_best(self, _: Duty) -> None:
-        """Nothing is ever lost here."""
+        """Files are never lost in the simulation."""
 
     _repair_answers = _recover_best
 
@@ -293,10 +293,10 @@ class Ended:
 
 
 def scenario(seed: int) -> Scenario:
-    """Budget, durations and mishaps of a scenario."""
+    """Budget, durations and faults of a scenario."""
     rng = np.random.default_rng([20261122, seed])
     budget_s = round(float(np.exp(rng.uniform(np.log(60), np.log(_DAY_S)))))
-    # Start, tests twice, validations twice and exports twice take this share of the budget.
+    # This share of the budget is taken by the start and two each of tests, validations and exports.
     ends = rng.uniform(0.05, 1.05) * budget_s
     start, test, validation, export = rng.dirichlet([1, 1, 1, rng.choice([0.3, 1, 3])]) * ends
     validates = rng.random() < 0.85
@@ -316,7 +316,7 @@ def scenario(seed: int) -> Scenario:
     drift = float(np.exp(rng.uniform(np.log(0.1), np.log(10)))) if rng.random() < 0.7 else 1.0
     stalls = {}
     if rng.random() < 0.3:
-        # What draws and what scores can be abandoned, however long it stalls.
+        # Sampling and scoring can be abandoned, however long they stall.
         call = (str(rng.choice(["train", "score", "validation"])), int(rng.integers(2, 12)))
         stalls[call] = float(rng.uniform(1, 2 * steps) * step_s)
     if rng.random() < 0.2:
@@ -351,7 +351,7 @@ def config_of(found: Scenario) -> Config:
 
 
 def run(found: Scenario) -> Ended:
-    """Runs, killed and resumed as often as it is killed."""
+    """Runs a scenario, resuming it after each kill."""
     config, files = config_of(found), Files()
     while True:
         try:
@@ -368,7 +368,7 @@ def run(found: Scenario) -> Ended:
 
 
 def check_export(ended: Ended, *, budget_s: float) -> None:
-    """It is there in time, was evaluated, and is the best of all that were validated."""
+    """Checks that the export is in time, evaluated, and the best validated version."""
     files = ended.last.files
     version = files.exported
     assert version in {entry["step"] for entry in files.events("evaluated")}
@@ -384,12 +384,11 @@ def check_export(ended: Ended, *, budget_s: float) -> None:
 
 
 def check_idle(ended: Ended, config: Config, *, world: World) -> None:
-    """Under 5% of the budget or under a step, whichever is larger, is left unused.
+    """Checks that at most 5% of the budget or one step, whichever is larger, is left unused.
 
-    A step here includes its validation: without it a step is good for nothing. What was reserved
-    for the export of a last version that then was not the best is no idle time, nor is what the
-    last export took less than the one before, nor are two deviations of the noise of the last step
-    and of the evaluations.
+    A step includes its validation here. Not counted as idle: time reserved for exporting a last
+    version that was not the best; the time by which the last export was faster than the one before;
+    two standard deviations of the noise of the last step and the evaluations.
     """
     deadline, files = ended.last.deadline, ended.last.files
     steps = [row["time/step_s"] for row in files.metrics]
@@ -408,9 +407,9 @@ def check_idle(ended: Ended, config: Config, *, world: World) -> None:
 
 
 def check_decay(ended: Ended) -> None:
-    """Already halfway the decay is planned for about as many steps as there are in the end.
+    """Checks that at half of the run the planned number of steps is about the final one.
 
-    But for those whose time was taken by exports before the end, which no plan foresees.
+    Except for steps lost to exports before the end, which no plan foresees.
     """
     files = ended.last.files
     steps = [row["time/step_s"] for row in files.metrics]
@@ -422,7 +421,7 @@ def check_decay(ended: Ended) -> None:
 
 
 def check(seed: int) -> str:
-    """Runs a scenario and checks all that must hold; returns how it ended."""
+    """Runs a scenario and checks all properties; returns how it ended."""
     found = scenario(seed)
     config = config_of(found)
     budget_s = float(found.world.budget_s)
@@ -438,18 +437,18 @@ def check(seed: int) -> str:
         return "refused"
     least_s = ended.last.deadline.reserve_for_export_s(tests=False)
     if killed and ended.last.ready_s + 2 * least_s > budget_s:
-        # Killed so late that it could not be started again in time.
+        # Killed too late to start again in time.
         check_export(ended, budget_s=float("inf"))
         return "late"
-    # Only an update cannot be abandoned; what was exported before it stays.
+    # An update cannot be abandoned; earlier exports stay.
     stuck = any(begun <= budget_s < done + 2 * least_s for begun, done in found.world.updates)
     assert ended.last.now_s <= budget_s + 1e-6 or stuck
     check_export(ended, budget_s=budget_s)
-    # A step that is abandoned has taken the time that was left, and is followed by nothing.
+    # An abandoned step uses up the time left, and no step follows it.
     if not files.events("abandoned"):
         check_idle(ended, config, world=found.world)
         mishaps = killed or bool(found.world.stalls)
-        # The first plan is a guess; where steps become longer or shorter later ones are better.
+        # The first plan is an estimate; if step times change, later plans are better.
         if not mishaps and len(files.metrics) > 3 and found.world.drift == 1:
             check_decay(ended)
     return "finished"
@@ -465,7 +464,7 @@ def test_invariant_10_the_deadline_is_kept_in_simulated_time(part: int):
             raise AssertionError(f"scenario {seed}: {error!r}") from error
 
 
-def test_the_scenarios_end_in_all_ways():
+def test_the_scenarios_cover_finished_and_refused_runs():
     ways = [check(seed) for seed in range(60)]
     assert ways.count("finished") > 30
     assert ways.count("refused") > 3

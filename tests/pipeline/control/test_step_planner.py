@@ -1,4 +1,4 @@
-"""The plan of a run with a budget of time, and the learning rate that follows it."""
+"""The plan of a run with a time budget, and the learning rate that follows it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(schedule: str = "linear", *, warmup: int = 0, **tables: Any) -> Confi
 def went(
     horizon: StepPlanner, lefts: Sequence[int], *, first: int = 0, skip: int = 0
 ) -> tuple[list[float], list[dict[str, Any]]]:
-    """Rates of the steps, and what was journaled, where the clock says so many are left."""
+    """Rates and journaled plans of steps, given the steps left at each step."""
     rates, journal = [], []
     for step, left in enumerate(lefts, start=first):
         new = horizon.decide(step, steps_left=left, prompts=2)
@@ -42,9 +42,7 @@ def went(
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 3])
-def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
-    schedule: str, warmup: int
-):
+def test_with_a_constant_plan_the_rate_follows_the_configured_schedule(schedule: str, warmup: int):
     horizon = StepPlanner(config(schedule, warmup=warmup), entries=(), step=0)
     rates, journal = went(horizon, range(10, 0, -1))
     done = [step / (10 - warmup) for step in range(10 - warmup)]
@@ -55,15 +53,15 @@ def test_while_the_plan_holds_the_rate_is_that_of_a_run_of_so_many_steps(
     assert journal == [{"step": 0, "total_steps": 10, "prompts": 2}]
 
 
-def test_a_plan_that_moves_is_a_decision_and_the_decay_ends_with_it():
+def test_a_changed_plan_is_journaled_and_the_decay_ends_with_it():
     lefts = [10, 9, 8, 3, 2, 1]
     rates, journal = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert [(entry["step"], entry["total_steps"]) for entry in journal] == [(0, 10), (3, 6)]
-    # Of the 8 tenths at step 2 three quarters are left before the last three steps, and so on.
+    # Of the 0.8 at step 2 three quarters remain before the last three steps, and so on.
     assert rates == pytest.approx([LR * share for share in (1, 0.9, 0.8, 0.6, 0.4, 0.2)])
 
 
-def test_a_number_of_steps_that_moves_a_little_is_not_planned_anew():
+def test_small_changes_of_the_remaining_steps_keep_the_plan():
     _, journal = went(StepPlanner(config(), entries=(), step=0), [100, 95, 105, 92, 105])
     assert [entry["total_steps"] for entry in journal] == [100]
     _, journal = went(StepPlanner(config(), entries=(), step=0), [5, 5, 5])
@@ -78,19 +76,19 @@ def test_invariant_7_a_resume_replays_the_decisions_bit_for_bit(
     resumed = data.draw(st.integers(0, len(lefts)))
     horizon = StepPlanner(config("cosine", warmup=1), entries=journal, step=resumed)
     last = max((entry["step"] for entry in journal), default=-1)
-    # Whatever the clock says now, up to the last decision of before.
+    # Up to the last earlier decision the clock has no influence.
     again = [7] * max(0, last + 1 - resumed)
     assert went(horizon, again, first=resumed) == (rates[resumed : last + 1], [])
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60))
-def test_the_rate_never_rises_and_never_is_zero_at_a_step(lefts: list[int]):
+def test_the_rate_never_rises_and_is_never_zero(lefts: list[int]):
     rates, _ = went(StepPlanner(config(), entries=(), step=0), lefts)
     assert all(rate > 0 for rate in rates)
     assert rates == sorted(rates, reverse=True)
 
 
-def test_the_warm_start_is_no_part_of_the_decay():
+def test_the_sft_phase_is_not_part_of_the_decay():
     warm = config(
         run={"phases": ["sft", "grpo"]},
         sft={"steps": 4, "train": {"path": "sft.jsonl"}},
@@ -108,7 +106,7 @@ def test_a_smaller_step_is_a_decision_of_its_own():
     assert horizon.prompts == 1
 
 
-def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
+def test_a_replayed_step_is_smaller_if_less_time_is_left():
     entries = [asdict(StepPlan(0, 5, 2)), asdict(StepPlan(3, 4, 2))]
     horizon = StepPlanner(config(), entries=entries, step=1)
     assert horizon.decide(1, steps_left=1, prompts=2) is None
@@ -118,7 +116,7 @@ def test_a_replayed_step_is_smaller_where_less_time_is_left_than_there_was():
 
 
 @pytest.mark.parametrize("event", ["budget", "extended"])
-def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event: str):
+def test_repeated_steps_are_planned_for_a_changed_budget(event: str):
     def planned(step: int, total: int) -> dict[str, Any]:
         return {"event": "planned", **asdict(StepPlan(step, total, 2))}
 
@@ -136,6 +134,6 @@ def test_steps_that_are_done_again_with_another_budget_are_planned_for_it(event:
     horizon = StepPlanner(config(), entries=plans_in_force(journal[:5]), step=4)
     rates, decided = went(horizon, [3, 2, 1], first=4)
     assert [(entry["step"], entry["total_steps"]) for entry in decided] == [(4, 7)]
-    # At step 2 it is 18 of 20 parts, at step 3 18 of 19 of that, which goes in what is left.
+    # The rate is 18/20 at step 2 and 18/19 of that at step 3; it decays to 0 over the steps left.
     at_3 = 18 / 20 * 18 / 19 * LR
     assert rates == pytest.approx([at_3 * share for share in (3 / 4, 2 / 4, 1 / 4)])

@@ -1,4 +1,4 @@
-"""Questions to base and tuned policy: asked as the run asks, shown side by side."""
+"""Questions to base and tuned policy: prompts as in the run, replies side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 
 
 class Echo(FakeAdapterSampler):
-    """Says what it was asked, backwards; the tuned one is cut off."""
+    """Replies with the reversed prompt; the tuned policy's reply is truncated."""
 
     def __init__(self) -> None:
         super().__init__(Script())
@@ -73,7 +73,7 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert sampler.asked[2][0].name != first.name
 
 
-def test_the_prefix_is_asked_with_and_shown(tmp_path: Path):
+def test_the_answer_prefix_is_in_prompt_and_reply(tmp_path: Path):
     sampler = Echo()
     asked = conversation(tmp_path, sampler, answer_prefix="<>")
     base, tuned = asyncio.run(asked.ask({"question": "abc"}))
@@ -89,14 +89,14 @@ def test_the_prefix_is_asked_with_and_shown(tmp_path: Path):
         (" ", "column 'question' is empty"),
     ],
 )
-def test_what_cannot_be_asked_is_told(tmp_path: Path, question: str, message: str):
+def test_invalid_questions_are_refused_with_the_reason(tmp_path: Path, question: str, message: str):
     sampler = Echo()
     with pytest.raises(QuestionError, match=message):
         asyncio.run(conversation(tmp_path, sampler).ask({"question": question}))
     assert sampler.asked == []
 
 
-def test_turn_tokens_cannot_be_asked(tmp_path: Path):
+def test_turn_tokens_in_a_question_are_refused(tmp_path: Path):
     sampler = Echo()
     with pytest.raises(QuestionError, match="contains the turn token <end_of_turn>"):
         asyncio.run(
@@ -104,7 +104,7 @@ def test_turn_tokens_cannot_be_asked(tmp_path: Path):
         )
 
 
-def test_a_text_is_the_one_column_or_all_of_them():
+def test_a_question_is_the_only_column_or_a_json_object():
     assert read_question('{"a": 1}', columns=("q",)) == {"q": '{"a": 1}'}
     assert read_question('{"a": "x", "b": 2}', columns=("b", "a")) == {"a": "x", "b": "2"}
     for text in ("x", "[1]", '{"a": 1}', '{"a": 1, "b": 2, "c": 3}'):
@@ -112,7 +112,7 @@ def test_a_text_is_the_one_column_or_all_of_them():
             read_question(text, columns=("a", "b"))
 
 
-def test_two_columns():
+def test_replies_are_shown_in_two_columns():
     left = Reply("base", "one two three\n\nfour", 4, ended=True)
     right = Reply("tuned", "a\tb \x1b[31m", 3, ended=False)
     assert list(side_by_side(left, right, width=23)) == [

@@ -29,7 +29,7 @@ MAKER = PromptMaker(Prompt(), CharTokenizer())
 
 
 def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> Evaluation:
-    """The judged completions of the first prompts; a text that ends in `...` was cut off."""
+    """The judged completions of the first prompts; a text that ends in `...` was truncated."""
     prompts = PROMPTS[: len(texts) // samples]
     asked = requests(prompts, phase="test", samples=samples)
     drawn = [
@@ -40,7 +40,7 @@ def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> 
 
 
 def voted(*answers: str) -> Evaluation:
-    """The judged samples of the first prompt, whose right answer is 2; no text, no answer."""
+    """The judged samples of the first prompt, whose right answer is 2; "" has no answer."""
     return answered(*(answer and f"<a>{answer}</a>" for answer in answers), samples=len(answers))
 
 
@@ -75,7 +75,7 @@ def test_answers_are_judged_against_their_own_prompts():
     }
 
 
-def test_without_a_well_formed_answer_there_is_no_accuracy_among_them():
+def test_accuracy_among_well_formed_is_none_without_well_formed_answers():
     assert answered("2", "4").summary()["accuracy_among_well_formed"] is None
 
 
@@ -85,7 +85,7 @@ def test_completions_of_other_prompts_are_refused():
         judge(PROMPTS, [completion(name)], maker=MAKER, tags=TAGS)
 
 
-def test_samples_are_asked_for_prompt_by_prompt():
+def test_samples_are_requested_prompt_by_prompt():
     asked = requests(PROMPTS[:2], phase="more", samples=2)
     assert [one.name for one in asked] == [
         RolloutName("more", 0, 1, 0),
@@ -102,7 +102,7 @@ def test_samples_out_of_order_are_refused():
         judge(PROMPTS[:2], drawn, maker=MAKER, tags=TAGS)
 
 
-def test_the_answer_is_looked_for_where_the_protocol_says():
+def test_the_answer_is_extracted_as_configured():
     texts = ("<a>3</a> or rather 2", "4 apples", "no idea")
     tagged, numbers = answered(*texts), answered(*texts, extraction="last_number")
     assert [answer.found for answer in tagged.answers] == ["3", None, None]
@@ -112,7 +112,7 @@ def test_the_answer_is_looked_for_where_the_protocol_says():
     assert (tagged.summary()["unanswered"], numbers.summary()["unanswered"]) == (2 / 3, 1 / 3)
 
 
-def test_an_answer_is_judged_with_the_prefix_and_counted_without():
+def test_an_answer_is_judged_with_the_prefix_but_its_tokens_are_not_counted():
     maker = PromptMaker(Prompt(answer_prefix="<r>"), CharTokenizer())
     (asked,) = requests(PROMPTS[:1], phase="test")
     drawn = completion(asked, "x</r><a>2</a>")
@@ -122,7 +122,7 @@ def test_an_answer_is_judged_with_the_prefix_and_counted_without():
     assert not answer.well_formed
 
 
-def test_several_samples_are_summed_up_by_prompt():
+def test_summary_of_several_samples_per_prompt():
     judged = answered("<a>2</a>", "<a>0</a>", "<a>4</a>", "<a>4</a>", samples=2)
     assert judged.correct.tolist() == [[True, False], [True, True]]
     summary = judged.summary()
@@ -134,30 +134,30 @@ def test_several_samples_are_summed_up_by_prompt():
 @pytest.mark.parametrize(
     ("answers", "wins"),
     [
-        (("1", "2", "2.0"), True),  # 2 and 2.0 are one answer
+        (("1", "2", "2.0"), True),  # 2 and 2.0 are equivalent
         (("1", "2", "1"), False),
-        (("2", "1"), True),  # a tie goes to the first
+        (("2", "1"), True),  # the first answer wins a tie
         (("1", "2"), False),
-        (("", "", "2"), True),  # who says nothing does not vote
+        (("", "", "2"), True),  # samples without an answer do not vote
         (("", ""), False),
     ],
 )
-def test_votes(answers: tuple[str, ...], wins: bool):
+def test_majority_votes(answers: tuple[str, ...], wins: bool):
     assert voted(*answers).majority_at(len(answers)) == float(wins)
 
 
-def test_samples_make_as_many_electorates_as_they_hold():
+def test_samples_are_split_into_groups_of_k_voters():
     judged = voted("2", "2", "1", "1", "2", "1", "2")
     assert judged.majority_at(1) == 4 / 7
     assert judged.majority_at(3) == 0.5  # 2 2 1 and 1 2 1; the seventh is left over
     assert judged.majority_at(7) == 1.0
 
 
-def test_sizes_of_votes():
+def test_sample_counts_are_powers_of_two_and_the_total():
     assert [sample_counts(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def test_an_evaluation_survives_its_file():
+def test_an_evaluation_round_trips_through_its_rows():
     judged = answered("<r>x</r><a>2</a>", "\u2028\x85\n")
     assert Evaluation.of(json.loads(json.dumps(judged.rows))) == judged
 

@@ -1,4 +1,4 @@
-"""Base and tuned on all sets: who answers what under which adapter, and what is told of it."""
+"""Base and tuned policy on all sets: adapters, answers, and the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TUNED = "/runs/a"
 
 
 class FakeAdapterSampler(FakeSampler):
-    """Right under the adapter, and for every second prompt without."""
+    """Right with the adapter; right for every second prompt without it."""
 
     def __init__(self, script: Script, *, number: int = 0, salt: str = "") -> None:
         super().__init__(script, seed=0, number=number)
@@ -96,12 +96,12 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     assert base.evaluations["test"].correct.tolist() == [[True], [False], [True], [False], [True]]
     assert tuned.evaluations["test"].correct.tolist() == [[True], [True], [True], [False], [True]]
     assert tuned.evaluations["more"].accuracy.accuracy == 1.0
-    # Two slots in each of two samplers, filled four times: sixteen answers between two reports.
+    # Two slots in each of two samplers, filled four times: sixteen answers per progress report.
     assert told == [5, 2] * 2
     assert samplers[0].batches == [3, 1] * 2
 
 
-def test_several_samples_of_each_prompt_are_drawn(tmp_path: Path):
+def test_several_samples_per_prompt(tmp_path: Path):
     config = make_config(tmp_path, eval={"samples": 3, "temperature": 1.0})
     base = run(config, [FakeAdapterSampler(Script())], None, [])
     assert base.evaluations["more"].correct.tolist() == [[True, False, False], [False] * 3]
@@ -187,7 +187,7 @@ more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0
     assert shown[15:] == ["note: something"]
 
 
-def test_the_protocol_tells_what_else_ends_an_answer(tmp_path: Path):
+def test_the_protocol_lists_stop_strings(tmp_path: Path):
     found = told(make_config(tmp_path, rollout={"stop_strings": ["</answer>", "\n\n"]}))
     assert found["protocol"]["stop_strings"] == ["</answer>", "\n\n"]
     assert list(lines(found))[2] == (
@@ -218,7 +218,7 @@ def test_the_table_of_samples_has_votes(tmp_path: Path):
     shown = list(lines(told(config, tuned=False)))
     assert "4 a prompt, sampled at temperature 0.5, top_k 9, min_p 0.02, seed 3" in shown[2]
     assert shown[5].split()[-4:] == ["pass@2", "pass@4", "majority@2", "majority@4"]
-    # Three of five prompts have one right answer among four, the first.
+    # Three of five prompts have one right answer of four, the first.
     assert shown[6].split()[-4:] == ["30.0%", "60.0%", "30.0%", "0.0%"]
     assert shown[6].split()[2:6] == ["5", "x", "4", "15.0%"]
 

@@ -1,4 +1,4 @@
-"""An evaluation is the same, however many prompts are answered at once and however padded."""
+"""An evaluation does not depend on batch size or padding."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def answers(
 
 
 @pytest.mark.parametrize(("temperature", "samples"), [(0.0, 1), (1.0, 3)])
-def test_answers_do_not_depend_on_batch_size_padding_or_who_gives_them(
-    temperature: float, samples: int
-):
+def test_answers_do_not_depend_on_batch_size_padding_or_sampler(temperature: float, samples: int):
     expected = answers(temperature=temperature, samples=samples, slots=4)
     ties = 0
     for shape in (
@@ -94,7 +92,7 @@ def test_answers_do_not_depend_on_batch_size_padding_or_who_gives_them(
 
 
 def same(one: Completion, other: Completion, *, greedy: bool) -> bool:
-    """Whether the tokens are equal; else the first greedy ones that differ are equally likely."""
+    """Whether the tokens are equal, or the first greedy tokens that differ are equally likely."""
     shared = min(len(one.tokens), len(other.tokens))
     differing = np.flatnonzero(one.tokens[:shared] != other.tokens[:shared])
     until = int(differing[0]) if differing.size else shared

@@ -1,4 +1,4 @@
-"""When the policy is examined, which version is kept, what is tested and exported at the end."""
+"""Evaluations during a run: when; which version is kept, tested and exported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLLAPSE = 6
 
 
 def skill(version: int) -> float:
-    """Better with every step, and ruined at 60% of the run."""
+    """A skill that grows with every step and collapses at 60% of the run."""
     return 0.2 + 0.1 * version if version < COLLAPSE else 0.05
 
 
@@ -57,7 +57,7 @@ def skilled(config: Config, *, disk: Disk | None = None, script: Script | None =
     return run
 
 
-def test_a_policy_that_collapses_is_exported_as_it_was_at_its_best(tmp_path: Path):
+def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     run = collapsing(tmp_path)
     assert run.run() == "finished"
     summary = run.folder.summary
@@ -68,14 +68,14 @@ def test_a_policy_that_collapses_is_exported_as_it_was_at_its_best(tmp_path: Pat
     assert (best["accuracy"], best["last_accuracy"]) == (0.7, 0.05)
     assert best["paired_difference"] == pytest.approx(0.65)
     assert best["paired_p"] < 0.01
-    # What is tested and exported is the best version, under its own name.
+    # The best version is tested and exported, under its own version number.
     assert summary["eval"]["before"]["accuracy"] == 0.2
     assert summary["eval"]["after"]["accuracy"] == 0.7
     assert run.script.calls[-1] == f"learner.export {COLLAPSE - 1}"
     assert run.disk.best == (COLLAPSE - 1, summary["adapter_sha256"])
     (after,) = [e for e in run.events("evaluated") if e["name"] == "test_after"]
-    assert after["step"] == COLLAPSE - 1  # the version that was measured, for the model card
-    # The test split is read once at each end.
+    assert after["step"] == COLLAPSE - 1  # the version that was evaluated, for the model card
+    # The test split is evaluated once before and once after training.
     tests = [call for call in run.script.calls if "generate:test" in call]
     assert len(tests) == 2
 
@@ -90,7 +90,7 @@ def test_a_policy_that_only_gets_worse_is_exported_untrained(tmp_path: Path):
     assert run.folder.summary["eval"]["paired_difference"] == 0
 
 
-def test_of_equals_the_earliest_is_the_best(tmp_path: Path):
+def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 4})
     for sampler in run.samplers:
         sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
@@ -101,7 +101,7 @@ def test_of_equals_the_earliest_is_the_best(tmp_path: Path):
     assert keeps == ["learner.keep_best 0", "learner.keep_best 1", "learner.keep_best 2"]
 
 
-def test_the_last_version_is_validated_whatever_the_rhythm(tmp_path: Path):
+def test_the_last_version_is_always_validated(tmp_path: Path):
     run = collapsing(tmp_path, every_steps=4)
     run.run()
     assert validated(run.folder) == [0, 4, 8, 10]
@@ -178,7 +178,7 @@ def test_after_newer_checkpoints_are_lost_the_best_of_the_remaining_versions_is_
 def test_damaged_answers_of_a_validation_are_measured_again_at_the_start(
     tmp_path: Path, damage: str, step: int
 ):
-    """Version 2 is the best of the first three, and 3 the one that the process begins with."""
+    """Version 2 is the best of the first three; the process resumes at version 3."""
     whole_disk, disk = Disk(), Disk()
     whole = peaking(tmp_path / "whole", whole_disk, steps=3)
     whole.run()
@@ -218,15 +218,15 @@ def by_the_clock(
     return skilled(config, disk=disk, script=script)
 
 
-def test_validations_by_the_clock(tmp_path: Path):
+def test_validations_at_intervals_of_minutes(tmp_path: Path):
     run = by_the_clock(tmp_path)
     run.run()
-    # 150 s are three steps of 50 s; the clock counts from the end of a validation.
+    # 150 s are three steps of 50 s, counted from the end of a validation.
     assert validated(run.folder) == [0, 3, 6, 9, 10]
     assert [entry["step"] for entry in run.events("validation_due")] == [0, 3, 6, 9, 10]
 
 
-def test_processes_that_end_before_the_minutes_are_over_validate_as_often(tmp_path: Path):
+def test_validation_intervals_continue_across_interrupted_processes(tmp_path: Path):
     disk, ended = Disk(), ""
     for _ in range(STEPS):
         script = Script()
@@ -242,7 +242,7 @@ def test_processes_that_end_before_the_minutes_are_over_validate_as_often(tmp_pa
 
 
 @pytest.mark.parametrize("signal", ["learner.update 2", "sampler0.generate:validation 0"])
-def test_a_validation_by_the_clock_that_was_interrupted_comes_after_a_resume(
+def test_an_interrupted_validation_by_minutes_is_repeated_after_a_resume(
     tmp_path: Path, signal: str
 ):
     disk, script = Disk(), Script()
@@ -259,7 +259,7 @@ def test_a_validation_by_the_clock_that_was_interrupted_comes_after_a_resume(
     assert validated(again.folder) == [0, 3, 6, 9, 10]
 
 
-def test_a_step_that_is_done_again_is_validated_where_it_was_by_the_clock(tmp_path: Path):
+def test_repeated_steps_are_validated_as_journaled_with_every_minutes(tmp_path: Path):
     def kill() -> None:
         raise Killed
 
@@ -270,11 +270,11 @@ def test_a_step_that_is_done_again_is_validated_where_it_was_by_the_clock(tmp_pa
     again = by_the_clock(tmp_path, disk=disk)
     assert again.learner.version == 2
     again.run()
-    # Of what both have done nothing is decided anew.
+    # Journaled decisions are replayed for repeated steps.
     assert validated(again.folder)[:2] == [0, 3]
 
 
-def test_a_best_version_by_the_clock_that_was_kept_and_not_recorded_is_validated_again(
+def test_a_kept_but_unrecorded_best_version_is_validated_again(
     tmp_path: Path,
 ):
     disk, script = Disk(), Script()
@@ -299,7 +299,7 @@ def test_a_best_version_by_the_clock_that_was_kept_and_not_recorded_is_validated
     assert again.script.calls[-1] == "learner.export 3"
 
 
-def test_further_sets_are_read_before_and_after(tmp_path: Path):
+def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
     sets = [{"name": "forgotten", "path": "forgotten.jsonl"}]
     run = collapsing(tmp_path, eval={"every_steps": 1, "sets": sets})
     run.run()
@@ -316,7 +316,7 @@ def test_further_sets_are_read_before_and_after(tmp_path: Path):
     assert reserved == {"test evaluation", "forgotten evaluation", "validation evaluation"}
 
 
-# --- the warm start
+# --- the SFT phase
 
 
 def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> Process:
@@ -330,7 +330,7 @@ def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> Process
     return Process(config, disk=disk, script=script, data=make_data(sft=9))
 
 
-def test_a_warm_start_comes_first_and_its_steps_count(tmp_path: Path):
+def test_sft_steps_come_first_and_count(tmp_path: Path):
     run = warmed(tmp_path, disk=Disk())
     assert run.run() == "finished"
     learned = [call for call in run.script.calls if "imitate" in call or "update" in call]
@@ -342,7 +342,7 @@ def test_a_warm_start_comes_first_and_its_steps_count(tmp_path: Path):
     assert ["sft/loss" in row for row in run.folder.metrics] == [True] * 3 + [False] * 3
     assert run.folder.summary is not None
     assert run.folder.summary["steps"] == 6
-    # The data of GRPO begins where it would without a warm start; the noise is the step's own.
+    # GRPO starts with the same data as without an SFT phase; the noise depends on the step.
     plain = Process(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
     plain.run()
 
@@ -354,7 +354,7 @@ def test_a_warm_start_comes_first_and_its_steps_count(tmp_path: Path):
     assert prompts(run, 4) == prompts(plain, 1)
 
 
-def test_invariant_7_a_warm_started_run_killed_or_stopped_at_any_call_is_the_same(tmp_path: Path):
+def test_invariant_7_a_run_with_sft_killed_or_stopped_at_any_call_is_the_same(tmp_path: Path):
     whole = warmed(tmp_path / "whole", disk=Disk())
     whole.run()
     expected = left_behind(whole.folder)

@@ -53,12 +53,12 @@ def test_newcombes_intervals(table: dict[str, int], difference: float, low: floa
 
 def test_mcnemar_by_hand():
     change = compare_paired(*_pairs(both=1, gained=1, lost=7, neither=12))
-    # two sides of at most 1 head in 8 tosses
+    # each of the two tails has at most 1 head in 8 tosses
     assert change.p == pytest.approx(2 * (comb(8, 0) + comb(8, 1)) / 2**8)
     assert (change.gained, change.lost, change.n) == (1, 7, 21)
 
 
-def test_nothing_changed():
+def test_comparing_equal_answers_shows_no_change():
     same = np.array([True, False, True])
     change = compare_paired(same, same)
     assert (change.difference, change.p, change.gained, change.lost) == (0.0, 1.0, 0, 0)
@@ -66,7 +66,9 @@ def test_nothing_changed():
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
-def test_before_and_after_are_mirror_images(both: int, gained: int, lost: int, neither: int):
+def test_exchanging_before_and_after_mirrors_the_result(
+    both: int, gained: int, lost: int, neither: int
+):
     if both + gained + lost + neither == 0:
         return
     before, after = _pairs(both=both, gained=gained, lost=lost, neither=neither)
@@ -100,13 +102,13 @@ PAIRS = st.tuples(st.integers(1, 8), st.integers(2, 4), st.randoms(use_true_rand
 )
 
 
-def test_copies_of_a_sample_tell_nothing_new():
+def test_identical_samples_count_as_one():
     once = _answers("1", "0", "1", "1", "0")
     assert measure_accuracy(np.repeat(once, 8, axis=1)) == measure_accuracy(once)
 
 
-def test_samples_that_differ_within_prompts_tell_as_much_as_independent_ones():
-    # No prompt differs from another more than chance would have it: 4 x 4 answers, half right.
+def test_uncorrelated_samples_count_as_independent():
+    # Prompts differ no more than by chance: 4 x 4 answers, half right.
     measured = measure_accuracy(_answers("1100", "0110", "0011", "1010"))
     assert measured.ci95 == measure_accuracy(np.array([True, False] * 2)).ci95
     spread = measure_accuracy(_answers("1110", "0110", "0010", "1010"))
@@ -124,7 +126,7 @@ def test_the_interval_of_clustered_answers_by_hand():
     assert measured.ci95 == pytest.approx((middle - half, middle + half), abs=1e-12)
 
 
-def test_intervals_cover_what_they_promise_for_samples_of_unequal_prompts():
+def test_intervals_have_the_stated_coverage_for_clustered_samples():
     rng = np.random.default_rng(0)
     covered = changed = 0
     for _ in range(1000):
@@ -162,7 +164,7 @@ def test_the_randomization_test_counts_all_signs(pair: tuple[np.ndarray, np.ndar
     assert change.difference - 1e-12 <= high <= 1
 
 
-def test_with_copies_the_randomization_test_is_mcnemars():
+def test_with_identical_samples_the_randomization_test_equals_mcnemars():
     before, after = _pairs(both=1, gained=1, lost=7, neither=12)
     copies = [np.repeat(one[:, None], 3, axis=1) for one in (before, after)]
     assert compare_paired(*copies).p == pytest.approx(compare_paired(before, after).p)
@@ -184,7 +186,7 @@ def test_pass_at_k_of_many_samples_does_not_overflow():
     assert pass_at(answers, 1000) == pytest.approx(0.5)
 
 
-def test_what_are_no_answers_is_refused():
+def test_invalid_answer_arrays_are_refused():
     right = np.array([True, False])
     with pytest.raises(ValueError, match=r"shapes \(2,\) before and \(1,\) after are no pairs"):
         compare_paired(right, right[:1])

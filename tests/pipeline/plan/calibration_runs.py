@@ -1,4 +1,4 @@
-"""The start of runs on devices that take as long as they are told to."""
+"""The start of runs on fake devices with given speeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(folder: Path, **changes: object) -> Config:
-    """The demo's, colocated on one device, with 64 rollouts a step and sizes that are open."""
+    """The demo on one device, with 64 rollouts per step and sizes to be chosen."""
     settings = {
         "run.dir": folder,
         "plan.fixed": "false",
@@ -53,7 +53,7 @@ def config(folder: Path, **changes: object) -> Config:
 
 @dataclass
 class Device:
-    """Sampler and learner of a process whose programs take what `segment` and `batch` say."""
+    """Sampler and learner of a process whose programs take the seconds of `segment` and `batch`."""
 
     config: Config
     clock: FakeClock = field(default_factory=FakeClock)
@@ -97,7 +97,7 @@ class Device:
 
 @dataclass
 class Small(Device):
-    """Has room for 20 slots, and says so when it is prepared."""
+    """Fits 20 slots; larger ones fail when it is prepared."""
 
     async def prepare(self, sizes: Sizes) -> Ready:
         if sizes.slots > 20:

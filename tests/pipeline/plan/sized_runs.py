@@ -65,7 +65,7 @@ def die() -> None:
 
 @dataclass
 class Compiling:
-    """A process that needs programs; too large ones do not compile."""
+    """A process that compiles programs; too many slots do not compile."""
 
     most: int
     asked: list[int] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Compiling:
 
 
 async def hold(controller: SizeController, worker: Worker, work: Callable[[], Any]) -> Any:
-    """A call of the worker that does `work`."""
+    """A call of the worker that runs `work`."""
     setattr(worker.process, "task", work)  # noqa: B010  # a method that no protocol has
     target = cast("Sampler", worker.process)
     return await RetryingWorker(target, worker, controller).task()

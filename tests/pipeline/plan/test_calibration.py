@@ -1,4 +1,4 @@
-"""Measuring sizes at the start: which are tried, which is chosen, what is written down."""
+"""Measuring sizes at the start: candidates, choice and records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.pipeline.plan.calibration_runs import (
 __all__ = ["cache"]
 
 
-def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
+def test_a_run_starts_with_the_largest_useful_sizes(tmp_path: Path):
     beginning = CalibrationStart.of(config(tmp_path), None)
     assert beginning.ladder is not None
     assert beginning.ladder.slots == (64, 32, 16, 8, 4, 2, 1)
@@ -38,7 +38,7 @@ def test_a_run_begins_with_the_largest_sizes_that_are_of_use(tmp_path: Path):
     assert beginning.sizes.micro_batch_tokens < 64 * 88 + ROW
 
 
-def test_what_is_given_is_the_most(tmp_path: Path):
+def test_configured_sizes_are_upper_bounds(tmp_path: Path):
     made = config(tmp_path, plan__slots=12, plan__micro_batch_tokens=3 * ROW)
     beginning = CalibrationStart.of(made, None)
     assert beginning.ladder == SizeLadder((12, 8, 4, 2, 1), (3, 2, 1))
@@ -46,16 +46,16 @@ def test_what_is_given_is_the_most(tmp_path: Path):
 
 
 @pytest.mark.parametrize("slots", [64, 32, 16, 8])
-def test_a_device_that_slows_down_above_some_slots_gets_these(tmp_path: Path, slots: int):
+def test_slots_above_which_a_device_slows_down_are_chosen(tmp_path: Path, slots: int):
     def device(config: Config) -> Device:
-        # As fast for any number up to there, and slower than in turns beyond.
+        # Constant time up to `slots`; beyond, slower than sequential batches of `slots`.
         return Device(config, segment=lambda n: 0.01 if n <= slots else 0.03 * n / slots)
 
     assert chosen(start(tmp_path, device)).slots == slots
 
 
-def test_slots_are_chosen_for_the_steps_own_rollouts(tmp_path: Path):
-    """More slots draw more tokens a second, and a step has not so many rollouts."""
+def test_slots_are_chosen_for_the_rollouts_of_a_step(tmp_path: Path):
+    """More slots generate more tokens per second, but a step has fewer rollouts."""
 
     def device(config: Config) -> Device:
         return Device(config, segment=lambda n: 0.01 + 1e-6 * n)
@@ -66,14 +66,14 @@ def test_slots_are_chosen_for_the_steps_own_rollouts(tmp_path: Path):
 
 
 @pytest.mark.parametrize("rows", [14, 8, 4])
-def test_a_micro_batch_that_is_slower_for_its_size_is_not_taken(tmp_path: Path, rows: int):
+def test_a_less_efficient_micro_batch_is_not_chosen(tmp_path: Path, rows: int):
     def device(config: Config) -> Device:
         return Device(config, batch=lambda n: 0.2 + 0.01 * n if n <= rows else 0.2 * n)
 
     assert chosen(start(tmp_path, device)).micro_batch_tokens == rows * ROW
 
 
-def test_running_out_of_memory_on_the_ladder_is_survived_and_recorded(tmp_path: Path):
+def test_out_of_memory_while_measuring_is_recorded_and_continues(tmp_path: Path):
     def device(config: Config) -> Device:
         return Device(
             config,
@@ -92,7 +92,7 @@ def test_running_out_of_memory_on_the_ladder_is_survived_and_recorded(tmp_path: 
     assert any("out of memory" in line for line in run.said)
 
 
-def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_used_up(
+def test_smaller_sizes_are_measured_until_they_fit_even_beyond_the_share(
     tmp_path: Path,
 ):
     def device(config: Config) -> Device:
@@ -103,16 +103,16 @@ def test_a_run_does_not_begin_with_sizes_that_have_no_room_because_its_share_is_
     assert run.device.measured == ["16 slots", "4 rows"]
 
 
-def test_nothing_that_has_no_room_is_measured_by_who_has_said_so_at_the_start(tmp_path: Path):
+def test_sizes_that_did_not_compile_at_the_start_are_not_measured(tmp_path: Path):
     run = start(tmp_path, lambda config: Small(config, segment=lambda _: 0.01))
     assert chosen(run).slots == 16
     assert run.device.measured[0] == "16 slots"
     assert run.journal()[-1]["speeds"]["full_slots"] == [64, 32]
 
 
-def test_the_share_of_the_budget_is_kept(tmp_path: Path):
+def test_measuring_stays_within_its_share_of_the_budget(tmp_path: Path):
     def device(config: Config) -> Device:
-        # The smallest sizes are the best, so all would be measured.
+        # The smallest sizes are the fastest, so all would be measured.
         return Device(config, segment=lambda n: n**2.0, batch=lambda n: n**2.0, prepare_s=10.0)
 
     for share, budget in ((0.02, 3600.0), (0.004, 7200.0)):
@@ -125,7 +125,7 @@ def test_the_share_of_the_budget_is_kept(tmp_path: Path):
             **changes,
         )
         assert calibration_share_s(run.config) == pytest.approx(share * budget)
-        began = 10.0  # the start itself
+        began = 10.0  # the start
         run.run()
         assert began < run.device.clock.seconds <= began + share * budget
         (tmp_path / "cache").rename(tmp_path / f"cache {share}")
@@ -133,7 +133,7 @@ def test_the_share_of_the_budget_is_kept(tmp_path: Path):
     assert chosen(full) == Sizes(1, ROW)
 
 
-def test_a_share_of_zero_takes_what_is_planned(tmp_path: Path):
+def test_a_share_of_zero_uses_the_planned_sizes(tmp_path: Path):
     run = start(tmp_path, plan__calibration_share=0)
     assert run.beginning.case is None
     assert run.run() is None
@@ -141,7 +141,7 @@ def test_a_share_of_zero_takes_what_is_planned(tmp_path: Path):
     assert run.controller.in_force.slots <= 64
 
 
-def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: Path):
+def test_a_resume_uses_the_chosen_sizes_without_measuring(tmp_path: Path):
     first = start(tmp_path, lambda config: Device(config, segment=lambda n: 0.01 * n))
     sizes = chosen(first)
     first.journal()
@@ -154,7 +154,7 @@ def test_what_was_chosen_is_in_the_plan_and_a_resume_does_not_measure(tmp_path: 
     assert again.device.measured == []
 
 
-def test_sizes_that_are_fixed_measure_nothing(tmp_path: Path):
+def test_fixed_sizes_are_not_measured(tmp_path: Path):
     fixed = replace_plan(config(tmp_path), fixed=True, slots=8, micro_batch_tokens=ROW)
     assert CalibrationStart.of(fixed, None) == CalibrationStart(Sizes(8, ROW))
     with pytest.raises(ValueError, match=r"calibration_share.*plan\.fixed = true"):
@@ -165,7 +165,7 @@ def replace_plan(config: Config, **update: Any) -> Config:
     return config.model_copy(update={"plan": config.plan.model_copy(update=update)})
 
 
-def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
+def test_a_gpu_requires_configured_sizes(tmp_path: Path):
     gpu = replace_plan(config(tmp_path), platform="gpu")
     with pytest.raises(ValueError, match=r"set plan\.slots"):
         CalibrationStart.of(gpu, None)
@@ -176,12 +176,12 @@ def test_a_gpu_is_asked_for_its_sizes(tmp_path: Path):
         load_config(ROOT / "configs/demo.toml", asked)
 
 
-def test_speeds_are_the_same_behind_json():
+def test_speeds_round_trip_through_json():
     speeds = Speeds("d", {8: 0.5, 16: 0.7}, {64: 0.1}, {16: 0.2}, {4: 1.5}, (32,), (8,))
     assert Speeds.of_json(json.loads(json.dumps(speeds.to_json()))) == speeds
 
 
-def test_the_default_share_is_a_fiftieth(tmp_path: Path):
+def test_the_default_calibration_share_is_two_percent(tmp_path: Path):
     assert calibration_share_s(config(tmp_path)) == CALIBRATION_SHARE * 3600 == 72
     until = {"budget__steps": "none", "budget__until": "2030-01-01T10:00+00:00"}
     dated = config(tmp_path, learner__schedule="constant", **until)

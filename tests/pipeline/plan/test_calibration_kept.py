@@ -1,4 +1,4 @@
-"""Speeds that are kept for the next run: what it measures still, and when it begins anew."""
+"""Cached speeds: what the next run still measures, and when it measures everything again."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.pipeline.plan.calibration_runs import ROW, Device, Small, cache, chos
 __all__ = ["cache"]
 
 
-def test_the_next_run_of_the_same_shapes_begins_with_what_was_measured(tmp_path: Path):
+def test_the_next_run_of_the_same_shapes_starts_with_cached_speeds(tmp_path: Path):
     slow = lambda config: Device(config, segment=lambda n: 0.01 if n <= 16 else 1.0)  # noqa: E731
     first = start(tmp_path / "a", slow)
     sizes = chosen(first)
     second = start(tmp_path / "b", slow)
     assert second.beginning.sizes == sizes
     assert chosen(second) == sizes
-    # Only to see that it is the same device.
+    # Measured only to check that the device is equally fast.
     assert second.device.measured == [f"{sizes.micro_batch_tokens // ROW} rows"]
     entries = [one.journal()[-1] for one in (first, second)]
     assert [entry["kept"] for entry in entries] == [False, True]
@@ -31,12 +31,12 @@ def test_the_next_run_of_the_same_shapes_begins_with_what_was_measured(tmp_path:
     assert entries[0]["estimated"].keys() == {"sampling_s", "learning_s"}
     for what in ("sampling_s", "learning_s"):
         assert entries[0]["estimated"][what].keys() == entries[0][what].keys()
-    # Another step: the same speeds, and another choice from them.
+    # Another step size: a different choice from the same speeds.
     third = start(tmp_path / "c", slow, rollout__prompts_per_step=4, plan__micro_batch_tokens=ROW)
     assert third.beginning.cached is not None
 
 
-def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path):
+def test_the_next_run_measures_the_sizes_that_are_not_cached(tmp_path: Path):
     def device(config: Config) -> Device:
         return Device(config, batch=lambda n: 0.2 + 0.01 * n if n <= 4 else 0.2 * n, prepare_s=10.0)
 
@@ -46,7 +46,7 @@ def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path)
     assert (long.beginning.sizes, long.beginning.more) == (short.controller.in_force, True)
     found = chosen(long)
     assert found.micro_batch_tokens == 4 * ROW
-    # Only what tells whether it is the same device is measured twice.
+    # Only the size that identifies the device is measured again.
     twice = [what for what in long.device.measured if what in short.device.measured]
     assert twice == [f"{long.beginning.sizes.micro_batch_tokens // ROW} rows"]
     assert long.journal()[-1]["kept"] is False
@@ -56,7 +56,7 @@ def test_what_a_run_had_no_time_to_measure_the_next_one_measures(tmp_path: Path)
     assert chosen(start(tmp_path / "d", device, plan__calibration_share=0.5)) == found
 
 
-def test_a_share_that_is_too_short_for_another_size_measures_none(tmp_path: Path):
+def test_a_share_too_short_for_another_size_measures_no_new_size(tmp_path: Path):
     def device(config: Config) -> Device:
         return Device(
             config, batch=lambda n: 0.2 + 0.01 * n if n <= 4 else 0.2 * n, prepare_s=100.0
@@ -71,7 +71,7 @@ def test_a_share_that_is_too_short_for_another_size_measures_none(tmp_path: Path
     assert second.journal()[-1]["kept"] is True
 
 
-def test_what_is_added_is_compared_with_what_was_measured_on_a_faster_day(tmp_path: Path):
+def test_cached_speeds_are_scaled_to_new_measurements(tmp_path: Path):
     def device(config: Config, slower: float) -> Device:
         return Device(config, batch=lambda n: slower * (0.2 + 0.01 * n), prepare_s=10.0)
 
@@ -85,7 +85,7 @@ def test_what_is_added_is_compared_with_what_was_measured_on_a_faster_day(tmp_pa
         assert seconds == pytest.approx(1.4 * (0.2 + 0.01 * int(rows))), rows
 
 
-def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_path: Path):
+def test_a_cached_size_that_no_longer_fits_is_not_used(tmp_path: Path):
     first = start(tmp_path / "a", lambda config: Device(config, segment=lambda _: 0.01))
     assert chosen(first).slots == 64
     second = start(tmp_path / "b", lambda config: Small(config, segment=lambda _: 0.01))
@@ -96,7 +96,7 @@ def test_what_has_no_room_any_more_is_not_put_in_force_because_it_once_had(tmp_p
 
 
 @pytest.mark.parametrize("what", ["version", "sources", "machine", "shape", "memory"])
-def test_another_program_or_machine_measures_anew(
+def test_speeds_of_other_programs_or_machines_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
     start(tmp_path / "a").run()
@@ -133,7 +133,7 @@ def test_speeds_of_another_device_are_not_used(tmp_path: Path, what: str):
     assert entry["speeds"]["device"] == other.device.name
     assert len(other.device.measured) > 2
     assert entry["speeds"]["full_slots"] == []
-    # A little more or less is the weather.
+    # Small differences are noise.
     near = Device(other.config, batch=lambda rows: 1.2 * other.device.batch(rows))
     near.name, near.most = other.device.name, other.device.most
     third = start(tmp_path / "c", lambda _: near)
@@ -141,9 +141,7 @@ def test_speeds_of_another_device_are_not_used(tmp_path: Path, what: str):
     assert third.journal()[-1]["kept"] is True
 
 
-def test_a_file_that_is_damaged_or_cannot_be_written_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_damaged_or_unwritable_cache_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     start(tmp_path / "a").run()
     (file,) = (tmp_path / "cache/calibration").iterdir()
     file.write_text('{"speeds": {"device"', encoding="utf-8")

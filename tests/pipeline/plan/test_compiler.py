@@ -75,7 +75,7 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
     ("program", "setting", "value"),
     [(p, s, v) for p, settings in OTHERWISE_COMPILED.items() for s, v in settings.items()],
 )
-def test_another_program_has_another_key(program, setting, value):
+def test_different_programs_have_different_keys(program, setting, value):
     assert key_of(program, **{setting: value}) != key_of(program)
 
 
@@ -98,7 +98,7 @@ def test_irrelevant_settings_keep_the_key(program, settings):
     assert key_of(program, **settings) == key_of(program)
 
 
-def test_model_sources_and_versions_count(monkeypatch):
+def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
     config, before = preset(), key_of("segment 64")
     assert cache_key(config, shape_of(config), "segment 64") != before
     assert before["versions"]["jax"]
@@ -168,7 +168,7 @@ def test_programs_of_a_run():
 
 
 @pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
-def test_no_such_program(name):
+def test_an_unknown_program_is_refused(name):
     with pytest.raises(ValueError, match="the programs are empty, prefill N"):
         compile_programs(preset(), SHAPE, [name])
 
@@ -180,7 +180,7 @@ def test_a_program_with_too_many_chips_is_refused():
         compile_programs(preset(), SHAPE, ["apply"], topology="v5e:3x3")
 
 
-def test_without_the_compiler(monkeypatch):
+def test_a_missing_compiler_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NoCompiler, match="the TPU compiler is missing: install the package libtpu"):
         compile_programs(preset(), SHAPE, ["apply"])
@@ -188,7 +188,7 @@ def test_without_the_compiler(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Requests to a fake compiler that answers at once."""
+    """Requests to a fake compiler that returns at once."""
     programs_asked = []
 
     def answers(_config, _shape, programs, **_settings):
@@ -231,7 +231,7 @@ def test_an_unwritable_folder_caches_nothing(asked, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_compiler_itself():
+def test_the_compiler_compiles_demo_programs():
     """Demo-sized programs for v5e chips; one that cannot fit; failures are reported."""
     config = load_config(PRESETS / "demo.toml", [("plan.segment_steps", "4")])
     shape = shape_of(config)

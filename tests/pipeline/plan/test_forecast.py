@@ -48,7 +48,7 @@ def test_a_time_budget_is_used_and_kept(hours: int) -> None:
     assert steps[0] > 0
 
 
-def test_a_step_budget_is_as_long_as_it_takes() -> None:
+def test_a_step_budget_takes_the_time_of_its_steps() -> None:
     found = planned(("budget.steps", "100"), ("budget.time", "none"))
     assert {outcome.steps for outcome in found.outcomes.values()} == {100}
     low, expected, high = (found.outcomes[p].wall_s for p in ("low", "expected", "high"))
@@ -76,21 +76,21 @@ def test_the_sft_phase_counts_in_the_budget() -> None:
     assert with_sft.programs == without_sft.programs + 2
 
 
-def test_the_sft_phase_alone_is_no_grpo_step() -> None:
+def test_a_budget_for_sft_alone_is_not_enough() -> None:
     sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "5000")]
     found = planned(*sft, ("budget.time", "30m")).outcomes["expected"]
     assert found.steps == 5000
     assert not found.enough
 
 
-def test_evaluations_are_paid_from_the_budget() -> None:
+def test_evaluations_count_in_the_budget() -> None:
     often, seldom = planned(("eval.every_minutes", "1")), planned(("eval.every_minutes", "60"))
     assert often.grpo_steps < seldom.grpo_steps
     spent = [one.outcomes["expected"].spent_s["validation"] for one in (often, seldom)]
     assert spent[0] > 20 * spent[1]
 
 
-def test_rows_are_counted_where_something_tells_them(tmp_path: Path) -> None:
+def test_rows_are_known_from_files_or_settings(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text('{"a": 1}\n\n{"a": 2}\n', encoding="utf-8")
     local = [("data.test.path", str(path)), ("data.test.subset", "none")]
@@ -103,7 +103,7 @@ def test_rows_are_counted_where_something_tells_them(tmp_path: Path) -> None:
     assert sliced.guessed == ()
 
 
-def test_disk_is_counted_by_what_is_written() -> None:
+def test_disk_bytes_count_the_written_files() -> None:
     given = case(preset("gemma3_1b", ("checkpoint.keep", "3")))
     found = forecast(given, choose_placement(given).chosen)
     adapter = 4 * given.shape.adapter_parameters(given.config.lora)
@@ -113,7 +113,7 @@ def test_disk_is_counted_by_what_is_written() -> None:
     assert with_tokens.disk_bytes["rollouts"] > 3 * found.disk_bytes["rollouts"]
 
 
-def test_programs_are_counted_and_what_was_compiled_is_known() -> None:
+def test_programs_are_counted_and_measured_compile_times_are_used() -> None:
     given = case(preset("gemma3_1b"))
     plan = choose_placement(given).chosen
     found = forecast(given, plan)
@@ -127,7 +127,7 @@ def test_programs_are_counted_and_what_was_compiled_is_known() -> None:
         assert found.outcomes[pace].spent_s["compile"] == getattr(found.compile, pace)
 
 
-def test_a_cpus_seconds_of_compiling_hold_what_was_measured(
+def test_estimated_compile_time_on_a_cpu_covers_the_measured_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(PROJECT)
@@ -143,7 +143,7 @@ def test_a_cpus_seconds_of_compiling_hold_what_was_measured(
 FREE_9H = (*FREE, ("budget.time", "9h"))
 
 
-def test_measuring_sizes_is_paid_from_the_budget() -> None:
+def test_measuring_sizes_counts_in_the_budget() -> None:
     def steps(*overrides: tuple[str, str]) -> int:
         return planned(*FREE_9H, *overrides).grpo_steps
 
@@ -155,13 +155,13 @@ def test_measuring_sizes_is_paid_from_the_budget() -> None:
     assert found.outcomes["expected"].spent_s["calibration"] == found.share_s
 
 
-def test_what_is_fixed_is_not_measured() -> None:
+def test_fixed_sizes_are_not_measured() -> None:
     for found in (planned(), planned(*FREE, ("plan.calibration_share", "0.0"))):
         assert found.share_s == 0
         assert {one.spent_s["calibration"] for one in found.outcomes.values()} == {0}
 
 
-def test_the_largest_sizes_are_measured_whatever_the_share_and_no_more_than_there_are() -> None:
+def test_measuring_time_is_at_least_that_of_the_largest_sizes_and_at_most_that_of_all() -> None:
     tiny, whole = (
         planned(*FREE_9H, ("plan.calibration_share", share)) for share in ("0.000001", "0.5")
     )
@@ -170,14 +170,14 @@ def test_the_largest_sizes_are_measured_whatever_the_share_and_no_more_than_ther
         assert 0 < found.calibration.low < found.calibration.expected <= found.calibration.high
 
 
-def test_what_is_measured_runs_as_often_as_it_is_counted() -> None:
+def test_programs_run_as_often_as_the_forecast_counts() -> None:
     assert 1 + decode_timing.REPEATS == SEGMENTS == FILLS
     assert 2 + decode_timing.REPEATS == PREFILLS
     assert 1 + learner_timing.REPEATS == MICRO_BATCHES
 
 
 @pytest.mark.parametrize("mode", ["capped", "adaptive"])
-def test_steps_that_draw_further_prompts_are_the_slow_end(mode: str) -> None:
+def test_further_prompts_of_a_step_raise_the_high_end(mode: str) -> None:
     more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "256")]
     off, on = planned(*FREE_9H), planned(*FREE_9H, *more)
     steps = {pace: (off.outcomes[pace].steps, on.outcomes[pace].steps) for pace in SCENARIOS}

@@ -1,4 +1,4 @@
-"""Running out of memory: what is done again and written down, and how a resume begins."""
+"""Out-of-memory errors: repeated calls, journaled decisions, and sizes after a resume."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ CALLS: dict[str, tuple[Phase, int]] = {
     "sampler0.load 3": ("sync", 3),
     "learner.export 0": ("export", 4),  # the best version is the first one
 }
-"""Everything that takes memory, the phase that it is and the steps learned by then, in a run of
-four steps, the first of them supervised."""
+"""Calls that need memory, with their phase and the number of steps trained before, in a run of four
+steps, the first of them supervised."""
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_whatever_runs_out_of_memory_is_done_again_and_nothing_else_changes(
-    tmp_path: Path, call: str
-):
+def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(tmp_path: Path, call: str):
     phase, step = CALLS[call]
     whole, run = process(config(tmp_path / "a"), Disk()), process(config(tmp_path / "b"), Disk())
     assert whole.run() == "finished"
@@ -62,7 +60,7 @@ def test_whatever_runs_out_of_memory_is_done_again_and_nothing_else_changes(
     assert run.run() == "finished"
     assert run.learner.adapter == whole.learner.adapter
     assert left_behind(run.folder) == left_behind(whole.folder)
-    # One call more, and it is the same one again.
+    # There is one more call, a repetition.
     at = run.script.calls.index(call)
     assert run.script.calls[at + 1] == call
     assert [*run.script.calls[:at], *run.script.calls[at + 1 :]] == whole.script.calls
@@ -85,7 +83,7 @@ def test_whatever_runs_out_of_memory_is_done_again_and_nothing_else_changes(
     assert list(whole.folder.events("replan")) == []
 
 
-def test_it_goes_down_as_far_as_it_takes(tmp_path: Path):
+def test_sizes_are_reduced_until_a_call_fits(tmp_path: Path):
     run = process(config(tmp_path), Disk())
     name = "sampler0.generate:train 1"
 
@@ -108,11 +106,11 @@ def test_it_goes_down_as_far_as_it_takes(tmp_path: Path):
     [
         ("sampler0.generate:train 3", "generate", {0, 2, 3}),
         ("learner.update 3", "update", {0, 2, 3}),
-        # The learner has made a step that is nowhere recorded.
+        # The learner has made a step that is not recorded.
         ("learner.publish 4", "publish", {0, 2}),
     ],
 )
-def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
+def test_out_of_memory_with_fixed_sizes_ends_the_run_with_a_checkpoint_and_a_message(
     tmp_path: Path, call: str, phase: Phase, saved: set[int]
 ):
     fixed, disk = config(tmp_path / "cut", fixed=True), Disk()
@@ -127,7 +125,7 @@ def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
     for words in ("RESOURCE_EXHAUSTED: so many bytes", "--plan.fixed false", less):
         assert words in str(told.value)
     assert first.events("replan") == []
-    # What it has said to do: the same run, no longer fixed.
+    # The remedy of the message: the same run with sizes that may change.
     whole = process(config(tmp_path / "whole", fixed=True), Disk())
     whole.run()
     second = process(config(tmp_path / "cut"), disk)
@@ -136,7 +134,7 @@ def test_fixed_sizes_end_the_run_with_a_checkpoint_and_a_sentence(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
+def test_out_of_memory_with_the_smallest_sizes_ends_the_run(tmp_path: Path):
     made = config(tmp_path)
     small = made.model_copy(update={"plan": made.plan.model_copy(update={"slots": 1})})
     run = process(small, Disk())
@@ -149,7 +147,7 @@ def test_where_there_is_nothing_smaller_the_run_ends(tmp_path: Path):
 @pytest.mark.parametrize("share", [0.0, -0.5])
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("phase", ["generate", "update"])
-def test_where_no_size_has_room_that_is_what_is_said(
+def test_the_message_says_so_if_no_size_fits(
     tmp_path: Path, phase: Phase, fixed: bool, share: float
 ):
     made = config(tmp_path, fixed=fixed)
@@ -175,11 +173,11 @@ def test_where_no_size_has_room_that_is_what_is_said(
 @pytest.mark.parametrize(
     ("at", "killed", "begins", "prepared"),
     [
-        # The checkpoint after step 2 has it.
+        # The checkpoint after step 2 has the reduced sizes.
         ("sampler0.generate:train 1", "learner.update 3", FEWER_SLOTS, [FEWER_SLOTS]),
-        # It came behind that checkpoint, at the same step; it is known before anything is drawn.
+        # Reduced after that checkpoint, at the same step: applied before anything is sampled.
         ("sampler0.generate:train 2", "learner.update 3", WHOLE, [FEWER_SLOTS]),
-        # Later: the steps that are done again begin as they began, and go on as they went on.
+        # Later: repeated steps start with the original sizes and change at the same step.
         ("sampler0.generate:train 3", "learner.update 3", WHOLE, [WHOLE, FEWER_SLOTS]),
         # Without a checkpoint nothing is repeated.
         ("sampler0.generate:probe 0", "learner.publish 0", FEWER_SLOTS, [FEWER_SLOTS]),
@@ -205,8 +203,8 @@ def test_invariant_7_a_resume_has_the_sizes_that_the_run_had(
     assert len(again) == (begins == WHOLE)
 
 
-def test_before_there_is_a_checkpoint_a_resume_begins_as_the_first_step_did(tmp_path: Path):
-    """All that was decided later is decided again, and once more by the next."""
+def test_without_a_checkpoint_a_resume_starts_with_the_sizes_of_the_first_step(tmp_path: Path):
+    """Each resume repeats the later decisions."""
     made = config(tmp_path, data={}, eval={}, checkpoint={"every_steps": 100})
     for number in range(3):
         disk = Disk()
@@ -221,7 +219,7 @@ def test_before_there_is_a_checkpoint_a_resume_begins_as_the_first_step_did(tmp_
     assert [entry["step"] for entry in run.events("replan")] == [2, 2, 2]
 
 
-def test_decisions_that_go_to_and_fro_are_repeated_and_do_not_multiply(tmp_path: Path):
+def test_alternating_decisions_are_repeated_once_per_resume(tmp_path: Path):
     made = config(tmp_path)
     folder = RunFolder.of(made)
     folder.create(made)
@@ -236,7 +234,7 @@ def test_decisions_that_go_to_and_fro_are_repeated_and_do_not_multiply(tmp_path:
     folder.close()
 
 
-def test_what_a_process_has_no_room_for_it_does_not_try_again(tmp_path: Path):
+def test_sizes_that_did_not_fit_a_process_are_not_tried_again(tmp_path: Path):
     made, disk = config(tmp_path), Disk()
     first = process(made, disk)
     first.script.on["learner.update 3"] = die
@@ -248,11 +246,11 @@ def test_what_a_process_has_no_room_for_it_does_not_try_again(tmp_path: Path):
     assert worker.sizes == Sizes(6, FEWER_ROWS.micro_batch_tokens)
     controller.resume(disk[2][1])
     assert controller.step == 2
-    # Nothing was said of micro-batches.
+    # The limit of slots does not affect micro-batches.
     assert controller.in_force == FEWER_SLOTS
 
 
-def test_with_fixed_sizes_no_decision_is_taken_again(tmp_path: Path):
+def test_with_fixed_sizes_earlier_decisions_are_not_repeated(tmp_path: Path):
     disk = Disk()
     first = process(config(tmp_path), disk)
     first.script.on = {"sampler0.generate:train 3": full("generate"), "learner.update 3": die}
@@ -263,20 +261,20 @@ def test_with_fixed_sizes_no_decision_is_taken_again(tmp_path: Path):
     assert second.samplers[0].sizes == [WHOLE]
 
 
-def test_a_checkpoint_says_more_than_the_plan_that_was_in_force_later(tmp_path: Path):
+def test_sizes_of_the_checkpoint_precede_later_sizes_of_the_plan(tmp_path: Path):
     made = config(tmp_path)
     folder = RunFolder.of(made)
     folder.create(made)
     folder.write_plan({"in_force": FEWER_ROWS.to_json(), "at_checkpoint": FEWER_SLOTS.to_json()})
     controller = SizeController(made, first_sizes(made, folder.plan), print)
     assert controller.in_force == FEWER_SLOTS
-    # An older one was restored, because the newest is damaged.
+    # An older checkpoint was restored because the newest is damaged.
     controller.resume({"step": 2, "sizes": WHOLE.to_json()})
     assert controller.in_force == WHOLE
     folder.close()
 
 
-def test_a_fixed_plan_is_not_changed_by_what_a_folder_says(tmp_path: Path):
+def test_a_fixed_plan_ignores_sizes_in_the_run_folder(tmp_path: Path):
     fixed, disk = config(tmp_path, fixed=True), Disk()
     run = process(fixed, disk)
     assert run.run() == "finished"

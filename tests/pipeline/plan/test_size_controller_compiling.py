@@ -1,4 +1,4 @@
-"""Sizes that do not compile, and processes that follow what others have decided."""
+"""Sizes that do not compile, and processes that follow the decisions of others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def journal(folder: RunFolder) -> list[dict[str, Any]]:
     return [{k: v for k, v in entry.items() if k != "time"} for entry in folder.entries()]
 
 
-def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_path: Path):
+def test_reductions_at_the_start_are_journaled_later(tmp_path: Path):
     made, said = config(tmp_path), list[str]()
     folder = RunFolder.of(made)
     controller = SizeController(made, first_sizes(made, folder.plan), said.append)
@@ -68,7 +68,7 @@ def test_what_does_not_fit_at_the_start_goes_down_and_is_written_down_later(tmp_
     assert plan_of(folder)["in_force"] == Sizes(4, 4 * ROW).to_json()
 
 
-def test_fixed_sizes_that_do_not_fit_at_the_start_are_said_at_once(tmp_path: Path):
+def test_fixed_sizes_that_do_not_fit_fail_at_the_start(tmp_path: Path):
     made = config(tmp_path, fixed=True)
     controller = SizeController(made, first_sizes(made, None), print)
     process = Compiling(most=4)
@@ -77,7 +77,7 @@ def test_fixed_sizes_that_do_not_fit_at_the_start_are_said_at_once(tmp_path: Pat
     assert process.asked == [8]
 
 
-def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path: Path):
+def test_other_processes_are_prepared_for_reduced_sizes_before_their_next_call(tmp_path: Path):
     made = config(tmp_path)
     controller = SizeController(made, first_sizes(made, None), print)
     one, other = (Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1))
@@ -99,7 +99,7 @@ def test_a_process_that_was_not_asked_to_shrink_follows_before_it_works(tmp_path
         assert worker.process.asked == [8, 6]
 
 
-def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_in_force(
+def test_a_process_prepared_during_another_reduction_uses_the_sizes_in_force(
     tmp_path: Path,
 ):
     made = config(tmp_path)
@@ -127,7 +127,7 @@ def test_a_process_that_is_prepared_while_another_runs_out_works_with_the_sizes_
     assert process.asked == [8, 6, 4]
 
 
-def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
+def test_simultaneous_out_of_memory_errors_cause_one_reduction(tmp_path: Path):
     made = config(tmp_path)
     said = list[str]()
     controller = SizeController(made, first_sizes(made, None), said.append)
@@ -152,10 +152,10 @@ def test_two_that_run_out_together_take_one_decision(tmp_path: Path):
     assert sum("out of memory" in line for line in said) == 1
 
 
-def test_the_exceptions_come_through_a_pickle_as_they_are():
+def test_the_exceptions_round_trip_through_pickle():
     import pickle
 
     for error in (OutOfMemory("update", "full", 0.5), NothingSmaller("sync", "a sentence.")):
-        copy = pickle.loads(pickle.dumps(error))  # our own
+        copy = pickle.loads(pickle.dumps(error))  # written by this test
         assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
         assert (copy.phase, copy.share) == (error.phase, error.share)

@@ -1,4 +1,4 @@
-"""Sizes chosen once more for the lengths of real rollouts: when, and what is written down."""
+"""Sizes chosen again for the lengths of real rollouts: conditions and records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rollouts(length: int) -> list[Rollout]:
 
 @pytest.fixture
 def calibrated(tmp_path: Path, cache: None) -> Calibrated:
-    """Where segments of 64 slots are slow: not worth it for completions of one segment."""
+    """Segments of 64 slots are slow: not worth it for completions of one segment."""
     made = config(tmp_path, rollout__max_new_tokens=120, plan__row_tokens=192)
     beginning = CalibrationStart.of(made, None)
     assert beginning.case is not None
@@ -84,7 +84,7 @@ def journaled(calibrated: Calibrated) -> list[dict[str, object]]:
     return list(RunFolder.of(calibrated.case.config).events("replan"))
 
 
-def test_lengths_as_expected_change_nothing(controller: SizeController, calibrated: Calibrated):
+def test_expected_lengths_cause_no_retune(controller: SizeController, calibrated: Calibrated):
     begun = controller.in_force
     for _ in range(2 * RETUNE_STEPS):
         controller.step_done(rollouts(round(calibrated.case.lengths.completion)), LONG)
@@ -93,7 +93,7 @@ def test_lengths_as_expected_change_nothing(controller: SizeController, calibrat
     assert controller.step == 2 * RETUNE_STEPS
 
 
-def test_other_lengths_are_answered_once(controller: SizeController, calibrated: Calibrated):
+def test_unexpected_lengths_cause_one_retune(controller: SizeController, calibrated: Calibrated):
     begun = controller.in_force
     for step in range(RETUNE_STEPS):
         assert controller.in_force == begun, step
@@ -112,10 +112,10 @@ def test_other_lengths_are_answered_once(controller: SizeController, calibrated:
 
 
 @pytest.mark.parametrize(("slots", "length"), [(24, 2), (32, 120)])
-def test_sizes_that_a_lack_of_memory_has_left_stay(
+def test_retune_never_exceeds_sizes_reduced_by_out_of_memory(
     controller: SizeController, calibrated: Calibrated, slots: int, length: int
 ):
-    """Those that were measured, too: more would be faster."""
+    """Also if larger ones were measured and would be faster."""
     left = replace(controller.in_force, slots=slots)
     controller.choose(left)
     for _ in range(RETUNE_STEPS):
@@ -124,7 +124,7 @@ def test_sizes_that_a_lack_of_memory_has_left_stay(
     assert journaled(calibrated) == []
 
 
-def test_less_than_what_a_lack_of_memory_has_left_may_be_chosen(
+def test_retune_may_choose_smaller_sizes_than_out_of_memory_left(
     controller: SizeController, calibrated: Calibrated
 ):
     faster = {**SEGMENT_S, 32: 0.076, 16: 0.0155}
@@ -137,14 +137,14 @@ def test_less_than_what_a_lack_of_memory_has_left_may_be_chosen(
 
 
 @pytest.mark.parametrize("checkpoint", [0, RETUNE_STEPS - 1])
-def test_a_run_that_goes_on_from_before_the_decision_takes_it_at_the_same_step(
+def test_a_resumed_run_repeats_the_retune_at_the_same_step(
     controller: SizeController, calibrated: Calibrated, checkpoint: int
 ):
     for _ in range(RETUNE_STEPS + 1):
         controller.step_done(rollouts(2), LONG)
     decided, made = controller.in_force, calibrated.case.config
     records = Records(RunFolder.of(made), FakeTracker(), Console(total=None, done=0))
-    # Without a checkpoint it begins with what the first step had.
+    # Without a checkpoint it starts with the sizes of the first step.
     again = SizeController(made, first_sizes(made, records.folder.plan), print)
     assert again.in_force == calibrated.choice.sizes
     again.step = checkpoint
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_from_before_the_decision_takes_it_at_the_same_step(
 
 @pytest.mark.parametrize("by_steps", [True, False])
 @pytest.mark.parametrize("left", [0.9, 1.1])
-def test_what_preparing_takes_must_be_gained_in_the_steps_to_come(
+def test_retune_requires_that_the_remaining_steps_gain_the_compile_time(
     tmp_path: Path, controller: SizeController, calibrated: Calibrated, left: float, by_steps: bool
 ):
     for _ in range(RETUNE_STEPS):
@@ -185,7 +185,7 @@ def test_what_preparing_takes_must_be_gained_in_the_steps_to_come(
     folder.close()
 
 
-def test_what_preparing_takes_is_compiling_not_loading(tmp_path: Path, cache: None):
+def test_compile_time_excludes_loading(tmp_path: Path, cache: None):
     made = config(tmp_path)
 
     class Loading:
@@ -204,13 +204,13 @@ def test_what_preparing_takes_is_compiling_not_loading(tmp_path: Path, cache: No
     process.built = (Built("segment 8", 0.01, cached=True), Built("fill 8", 1e-3, cached=True))
     asyncio.run(controller.start([Worker("process", process)]))
     assert controller.compile_s == pytest.approx(0.011)
-    # Side by side.
+    # Compiled in parallel.
     process.built = (Built("segment 8", 60.0, cached=False),)
     asyncio.run(controller.start([Worker("process", process)]))
     assert 0.02 <= controller.compile_s < 60
 
 
-def test_steps_of_worked_examples_are_not_looked_at(controller: SizeController):
+def test_sft_steps_do_not_count_for_retune(controller: SizeController):
     begun = controller.in_force
     for _ in range(RETUNE_STEPS):
         controller.step_done((), LONG)

@@ -151,7 +151,9 @@ def test_sizes_shrink_until_the_plan_fits(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_too_many_slots_cost_slots(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_reduced_if_too_many_do_not_fit(
+    silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = case(preset("gemma3_4b", *FREE, ("rollout.prompts_per_step", "64")))
     plan = choose_placement(given).chosen
     ratio = dict.fromkeys(("segment", "prefill"), 1.6)
@@ -296,7 +298,7 @@ def test_a_search_that_ends_before_a_fit_is_reported(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_the_next_larger_is_a_quarter_more() -> None:
+def test_the_next_larger_size_is_about_a_quarter_larger() -> None:
     given = case(preset("gemma3_4b"))  # 128 slots for 256 rollouts, one row on each chip
     (slots, more, program), (tokens, longer, gradient) = larger_plans(given, given.config)
     assert (slots, program) == ("160 slots", "segment 160")
@@ -306,7 +308,7 @@ def test_the_next_larger_is_a_quarter_more() -> None:
     assert (more.slots, longer.micro_batch_rows) == (160, 16)
 
 
-def test_a_phase_takes_as_much_longer_as_its_program() -> None:
+def test_phase_times_scale_with_their_program() -> None:
     given = case(preset("gemma3_1b"))
     step = given.step(given.config)
     figures = CompilerReport(True, 1, 1.0, seconds=0.3)

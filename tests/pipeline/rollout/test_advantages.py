@@ -1,4 +1,4 @@
-"""Group advantages: values by hand, Tunix's values, and rollouts that take no part."""
+"""Group advantages: values by hand, Tunix's values, and excluded rollouts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_rloo_by_hand():
     third = 1 / 3
     expected = [[1.0, -third, -third, -third], [-4 / 3, 4 / 3, 4 / 3, -4 / 3]]
     np.testing.assert_allclose(advantages, expected, rtol=1e-6)
-    # With three rewards the others are two.
+    # With three rewards the others of the group are two.
     advantages, _ = group_advantages([[1, None, 0, 0]], kind="rloo")
     np.testing.assert_allclose(advantages, [[1, 0, -0.5, -0.5]])
 
 
-def test_rollouts_without_a_reward_take_no_part():
+def test_rollouts_without_a_reward_are_ignored():
     rewards: list[list[float | None]] = [
         [1, None, 0, 0, 0],
         [None, None, 3, None, None],
@@ -53,7 +53,7 @@ def test_rollouts_without_a_reward_take_no_part():
     assert stats == GroupStats(mixed=1, all_equal=1, short=2, excluded=11)
 
 
-def test_groups_need_not_be_equally_large():
+def test_groups_may_have_different_sizes():
     (two, one, three), stats = group_advantages([[1, 0], [1], [0, None, 3]], kind="dr_grpo")
     np.testing.assert_array_equal(two, [0.5, -0.5])
     np.testing.assert_array_equal(one, [0])
@@ -62,7 +62,7 @@ def test_groups_need_not_be_equally_large():
     assert group_advantages([], kind="grpo") == ([], GroupStats(0, 0, 0, 0))
 
 
-def test_equal_rewards_leave_no_rounding_behind():
+def test_equal_rewards_give_exactly_zero():
     advantages, stats = group_advantages([[0.1] * 7], kind="grpo")
     assert not advantages[0].any()
     assert stats.all_equal == 1
@@ -86,8 +86,8 @@ def test_a_group_whose_advantages_overflow_carries_no_signal_and_is_counted(kind
     assert stats.excluded == group.count(None)
 
 
-def test_a_float32_overflow_is_one_of_the_formula_and_not_of_the_rewards():
-    # The deviation is as large as they are.
+def test_overflow_depends_on_the_formula_not_on_the_rewards():
+    # The deviation is as large as the rewards.
     advantages, stats = group_advantages([[1e60, 0, 0, 0]], kind="grpo")
     np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5]])
     assert stats.mixed == 1
@@ -104,7 +104,7 @@ def test_differences_below_float32_are_no_signal(kind):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_values_are_tunixs():
+def test_values_equal_those_of_tunix():
     algo_core = pytest.importorskip("tunix.rl.algo_core")
     rewards = np.random.default_rng(0).normal(size=(6, 8))
     rewards[2] = (rewards[2] > 0).astype(float)
@@ -133,7 +133,7 @@ def test_groups_are_centred_and_independent(rewards, kind):
 
 
 @given(REWARDS)
-def test_an_excluded_rollout_is_as_if_it_had_not_been_drawn(rewards):
+def test_an_excluded_rollout_does_not_affect_its_group(rewards):
     advantages, _ = group_advantages(rewards, kind="grpo")
     for group, values in zip(rewards, advantages, strict=True):
         kept = [reward is not None for reward in group]

@@ -1,4 +1,4 @@
-"""Who draws what is a function of names and sizes; who answers first changes nothing."""
+"""The assignment of requests to samplers depends on names and sizes, not on arrival order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(requests: Sequence[RolloutRequest]) -> list[tuple[int, int]]:
     return [(one.name.prompt_id, one.name.sample) for one in requests]
 
 
-def test_groups_are_dealt_in_turn_in_the_order_of_their_names():
+def test_groups_are_assigned_round_robin_in_the_order_of_their_names():
     requests = [request(prompt, sample) for prompt in (7, 3, 5) for sample in (1, 0)]
     first, second = shares(requests, samplers=2)
     assert names(first) == [(3, 0), (3, 1), (7, 0), (7, 1)]
@@ -46,7 +46,7 @@ def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: i
 
 
 class BlockingSampler:
-    """A sampler that answers when another one has."""
+    """A sampler that answers after another one has."""
 
     def __init__(self, first: asyncio.Event | None, then: asyncio.Event) -> None:
         self.first, self.then = first, then
@@ -80,7 +80,7 @@ class BlockingSampler:
         raise NotImplementedError
 
 
-def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
+def test_completions_keep_the_order_of_the_requests():
     async def run() -> tuple[list[Completion], DecodeWork, BlockingSampler, BlockingSampler]:
         late, early = asyncio.Event(), asyncio.Event()
         one, other = BlockingSampler(early, late), BlockingSampler(None, early)
@@ -97,7 +97,7 @@ def test_completions_come_in_the_order_of_the_requests_whoever_answers_first():
     assert one.temperature == other.temperature == 0.5
 
 
-def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
+def test_min_finished_is_the_share_of_each_samplers_requests_rounded_up():
     async def run(cut_off: float | None) -> tuple[int | None, int | None]:
         then = asyncio.Event()
         one, other = BlockingSampler(None, then), BlockingSampler(None, then)
@@ -105,14 +105,14 @@ def test_enough_is_a_share_of_what_each_sampler_is_asked_for_rounded_up():
         await generate([one, other], requests, temperature=1.0, cut_off=cut_off)
         return one.min_finished, other.min_finished
 
-    # Four and three.
+    # Shares of four and three requests.
     assert asyncio.run(run(None)) == (None, None)
     assert asyncio.run(run(0.5)) == (2, 2)
     assert asyncio.run(run(0.01)) == (1, 1)
     assert asyncio.run(run(0.99)) == (4, 3)
 
 
-def test_a_sampler_without_a_share_is_not_asked():
+def test_a_sampler_without_requests_is_not_called():
     async def run() -> BlockingSampler:
         idle = BlockingSampler(asyncio.Event(), asyncio.Event())
         await generate(

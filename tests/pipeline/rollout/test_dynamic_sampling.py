@@ -1,4 +1,4 @@
-"""How many more prompts, for what gain, and which groups are learned from: by hand."""
+"""Further rounds: their size, their gain, and the groups that are trained on, by hand."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_a_line_fits_by_least_squares():
     assert found.at(17) == pytest.approx(start + slope * 17)
 
 
-def test_of_one_count_less_lasts_as_long_and_more_in_proportion():
+def test_with_a_single_count_only_larger_counts_scale():
     found = line((24, 10.0), (24, 12.0))
     assert [found.at(n) for n in (0, 6, 24, 48)] == pytest.approx([11, 11, 11, 22])
     assert line((0, 3.0)).at(5) == 3.0
 
 
-def test_neither_part_of_a_line_is_below_zero():
+def test_intercept_and_slope_are_not_negative():
     falling = line((10, 9.0), (20, 5.0))
     assert falling.at(0) == falling.at(40) == 7.0
     steep = line((10, 1.0), (20, 9.0))
@@ -51,7 +51,7 @@ def test_neither_part_of_a_line_is_below_zero():
     assert steep.at(30) == pytest.approx(10.0)
 
 
-def test_what_is_older_weighs_less():
+def test_older_observations_weigh_less():
     found = line((24, 10.0)).faded().observed(24, 20.0)
     assert found.at(24) == pytest.approx((0.9 * 10 + 20) / 1.9)
     estimates = SamplingEstimates(10, 40, line((1, 1.0)), line((2, 2.0))).faded()
@@ -59,18 +59,18 @@ def test_what_is_older_weighs_less():
     assert estimates.learning == line((2, 2.0)).faded()
 
 
-def test_the_share_is_never_none_and_never_all():
+def test_the_share_is_strictly_between_0_and_1():
     assert SamplingEstimates().share == 0.5
     assert SamplingEstimates().counted(0, 9).share == 0.05
     assert SamplingEstimates().counted(9, 9).share == 0.95
 
 
-def test_estimates_go_through_json_bit_for_bit():
+def test_estimates_round_trip_through_json_bit_for_bit():
     estimates = SamplingEstimates(0.1, 1 / 3, line((24, 0.7), (3, 0.1)).faded(), line((5, 1e-9)))
     assert SamplingEstimates.of_json(json.loads(json.dumps(estimates.to_json()))) == estimates
 
 
-def test_a_round_is_as_large_as_what_is_missing_needs_and_at_most_what_is_left():
+def test_round_size_covers_the_missing_groups_up_to_the_limit():
     assert round_size(6, left=40, share=0.4) == 15
     assert round_size(6, left=10, share=0.4) == 10
     assert round_size(1, left=10, share=0.95) == 2
@@ -87,17 +87,17 @@ MEASURED = SamplingEstimates(
 def test_the_gain_by_hand():
     found = gain(MEASURED, prompts=10, signal=2, wanted=6, prompts_per_step=20)
     assert found is not None
-    # 4 of 10 in 4 s of sampling and 4 s of learning them; 8 of 20 in 5 + 14 s.
+    # 4 of 10 in 4 s of sampling and 4 s of learning; 8 of 20 in 5 + 14 s.
     assert found.sampling == pytest.approx(4 / 8)
     assert found.learning == pytest.approx(8 / 19)
-    # Only one is wanted: 1 in 4 + 1 s.
+    # Only one group is missing: 1 in 4 + 1 s.
     one = gain(MEASURED, prompts=10, signal=7, wanted=1, prompts_per_step=20)
     assert one is not None
     assert one.sampling == pytest.approx(1 / 5)
     assert one.learning == pytest.approx(8 / 19)
 
 
-def test_nothing_is_weighed_before_both_sides_were_measured():
+def test_there_is_no_comparison_before_both_sides_were_measured():
     for lacking in (
         replace(MEASURED, sampling=LinearFit()),
         replace(MEASURED, learning=LinearFit()),
@@ -141,7 +141,7 @@ def test_the_first_groups_with_signal_are_kept():
     assert numbers(found.surplus) == [6]
 
 
-def test_where_there_are_too_few_the_first_others_fill_up():
+def test_missing_groups_are_filled_up_with_the_first_without_signal():
     kinds = [WITHOUT, WITH, WITHOUT, WITHOUT, WITH]
     found = choose([group(number, *kind) for number, kind in enumerate(kinds)], wanted=4)
     assert numbers(found.kept) == [0, 1, 2, 4]
@@ -149,7 +149,7 @@ def test_where_there_are_too_few_the_first_others_fill_up():
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 12))
-def test_nobody_is_lost_and_signal_goes_first(kinds: list[bool], wanted: int):
+def test_every_group_is_kept_or_counted_and_signal_comes_first(kinds: list[bool], wanted: int):
     groups = [group(number, *(WITH if kind else WITHOUT)) for number, kind in enumerate(kinds)]
     found = choose(groups, wanted=wanted)
     parts = (found.kept, found.replaced, found.surplus)

@@ -38,7 +38,7 @@ def probe(samplers: list[FakeSampler], learner: FakeLearner, *, prompts: int = 3
     )
 
 
-def test_defaults_belong_to_the_type_of_the_base(tmp_path: Path):
+def test_default_bounds_depend_on_the_dtype_of_the_base(tmp_path: Path):
     exact = make_config(tmp_path)
     assert Bounds.of(exact) == Bounds(probe=1e-4, mean_stop=1e-4, p999_alarm=1e-3)
     rounded = make_config(tmp_path, model={"dtype": "bfloat16"})
@@ -64,17 +64,17 @@ def test_defaults_belong_to_the_type_of_the_base(tmp_path: Path):
 
 def test_a_step_within_the_bounds_raises_no_alarm():
     assert BOUNDS.alarm({"parity_mean": 1e-3, "parity_p999": 1e-2}) is None
-    assert BOUNDS.alarm({}) is None  # a step without a signal learns nothing and measures nothing
+    assert BOUNDS.alarm({}) is None  # a step without signal trains on nothing and measures nothing
 
 
-def test_the_percentile_is_told_and_the_mean_stops():
+def test_a_high_percentile_raises_an_alarm_and_a_high_mean_an_error():
     told = BOUNDS.alarm({"parity_mean": 0.0, "parity_p999": 0.5})
     assert told == "99.9th percentile of log-prob difference 0.5 > 0.01"
     with pytest.raises(ParityError, match=r"by 0\.5 on average, allowed 0\.001 \(parity\.mean"):
         BOUNDS.alarm({"parity_mean": 0.5, "parity_p999": 0.0})
 
 
-def test_what_is_no_number_is_no_agreement():
+def test_nan_metrics_fail_the_check():
     nan = float("nan")
     assert BOUNDS.alarm({"parity_mean": 0.0, "parity_p999": nan}) is not None
     with pytest.raises(ParityError):
@@ -97,7 +97,7 @@ def test_the_probe_goes_through_every_sampler_and_the_learner():
 
 
 def test_two_sides_that_both_ignore_the_adapter_are_caught(monkeypatch: pytest.MonkeyPatch):
-    """They agree perfectly: LoRA that qwix attached to no forward pass looks like this."""
+    """They agree perfectly, for example if qwix attached LoRA to no forward pass."""
     _, samplers, learner = team(1)
     monkeypatch.setattr(fakes, "logprobs", lambda tokens, _: np.full(len(tokens), -1.0, np.float32))
     with pytest.raises(ParityError, match="LoRA does not reach the model"):
@@ -119,7 +119,7 @@ def test_a_single_sampler_under_another_adapter_is_caught():
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_log_prob_that_is_no_number_is_caught_wherever_it_is(at: int):
+def test_a_nan_log_prob_is_detected_at_any_position(at: int):
     _, samplers, learner = team(1)
     draw = samplers[0].draw
 
@@ -134,7 +134,7 @@ def test_a_log_prob_that_is_no_number_is_caught_wherever_it_is(at: int):
         probe(samplers, learner)
 
 
-def test_what_the_probe_draws_must_be_labelled_as_the_probe():
+def test_probe_completions_must_carry_the_probes_label():
     _, samplers, learner = team(1)
     draw = samplers[0].draw
 
@@ -146,7 +146,7 @@ def test_what_the_probe_draws_must_be_labelled_as_the_probe():
         probe(samplers, learner)
 
 
-def test_samplers_draw_different_rollouts_of_the_same_few_prompts():
+def test_samplers_get_different_rollouts_of_the_same_prompts():
     _, samplers, learner = team(2)
     names: list[tuple[int, int]] = []
     for sampler in samplers:

@@ -1,4 +1,4 @@
-"""Who is learned from, who waits, who is lost: by hand, and what holds for any cut."""
+"""Rollouts that are trained on, continued or dropped: by hand, and for any cut-off."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(completions: Any) -> list[tuple[int, int, int]]:
 FIRST = [drawn(0, 7, 0), cut(0, 7, 1), drawn(0, 3, 0), drawn(0, 3, 1)]
 
 
-def test_a_group_waits_for_the_last_of_its_rollouts():
+def test_a_group_is_kept_until_its_last_rollout_finishes():
     first = split_partial(FIRST, PartialRollouts(), mode="keep")
     assert names(first.finished) == [(0, 3, 0), (0, 3, 1)]
     assert names(first.partial.completions) == [(0, 7, 0), (0, 7, 1)]
@@ -43,7 +43,7 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
     (request,) = first.partial.requests()
     assert (request.name, request.partial) == (FIRST[1].name, FIRST[1])
     np.testing.assert_array_equal(request.prefill_tokens, [2, 7, ord("a"), ord("b")])
-    # At the next step it ends, and a new group of the same prompt does not.
+    # It finishes in the next step, but a new group of the same prompt does not.
     rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
     second = split_partial([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.partial, mode="keep")
     assert second.finished == [FIRST[0], rest]
@@ -57,22 +57,22 @@ def test_a_group_waits_for_the_last_of_its_rollouts():
     }
 
 
-def test_tokens_are_counted_in_the_step_in_which_they_are_drawn():
-    # 4 + 2 + 4 + 4, then 5 - 2 of the one and 4 of another.
+def test_tokens_are_counted_in_the_step_that_samples_them():
+    # 4 + 2 + 4 + 4, then 5 - 2 of the continued one and 4 of a new one.
     first = split_partial(FIRST, PartialRollouts(), mode="keep")
     assert first.tokens == 14
     rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
     assert split_partial([rest, drawn(1, 5, 0)], first.partial, mode="keep").tokens == 3 + 4
 
 
-def test_what_is_dropped_leaves_its_group():
+def test_dropped_rollouts_are_removed_from_their_groups():
     settled = split_partial([*FIRST, cut(0, 9, 0), cut(0, 9, 1)], PartialRollouts(), mode="drop")
     assert names(settled.finished) == [(0, 7, 0), (0, 3, 0), (0, 3, 1)]
     assert (settled.truncated, settled.dropped, len(settled.partial)) == (3, 3, 0)
     assert settled.metrics["rollout/dropped"] == 3
 
 
-def test_without_a_cut_off_all_are_learned_from_as_they_came():
+def test_without_a_cut_off_all_rollouts_are_trained_on_in_order():
     whole = [drawn(0, prompt, sample) for prompt in (9, 2, 5) for sample in range(2)]
     expected = PartialSplit(
         whole, PartialRollouts(), tokens=24, truncated=0, continued=0, dropped=0
@@ -85,7 +85,7 @@ FLOATS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
 
 
 @given(FLOATS, st.booleans(), st.integers(0, 3))
-def test_what_waits_goes_through_json_bit_for_bit(
+def test_partial_rollouts_round_trip_through_json_bit_for_bit(
     values: list[float], truncated: bool, version_spans: int
 ):
     logprobs = np.array(values, np.float32)
@@ -110,7 +110,7 @@ def test_what_waits_goes_through_json_bit_for_bit(
 
 
 @given(st.data(), st.sampled_from(["keep", "drop"]))
-def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any):
+def test_every_rollout_is_trained_on_once_or_dropped(data: st.DataObject, partial: Any):
     waiting, learned, lost, asked = PartialRollouts(), [], 0, set()
     for step in range(4):
         requests = waiting.requests()
@@ -124,7 +124,7 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
         fresh = [cut(*name) if data.draw(st.booleans()) else drawn(*name) for name in new]
         settled = split_partial([*again, *fresh], waiting, mode=partial)
         assert settled.continued == len(requests)
-        # The oldest first, whole groups behind one another.
+        # Oldest first, whole groups in sequence.
         order = names([*settled.finished]), names(settled.partial.completions)
         assert [sorted(part, key=lambda name: name[0]) for part in order] == list(order)
         assert all(one.stop_reason != "truncated" for one in settled.finished)
@@ -139,7 +139,7 @@ def test_nobody_is_lost_or_learned_from_twice(data: st.DataObject, partial: Any)
             assert {(*name[:2], sample) for sample in range(3)} <= set(learned)
 
 
-def test_versions_are_told_by_token():
+def test_versions_by_token():
     one = drawn(
         0, 1, 0, "abcd", version=9, earlier_spans=(VersionSpan(4, "a", 2), VersionSpan(6, "b", 1))
     )
@@ -152,7 +152,7 @@ def test_versions_are_told_by_token():
 
 
 @pytest.mark.parametrize("partial", ["keep", "drop"])
-def test_a_step_in_which_no_group_ends(partial: Any):
+def test_a_step_without_finished_groups(partial: Any):
     settled = split_partial([cut(0, 1, 0), cut(0, 1, 1)], PartialRollouts(), mode=partial)
     assert settled.finished == []
     assert len(settled.partial) == (2 if partial == "keep" else 0)

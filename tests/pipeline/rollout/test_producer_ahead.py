@@ -1,4 +1,4 @@
-"""One step ahead: what runs beside what, which version draws which step, what an end changes."""
+"""Sampling one step ahead: concurrency, versions, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def finished(config: Config, disk: Disk | None = None, script: Script | None = N
     return run
 
 
-def test_the_next_step_is_drawn_while_this_one_is_learned(tmp_path: Path):
+def test_the_next_step_is_sampled_during_the_update(tmp_path: Path):
     run = Process(make_config(tmp_path, **AHEAD), disk=Disk())
     run.run()
     calls = run.script.calls
@@ -73,8 +73,8 @@ def test_the_next_step_is_drawn_while_this_one_is_learned(tmp_path: Path):
 AHEAD: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}
 
 
-def test_neither_side_waits_for_the_other_to_begin(tmp_path: Path):
-    """An update that ends only after the next step's sampling has begun does end."""
+def test_update_and_sampling_run_concurrently(tmp_path: Path):
+    """An update that waits for the next step's sampling to start finishes."""
     run = process(config_of(tmp_path), Disk())
     began = {step: asyncio.Event() for step in range(STEPS)}
     generate, update = run.samplers[0].generate, run.learner.update
@@ -96,7 +96,7 @@ def test_neither_side_waits_for_the_other_to_begin(tmp_path: Path):
 
 
 @pytest.mark.parametrize("warm", [0, 2])
-def test_every_step_but_the_first_is_drawn_by_the_version_before(tmp_path: Path, warm: int):
+def test_every_step_but_the_first_is_sampled_by_the_previous_version(tmp_path: Path, warm: int):
     phases: dict[str, dict[str, Any]] = {
         "run": {"phases": ["sft", "grpo"]},
         "sft": {"train": {"path": "s.jsonl"}},
@@ -117,7 +117,7 @@ def test_every_step_but_the_first_is_drawn_by_the_version_before(tmp_path: Path,
     assert (hashes[warm] == FRESH) == (warm == 0)
 
 
-def test_what_runs_beside_is_timed_apart(tmp_path: Path):
+def test_sampling_ahead_is_timed_separately(tmp_path: Path):
     durations = {"sampler0.generate:train": 5.0, "scorer.score": 1.0, "learner.update": 3.0}
     run = finished(config_of(tmp_path), script=Script(durations=durations))
     rows = run.folder.metrics
@@ -129,7 +129,7 @@ def test_what_runs_beside_is_timed_apart(tmp_path: Path):
         assert row["time/learn_s"] + row["time/wait_s"] == (3.0 if row is last else 9.0)
 
 
-def test_with_a_cut_off_what_waits_is_gone_on_with_a_step_ahead(tmp_path: Path):
+def test_partial_rollouts_are_continued_while_sampling_ahead(tmp_path: Path):
     rollout = {"ahead": "one", "partial": "keep", "cut_off": 0.6, "prompts_per_step": 3}
     run = finished(config_of(tmp_path, rollout=rollout, budget={"steps": 6}))
     versions = [
@@ -143,7 +143,7 @@ def test_with_a_cut_off_what_waits_is_gone_on_with_a_step_ahead(tmp_path: Path):
     assert max(row["rollout/staleness_max"] for row in run.folder.metrics[1:]) > 1
 
 
-def test_what_a_time_budget_leaves_drawn_is_counted_as_lost(tmp_path: Path):
+def test_rollouts_left_over_at_the_deadline_are_counted_as_dropped(tmp_path: Path):
     durations = {"sampler0.generate:train": 10.0, "learner.update": 10.0, "learner.save": 10.0}
     config = config_of(tmp_path, budget={"time": "100s", "steps": None}, data={}, eval={})
     run = finished(config, script=Script(durations=durations))
@@ -157,7 +157,7 @@ def test_what_a_time_budget_leaves_drawn_is_counted_as_lost(tmp_path: Path):
     assert summary["tokens_generated"] > summary["tokens_trained"]
 
 
-# --- ends
+# --- interrupted runs
 
 
 def interrupted(config: Config, disk: Disk, on: str | int) -> Process:
@@ -169,9 +169,7 @@ def interrupted(config: Config, disk: Disk, on: str | int) -> Process:
 
 
 @pytest.mark.parametrize("call", ["learner.update 1", "sampler0.generate:train 2"])
-def test_a_signal_while_both_are_at_work_ends_the_drawing_and_not_the_update(
-    tmp_path: Path, call: str
-):
+def test_a_signal_abandons_the_sampling_but_not_the_update(tmp_path: Path, call: str):
     disk = Disk()
     run = interrupted(config_of(tmp_path), disk, call)
     assert max(disk) == 2
@@ -181,11 +179,11 @@ def test_a_signal_while_both_are_at_work_ends_the_drawing_and_not_the_update(
     assert run.folder.summary["rollouts"]["dropped"] == 0
     aborted = "sampler0.abort" in run.script.calls
     assert aborted == (call != "learner.update 1")
-    # A sampler that was told to end may be gone: it is sent nothing more.
+    # An aborted sampler may be gone: it gets no more calls.
     assert ("sampler0.load 2" in run.script.calls) == (not aborted)
 
 
-def test_a_signal_while_a_resumed_run_draws_again_leaves_what_was_there(tmp_path: Path):
+def test_a_signal_during_repeated_sampling_keeps_the_checkpoint(tmp_path: Path):
     config, disk = config_of(tmp_path), Disk()
     interrupted(config, disk, "learner.update 1")
     second = interrupted(config, disk, "sampler0.generate:train 2")
@@ -222,7 +220,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
         assert second.learner.adapter == whole.learner.adapter
 
 
-def test_a_resumed_run_draws_again_under_the_version_before(tmp_path: Path):
+def test_a_resumed_run_samples_again_under_the_previous_version(tmp_path: Path):
     config, disk = config_of(tmp_path), Disk()
     interrupted(config, disk, "learner.update 1")
     second = finished(config, disk)
@@ -238,7 +236,7 @@ def test_a_resumed_run_draws_again_under_the_version_before(tmp_path: Path):
     ]
 
 
-def test_a_finished_run_that_is_extended_is_the_longer_run(tmp_path: Path):
+def test_an_extended_run_equals_a_longer_run(tmp_path: Path):
     whole = finished(config_of(tmp_path / "whole", eval={"every_steps": 1}))
     config, disk = config_of(tmp_path / "two", eval={"every_steps": 1}, budget={"steps": 2}), Disk()
     finished(config, disk)
@@ -250,11 +248,11 @@ def test_a_finished_run_that_is_extended_is_the_longer_run(tmp_path: Path):
 
 
 class BrokenError(Exception):
-    """What went wrong with a worker."""
+    """An error of a worker."""
 
 
 def break_at(run: Process, side: str, error: Exception) -> None:
-    """Lets the update of step 1 fail, or the sampling beside it."""
+    """Makes the update of step 1 fail, or the sampling during it."""
     update, generate = run.learner.update, run.samplers[0].generate
 
     async def bad_update(rollouts: Sequence[Rollout], **how: Any) -> dict[str, float]:
@@ -280,11 +278,11 @@ def break_at(run: Process, side: str, error: Exception) -> None:
         ("learner", BrokenError()),
         ("sampler", BrokenError()),
         ("learner", OutOfMemory("update", "no room")),
-        # The update ends well, and no checkpoint may have it: its step is not counted.
+        # The update succeeds, but its step is not counted, so no checkpoint may contain it.
         ("sampler", OutOfMemory("generate", "no room")),
     ],
 )
-def test_what_fails_on_either_side_ends_the_run_and_a_resumed_one_is_the_same(
+def test_an_error_on_either_side_ends_the_run_and_a_resumed_run_is_the_same(
     tmp_path: Path, side: str, error: Exception
 ):
     expected = left_behind(finished(config_of(tmp_path / "whole")).folder)
@@ -306,7 +304,7 @@ def test_what_fails_on_either_side_ends_the_run_and_a_resumed_one_is_the_same(
     assert left_behind(finished(config, disk).folder) == expected
 
 
-def test_laps_of_one_name_are_added_up():
+def test_laps_with_the_same_name_are_summed():
     seconds = iter([0.0, 2.0, 5.0, 9.0])
     watch = Stopwatch(lambda: next(seconds))
     for name in ("sample", "reward", "sample"):

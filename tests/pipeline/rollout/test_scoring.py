@@ -1,4 +1,4 @@
-"""From completions to rollouts: the right text to the right prompt, rewards, advantages."""
+"""From completions to rollouts: texts and prompts match, rewards, advantages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_reward_function_sees_the_text_and_its_own_prompt():
     assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS)
 
 
-def test_a_reward_function_sees_the_prefix_and_what_was_drawn():
+def test_a_reward_function_sees_the_prefix_and_the_completion():
     (one,) = inputs_of([drawn(3, 0, "ix")], answer_prefix="s")
     assert one == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
 
@@ -57,7 +57,7 @@ def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
     ]
 
 
-def test_rewards_are_weighted_and_groups_are_those_of_the_prompts(tmp_path: Path):
+def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path):
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
     rollouts, stats, _ = score_rollouts(
         GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
@@ -70,8 +70,8 @@ def test_rewards_are_weighted_and_groups_are_those_of_the_prompts(tmp_path: Path
     assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
 
 
-def test_groups_are_told_by_name_whatever_is_left_of_them(tmp_path: Path):
-    # The same prompt, asked for at two steps; of the second group and the third one is left.
+def test_groups_are_identified_by_name_even_if_incomplete(tmp_path: Path):
+    # The same prompt at two steps; one rollout is left of the second group and of the third.
     left = [*GROUPS[:2], GROUPS[3]]
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
@@ -86,7 +86,7 @@ def test_groups_are_told_by_name_whatever_is_left_of_them(tmp_path: Path):
     assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0), {})
 
 
-def test_advantages_are_scaled_as_the_configuration_says(tmp_path: Path):
+def test_advantages_use_the_configured_formula(tmp_path: Path):
     rollouts, *_ = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
@@ -114,7 +114,7 @@ def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Pat
     assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
 
 
-def test_invariant_6_a_part_of_weight_0_excludes_nobody(tmp_path: Path):
+def test_invariant_6_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
     parts = [
         {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
         {"name": "format", "function": "rewards.format:well_formed", "weight": 0.5},
@@ -162,9 +162,9 @@ def test_a_sum_that_overflows_is_an_error_of_the_sum(
     assert stats.excluded == 2
 
 
-def test_overlong_completions_are_punished_in_a_part_of_their_own(tmp_path: Path):
-    # 84 tokens, of which the last 40 are punished: "2.0" and its stop token are 4, 64 are 20 too
-    # many, 84 are the end.
+def test_overlong_completions_get_a_separate_penalty_part(tmp_path: Path):
+    # 84 tokens, of which the last 40 are penalized: "2.0" and its stop token are 4, 64 are 20 too
+    # many, 84 are the maximum.
     config = make_config(
         tmp_path,
         rollout={
@@ -200,7 +200,7 @@ def test_invariant_6_errors_are_kept_by_function():
     assert reward_errors([{"a": good}]) == {}
 
 
-def test_the_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
+def test_the_shuffle_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
     config = make_config(tmp_path, rewards={"shuffle": True})
     values = outcomes(0.1, 0.2, 0.3, 0.4)
     rollouts, *_ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=5)
@@ -208,7 +208,7 @@ def test_the_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
     expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
     assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
     assert expected != [value + 0.1 for value in plain]
-    # What each part gave stays with its rollout.
+    # The score of each part stays with its rollout.
     assert [rollout.rewards["correct"] for rollout in rollouts] == plain
     for start in (0, 2):
         high = int(np.argmax([rollouts[start].reward or 0, rollouts[start + 1].reward or 0]))

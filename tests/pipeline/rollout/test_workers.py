@@ -1,4 +1,4 @@
-"""Work that is abandoned at its deadline."""
+"""Work abandoned at its deadline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATA: LoadedData = make_data()
 
 
 class WaitingSampler(FakeSampler):
-    """Answers when it is told to or aborted."""
+    """Returns when released or aborted."""
 
     answers: asyncio.Event
     notices = True
@@ -74,7 +74,7 @@ def until(seconds: float, *, stopped_by_s: float = 105.0) -> WorkDeadline:
     return WorkDeadline(seconds, stopped_by_s)
 
 
-def test_what_takes_too_long_is_abandoned_and_the_sampler_works_again(tmp_path: Path):
+def test_overlong_sampling_is_abandoned_and_the_sampler_works_again(tmp_path: Path):
     async def run() -> None:
         workers, sampler = make_workers(tmp_path)
         await workers.publish()
@@ -89,7 +89,7 @@ def test_what_takes_too_long_is_abandoned_and_the_sampler_works_again(tmp_path: 
         runner.run(run())
 
 
-def test_nothing_is_begun_for_which_there_is_no_time(tmp_path: Path):
+def test_work_is_not_started_after_its_deadline(tmp_path: Path):
     async def run() -> None:
         workers, sampler = make_workers(tmp_path)
         await workers.publish()
@@ -102,7 +102,7 @@ def test_nothing_is_begun_for_which_there_is_no_time(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("most_s", "stopping_s", "ended_s"), [(7, 9, 12), (7, 4, 9)])
-def test_a_sampler_that_does_not_notice_is_not_asked_again(
+def test_a_sampler_that_does_not_stop_is_not_called_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     most_s: float,

@@ -1,4 +1,4 @@
-"""What is written about a step."""
+"""Records of a step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_steps_metrics():
     }
 
 
-def test_an_ending_by_text_is_an_ending_and_has_a_share_of_its_own():
+def test_stop_string_endings_have_a_separate_share():
     by_text = [
         replace(one, completion=replace(one.completion, stop_reason="stop_string"))
         for one in ROLLOUTS[:2]
@@ -97,7 +97,7 @@ def test_in_a_mixture_each_source_has_its_own_metrics():
 
 def test_a_step_without_any_reward_has_metrics_too():
     metrics = step_metrics([CUT], STATS)
-    # An error is not a zero: there is no mean over nothing.
+    # An error is not a zero: without values there is no mean.
     assert not {"reward/mean", "reward/std", "reward/correct"} & metrics.keys()
     assert (metrics["reward/excluded_share"], metrics["reward/correct_errors"]) == (1.0, 1.0)
 
@@ -141,7 +141,7 @@ def test_a_rollouts_row_with_tokens():
     assert rollout_records([replace(ROLLOUTS[0], completion=kept)], tokens=False) == [ROW]
 
 
-def test_a_rollouts_row_tells_the_version_of_each_stretch():
+def test_a_rollouts_row_has_the_version_of_each_span():
     drawn = replace(
         ROLLOUTS[0].completion, earlier_spans=(VersionSpan(4, "a", 1), VersionSpan(5, "b", 2))
     )
@@ -150,7 +150,7 @@ def test_a_rollouts_row_tells_the_version_of_each_stretch():
     ]
 
 
-def test_a_step_without_rollouts_has_no_reward_rather_than_a_wrong_one():
+def test_a_step_without_rollouts_has_no_reward_metric():
     assert step_metrics([], GroupStats(0, 0, 0, 0)) == {
         "groups/mixed": 0.0,
         "groups/all_equal": 0.0,
@@ -228,7 +228,7 @@ def test_a_skipped_update_names_the_file_that_keeps_its_batch(
     )
 
 
-def test_an_evaluation_is_journaled_said_and_sent(
+def test_an_evaluation_is_journaled_shown_and_sent(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
     answers = [
@@ -257,14 +257,14 @@ def test_an_evaluation_is_journaled_said_and_sent(
     )
 
 
-def test_an_event_is_journaled_and_said(records: Records, capsys: pytest.CaptureFixture[str]):
+def test_an_event_is_journaled_and_shown(records: Records, capsys: pytest.CaptureFixture[str]):
     records.event("exported", "export: there", folder="there")
     (entry,) = records.folder.events("exported")
     assert entry["folder"] == "there"
     assert capsys.readouterr().out == "export: there\n"
 
 
-def test_reward_errors_are_told_with_the_first_reason(
+def test_reward_errors_are_shown_with_the_first_reason(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
     records.reward_errors(4, {"length": ["raised KeyError: 'x'", "returned nan"]})
@@ -275,7 +275,7 @@ def test_reward_errors_are_told_with_the_first_reason(
     assert capsys.readouterr().out == told
 
 
-def test_a_comparison_is_said(records: Records, capsys: pytest.CaptureFixture[str]):
+def test_a_comparison_is_shown(records: Records, capsys: pytest.CaptureFixture[str]):
     records.comparison(
         "test",
         {
@@ -291,7 +291,7 @@ def test_a_comparison_is_said(records: Records, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_an_evaluation_of_several_samples_says_what_they_reach_together():
+def test_an_evaluation_of_several_samples_shows_pass_at_k_and_majority():
     summary = {
         "accuracy": 0.5,
         "n": 4,
@@ -307,12 +307,12 @@ def test_an_evaluation_of_several_samples_says_what_they_reach_together():
     )
 
 
-def test_without_a_number_of_steps_the_line_says_so(capsys: pytest.CaptureFixture[str]):
+def test_a_console_line_without_a_known_number_of_steps(capsys: pytest.CaptureFixture[str]):
     Console(total=None, done=0).step(3, "")
     assert capsys.readouterr().out.startswith("step 3/?  ")
 
 
-def test_a_terminal_gets_a_bar_that_starts_where_the_run_goes_on(
+def test_the_progress_bar_starts_at_the_resumed_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

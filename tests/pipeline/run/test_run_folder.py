@@ -56,7 +56,7 @@ READ_ONLY = pytest.mark.skipif(
 
 
 @READ_ONLY
-def test_a_folder_that_cannot_be_made_is_found_by_trying():
+def test_an_unwritable_folder_is_detected_by_writing():
     looked = RunFolder(Path("/sys/kernel/runs/mine"))
     with pytest.raises(
         ValueError,
@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_made_is_found_by_trying():
         looked.check_writable()
 
 
-def test_a_folder_with_other_permissions_is_found_too(tmp_path: Path):
+def test_a_folder_without_permission_is_detected(tmp_path: Path):
     closed = tmp_path / "closed"
     (closed / "run").mkdir(parents=True)
     for path in (closed / "run", closed):
@@ -77,7 +77,7 @@ def test_a_folder_with_other_permissions_is_found_too(tmp_path: Path):
             RunFolder(closed / name).check_writable()
 
 
-def test_looking_leaves_no_trace(tmp_path: Path, config: Config):
+def test_reading_changes_nothing(tmp_path: Path, config: Config):
     looked = RunFolder.of(config)
     looked.check(config)
     looked.check_writable()
@@ -93,7 +93,9 @@ def test_the_resolved_configuration_is_kept(folder: RunFolder, config: Config):
     assert folder.rollouts.is_dir()
 
 
-def test_the_same_run_goes_on_and_may_be_longer(tmp_path: Path, folder: RunFolder, config: Config):
+def test_the_same_run_resumes_and_may_have_a_larger_budget(
+    tmp_path: Path, folder: RunFolder, config: Config
+):
     folder.close()
     RunFolder.of(config).check(config)
     longer = make_config(tmp_path, budget={"steps": 99})
@@ -133,7 +135,7 @@ def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(folder: RunFolde
     )
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path, config: Config):
+def test_a_folder_with_other_content_is_refused(tmp_path: Path, config: Config):
     (tmp_path / "run").mkdir()
     RunFolder.of(config).check(config)
     (tmp_path / "run" / "thesis.tex").touch()
@@ -167,7 +169,7 @@ def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Conf
     other.close()
 
 
-def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_path: Path):
+def test_a_held_folder_is_locked_and_removed_without_a_run(tmp_path: Path):
     path = tmp_path / "runs" / "deep" / "run"
     config = make_config(path.parent, run={"name": "run"})
     mine, other = RunFolder(path), RunFolder(path)
@@ -184,7 +186,7 @@ def test_a_held_folder_keeps_others_out_and_leaves_nothing_if_nothing_began(tmp_
     assert (path / "config.json").is_file()
 
 
-def test_folders_above_that_another_run_needs_by_now_stay(tmp_path: Path):
+def test_parent_folders_that_another_run_uses_are_kept(tmp_path: Path):
     first, second = (RunFolder(tmp_path / "runs" / name) for name in ("first", "second"))
     with ExitStack() as other:
         with first.held():
@@ -202,7 +204,7 @@ def test_a_kill_between_lock_and_configuration_leaves_a_folder_that_can_be_used(
     RunFolder.of(config).check(config)
 
 
-def test_events_of_a_kind_in_their_order(folder: RunFolder):
+def test_events_of_one_kind_are_in_order(folder: RunFolder):
     folder.journal("checkpoint", step=1)
     folder.journal("fault", what="x")
     folder.journal("checkpoint", step=2)
@@ -212,7 +214,7 @@ def test_events_of_a_kind_in_their_order(folder: RunFolder):
 
 
 @pytest.mark.parametrize("torn", ['{"event": "x", "st', '{"event": "x"', "{"])
-def test_half_a_line_does_not_swallow_the_next_one(folder: RunFolder, torn: str):
+def test_an_incomplete_line_does_not_corrupt_the_next_one(folder: RunFolder, torn: str):
     folder.journal("one", step=1)
     path = folder.path / "journal.jsonl"
     path.write_text(path.read_text(encoding="utf-8") + torn, encoding="utf-8")
@@ -225,7 +227,7 @@ def test_half_a_line_does_not_swallow_the_next_one(folder: RunFolder, torn: str)
 STRANGE = 'a\u2028b\u2029c\x85d\x0be\x1cf\r\ng \N{GRINNING FACE} \\ " \x00'
 
 
-def test_any_text_survives(folder: RunFolder):
+def test_any_text_round_trips(folder: RunFolder):
     rows = [{"text": STRANGE}, {"text": ""}, {"text": STRANGE * 2}]
     folder.write_rollouts("test_before", rows)
     assert folder.read_rollouts("test_before") == rows
@@ -296,7 +298,7 @@ def test_valid_entries_exclude_those_that_a_later_resume_rolled_back(folder: Run
     assert [entry["step"] for entry in folder.valid_entries("checkpoint")] == [0, 4, 8]
 
 
-def test_a_finished_run_that_goes_on_has_its_summary_in_the_journal(folder: RunFolder):
+def test_a_resumed_finished_run_has_its_summary_in_the_journal(folder: RunFolder):
     for ended in ("interrupted", "finished"):
         folder.write_summary({"ended": ended, "steps": 4})
         assert folder.summary == {"ended": ended, "steps": 4}
@@ -375,7 +377,7 @@ def test_a_journal_without_the_end_that_the_summary_has_is_refused(
         RunFolder.of(config).check(config)
 
 
-def test_lines_longer_than_the_tail_that_is_looked_at_first(folder: RunFolder):
+def test_lines_longer_than_the_tail_that_is_searched_first(folder: RunFolder):
     for text in ("a", "b" * 3 * 2**20, "c"):
         folder.journal("said", text=text)
     assert [len(entry["text"]) for entry in folder.events("said")] == [1, 3 * 2**20, 1]

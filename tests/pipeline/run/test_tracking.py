@@ -1,4 +1,4 @@
-"""W&B: its mode, its data, and that its failures never end a run."""
+"""W&B: its mode, its data, and isolation of the run from its failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody is logged in; the path of the file that would say otherwise."""
+    """Without a login; returns the path of the file that could contain one."""
     for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
     netrc = tmp_path / "netrc"
@@ -39,7 +39,7 @@ def mode(folder: Path, wanted: str) -> tuple[str, str]:
     return choose_mode(make_config(folder, wandb={"mode": wanted}))
 
 
-def test_nobody_is_logged_in(tmp_path: Path):
+def test_without_a_login_wandb_is_offline(tmp_path: Path):
     chosen, why = mode(tmp_path, "auto")
     assert chosen == "offline"
     assert (
@@ -54,7 +54,7 @@ def test_a_configured_mode_is_used_and_reported(tmp_path: Path, wanted: str):
     assert f"{wanted} by wandb.mode" in why
 
 
-def test_online_on_demand_is_refused_where_nobody_is_logged_in(tmp_path: Path):
+def test_configured_online_mode_without_a_login_is_refused(tmp_path: Path):
     with pytest.raises(
         ValueError, match=r"wandb\.mode = 'online', but this machine has no W&B login.*WANDB_"
     ):
@@ -69,7 +69,7 @@ def test_a_key_in_the_environment_is_a_login(
     assert mode(tmp_path, wanted) == ("online", "W&B: online")
 
 
-def test_a_login_is_one_at_the_server_that_is_asked(
+def test_a_login_counts_only_for_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: Path
 ):
     nobody.write_text("machine wandb.example.org login user password k\n", encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_login_is_one_at_the_server_that_is_asked(
     assert mode(tmp_path, "auto")[0] == "online"
 
 
-def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, nobody: Path):
+def test_an_unreadable_netrc_is_no_login(tmp_path: Path, nobody: Path):
     nobody.write_text("machine\n", encoding="utf-8")
     assert mode(tmp_path, "auto")[0] == "offline"
 
@@ -91,7 +91,7 @@ def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, nobody: Path):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """The W&B server that everything here talks to; nobody is in a hurry."""
+    """The fake W&B server for all tests; without time limits that tests could hit."""
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
@@ -120,7 +120,7 @@ class Run:
         await self.tracker.start(config, folder=self.folder, rows=rows, log_event=self.tell)
 
     async def hear(self, key: str) -> Any:
-        """What is told under `key` next."""
+        """The next message with `key`."""
         while True:
             found = [facts[key] for _, facts in self.told if key in facts]
             if found:
@@ -135,7 +135,7 @@ class Run:
 
 @asynccontextmanager
 async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterator[Run]:
-    """A run that has begun at W&B, or on disk."""
+    """A run that W&B has started, online or offline."""
     run = Run(folder, mode)
     with closing(run.tracker):
         await run.start(**more)
@@ -147,7 +147,7 @@ def sync(command: str) -> None:
     """Runs the command that the user is told to run later."""
     program, *arguments = shlex.split(command)
     path = Path(sys.executable).with_name(program)
-    with tempfile.TemporaryDirectory() as folder:  # it writes logs where it is called
+    with tempfile.TemporaryDirectory() as folder:  # wandb writes logs to the working directory
         done = subprocess.run(
             [path, *arguments], cwd=folder, capture_output=True, text=True, check=False
         )
@@ -173,7 +173,7 @@ def test_everything_is_sent(tmp_path: Path, server: WandbServer):
 
 
 @pytest.mark.parametrize("fault", ["hang", "500", "close"])
-def test_a_server_that_fails_on_the_way_is_waited_for_no_longer_than_the_bound(
+def test_waiting_for_a_failing_server_is_bounded(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ):
     monkeypatch.setattr(tracking, "FINISH_S", 8.0)
@@ -196,7 +196,7 @@ def test_a_server_that_fails_on_the_way_is_waited_for_no_longer_than_the_bound(
     assert server.steps() == [1, 2, 3, 4, 5]
 
 
-def test_data_that_the_server_refuses_are_no_success(tmp_path: Path, server: WandbServer):
+def test_data_refused_by_the_server_are_reported_as_a_failure(tmp_path: Path, server: WandbServer):
     async def work() -> Run:
         async with begun(tmp_path) as run:
             server.fault = "403"
@@ -211,7 +211,7 @@ def test_data_that_the_server_refuses_are_no_success(tmp_path: Path, server: Wan
     assert server.steps() == [1, 2]
 
 
-def test_a_server_that_does_not_answer_at_the_start_delays_nothing(
+def test_an_unresponsive_server_does_not_delay_the_start(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tracking, "START_S", 2.0)
@@ -221,7 +221,7 @@ def test_a_server_that_does_not_answer_at_the_start_delays_nothing(
         run = Run(tmp_path, "online")
         await run.start(rows=[(1, {"loss": 0.5})])
         run.log(2, 3)
-        assert run.told == []  # the run went on before anything was known
+        assert run.told == []  # the run continued before the start was known
         assert "cannot start online (" in await run.hear("failed")
         await run.hear("address")
         run.log(4)
@@ -246,7 +246,7 @@ def test_the_stop_of_a_ray_job_loses_no_step(tmp_path: Path, server: WandbServer
     async def work() -> None:
         async with begun(tmp_path) as run:
             run.log(1, 2)
-            # As Ray does: to all descendants of the job's process at once.
+            # Like Ray: to all descendants of the job's process at once.
             for process in below(psutil.Process()) - before:
                 process.send_signal(signal.SIGTERM)
             run.log(3)
@@ -269,7 +269,7 @@ def services(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_service_that_dies_is_started_again_and_gets_what_it_lacks(
+def test_a_dead_service_is_restarted_and_gets_the_missing_rows(
     tmp_path: Path, server: WandbServer, number: signal.Signals
 ):
     async def work() -> Run:
@@ -286,7 +286,7 @@ def test_a_service_that_dies_is_started_again_and_gets_what_it_lacks(
     assert [next(iter(facts)) for _, facts in run.told] == ["address", "failed", "address"]
 
 
-def test_a_resumed_run_sends_what_wandb_lacks(tmp_path: Path, server: WandbServer):
+def test_a_resumed_run_sends_the_rows_that_wandb_lacks(tmp_path: Path, server: WandbServer):
     server.history = {0: '{"_step": 1, "loss": 0.5}', 1: '{"_step": 2, "loss": 1.0}'}
 
     async def work() -> None:
@@ -303,9 +303,7 @@ def test_a_resumed_run_sends_what_wandb_lacks(tmp_path: Path, server: WandbServe
     ]  # fmt: skip
 
 
-def test_offline_a_resumed_run_writes_what_no_earlier_process_has_written(
-    tmp_path: Path, server: WandbServer
-):
+def test_offline_a_resumed_run_writes_only_new_rows(tmp_path: Path, server: WandbServer):
     async def work(run_id: str | None, rows: Any, *steps: int) -> Run:
         run = Run(tmp_path / str(steps[0]), "offline", run_id=run_id)
         run.folder.mkdir()
@@ -365,14 +363,14 @@ def program(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_python_ends_in_order_whatever_the_server_does(tmp_path: Path, server: WandbServer):
+def test_python_exits_cleanly_with_a_hanging_server(tmp_path: Path, server: WandbServer):
     process = program(tmp_path, "0.1", "finished")
     server.fault = "hang"
     assert process.communicate("\n", timeout=300) == ("", "")
     assert process.returncode == 0
 
 
-def test_a_run_that_is_killed_is_finished_without_it(tmp_path: Path, server: WandbServer):
+def test_wandb_finishes_after_its_run_is_killed(tmp_path: Path, server: WandbServer):
     process = program(tmp_path, "120", "killed")
     process.communicate("\n", timeout=300)
     assert process.returncode == -signal.SIGKILL
@@ -380,7 +378,7 @@ def test_a_run_that_is_killed_is_finished_without_it(tmp_path: Path, server: Wan
     assert (server.steps(), server.exit_status) == ([1, 2], 1)
 
 
-def test_a_process_that_does_not_read_delays_nothing(
+def test_a_wandb_process_that_does_not_read_blocks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     still = tmp_path / "still"
@@ -406,7 +404,7 @@ def test_a_process_that_does_not_read_delays_nothing(
 
 
 @pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
-def test_a_process_that_cannot_start_ends_nothing(
+def test_a_wandb_process_that_cannot_start_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ):
     monkeypatch.setattr(sys, "executable", program)

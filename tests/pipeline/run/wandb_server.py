@@ -13,13 +13,13 @@ Fault = Literal["hang", "500", "403", "close"]
 
 
 class WandbServer(ThreadingHTTPServer):
-    """Keeps what a run uploads.
+    """Stores the uploads of a run.
 
     Attributes:
-        fault: how requests are answered from now on; None: well.
+        fault: how requests fail from now on; None: they succeed.
         history: lines of the run's history by their number.
         exit_status: of the run, once it has ended.
-        complete: set then.
+        complete: set when the run has ended.
     """
 
     daemon_threads = True
@@ -34,7 +34,7 @@ class WandbServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's address."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -42,14 +42,14 @@ class WandbServer(ThreadingHTTPServer):
         return [json.loads(line) for _, line in sorted(self.history.items())]
 
     def steps(self) -> list[int]:
-        """Steps of which there is anything."""
+        """Steps that have data."""
         return [row["_step"] for row in self.rows()]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients may go at any time."""
+        """Ignored: clients may disconnect at any time."""
 
     def answer(self, operation: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The data that a GraphQL operation gives."""
+        """The response data of a GraphQL operation."""
         project = {"id": "p", "name": "p", "entity": {"id": "e", "name": "somebody"}}
         bucket: dict[str, Any] = {
             "id": "r",
@@ -76,7 +76,7 @@ class WandbServer(ThreadingHTTPServer):
         return {}
 
     def stream(self, sent: Mapping[str, Any]) -> None:
-        """Keeps what a request of the file stream brings."""
+        """Stores the content of a file-stream request."""
         part = sent.get("files", {}).get("wandb-history.jsonl")
         for number, line in enumerate(part["content"] if part else ()):
             self.history[part["offset"] + number] = line
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: WandbServer
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def wandb_server() -> Iterator[WandbServer]:
-    """A server that works, for as long as it is needed."""
+    """A running server for the duration of the block."""
     with WandbServer() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server

@@ -1,4 +1,4 @@
-"""Packed batches: examples by hand, and properties for any rollouts."""
+"""Packed batches: examples by hand, and properties of any rollouts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rollout(
     reward: float | None = 1.0,
     stop_reason: Any = "eos",
 ) -> Rollout:
-    """Tokens say where they are: 100 * number + place; the log-prob is minus that."""
+    """Tokens encode their location: 100 * number + position; log-probs are their negatives."""
     places = 100 * number + np.arange(prompt + new, dtype=np.int32)
     completion = Completion(
         name=RolloutName("train", 0, prompt_id=number, sample=0),
@@ -72,7 +72,7 @@ def ids(batch: TokenBatch) -> list[int]:
     return [name.prompt_id for name in batch.completions]
 
 
-def test_by_hand():
+def test_micro_batches_by_hand():
     rollouts = [
         rollout(1, 2, 1, advantage=0.5),
         rollout(2, 3, 4, advantage=-1.5),
@@ -82,7 +82,7 @@ def test_by_hand():
     ]
     first, second = pack(rollouts, length=10)
     # The longest first, equal ones in the order of their names: 2 and 4 have 7 tokens, 1, 3 and 5
-    # have 3. A row of 10 takes one of each; what is left is little and goes into a small batch.
+    # have 3. A row of 10 takes one of each; the small remainder goes into a small micro-batch.
     assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
     np.testing.assert_array_equal(
         first.tokens,
@@ -141,7 +141,7 @@ def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
     )
 
 
-def test_each_target_has_the_version_that_drew_it():
+def test_each_target_has_the_version_that_sampled_it():
     first, second = rollout(1, 2, 1), rollout(2, 2, 3)
     earlier = (VersionSpan(3, "", 2),)
     second = replace(
@@ -169,12 +169,12 @@ def test_invariant_5_the_stop_token_has_a_weight():
     ],
 )
 def test_weights_by_hand(mode: TokenWeights, expected: list[float]):
-    # The third has no reward, so it counts nowhere.
+    # The third has no reward, so it is excluded.
     rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, reward=None), rollout(3, 1, 2)]
     np.testing.assert_allclose(token_weights(rollouts, mode, budget=BUDGET), expected)
 
 
-def test_rollouts_cut_by_length_can_go_without_weight():
+def test_rollouts_truncated_by_length_can_be_masked():
     rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, stop_reason="length")]
     learned = token_weights(rollouts, "token", budget=BUDGET)
     np.testing.assert_allclose(learned, [1 / 9] * 3)
@@ -185,8 +185,8 @@ def test_rollouts_cut_by_length_can_go_without_weight():
     np.testing.assert_allclose(masked, [1 / 8, 1 / 8, 0, 1 / 8])
 
 
-def test_what_is_learned_is_weighted_as_the_configuration_says(tmp_path: Path):
-    # Dr. GRPO divides by the budget, which is 28 tokens here; one of three was cut.
+def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
+    # Dr. GRPO divides by the budget of 28 tokens; one of three rollouts was truncated.
     config = make_config(
         tmp_path,
         rollout={"prompts_per_step": 2, "max_prompt_tokens": 14, "max_new_tokens": 28},
@@ -215,7 +215,7 @@ def test_a_step_without_any_reward_packs_nothing():
     assert pack([]) == []
 
 
-def test_zero_advantages_are_left_out_but_count():
+def test_rollouts_with_zero_advantage_are_omitted_but_count_in_the_weights():
     rollouts = [rollout(1, 2, 1), rollout(2, 2, 3, advantage=0.0)]
     (left,) = pack(rollouts)
     assert ids(left) == [1]
@@ -225,7 +225,7 @@ def test_zero_advantages_are_left_out_but_count():
     assert both.weights.sum() == 1.0
 
 
-def test_what_is_scored_is_found_at_its_place():
+def test_batches_to_score_locate_each_completion():
     rollouts = [rollout(1, 2, 3), rollout(2, 4, 1), rollout(3, 1, 6)]
     completions = [one.completion for one in rollouts]
     shape = BatchShape(rows=1, tail_rows=1, length=12, pad=PAD)
@@ -252,7 +252,7 @@ SIZES = st.lists(
 
 
 @given(SIZES, st.integers(1, 4), st.sampled_from(MODES), st.booleans(), st.data())
-def test_every_token_is_there_once_with_its_weight(
+def test_every_token_is_packed_once_with_its_weight(
     sizes: Any, rows: int, mode: TokenWeights, keep: bool, data: st.DataObject
 ):
     rollouts = [
@@ -272,10 +272,10 @@ def test_every_token_is_there_once_with_its_weight(
         for at in zip(*np.nonzero(batch.weights), strict=True):
             token = int(batch.targets[at])
             assert token not in found
-            # It is predicted from the token before it, and keeps its log-prob.
+            # The stop token is predicted from the token before it, and keeps its log-prob.
             assert batch.tokens[at] == token - 1
             assert batch.sampled_logprobs[at] == -token
-            # Its place in its rollout is the two last digits of what it says.
+            # The last two digits are the token's position in its rollout.
             assert batch.positions[at] == (token - 1) % 100
             found[token] = (float(batch.weights[at]), float(batch.advantages[at]))
         assert batch.tokens.shape[1] == 12

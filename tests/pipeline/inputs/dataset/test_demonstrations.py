@@ -76,7 +76,7 @@ def test_after_a_plain_prompt_a_completion_ends_with_eos(tokenizer: Tokenizer, t
     assert example.completion_tokens[-1] == tokenizer.eos_id
 
 
-def test_other_columns_make_other_demonstrations(tokenizer: Tokenizer, tmp_path: Path):
+def test_configured_columns_are_used(tokenizer: Tokenizer, tmp_path: Path):
     rows = [{"question": "a", "worked": "x"}]
     (example,) = _load(
         tmp_path, tokenizer, rows, sft={"completion_column": "worked"}
@@ -114,9 +114,7 @@ def test_unusable_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
         _load(tmp_path, tokenizer, rows)
 
 
-def test_with_a_prefix_the_prompt_is_that_of_training_and_the_rest_is_learned(
-    tokenizer: Tokenizer, tmp_path: Path
-):
+def test_the_answer_prefix_belongs_to_the_prompt(tokenizer: Tokenizer, tmp_path: Path):
     rows = [
         {"question": "a", "completion": "<reasoning>1</reasoning><answer>1</answer>"},
         WORKED,
@@ -146,7 +144,7 @@ def test_with_a_prefix_the_prompt_is_that_of_training_and_the_rest_is_learned(
         load_data(_config(tmp_path, rows, **prefixed, **longest), tokenizer)
 
 
-def test_the_length_is_that_of_prompt_and_completion(tokenizer: Tokenizer, tmp_path: Path):
+def test_the_length_limit_applies_to_prompt_and_completion(tokenizer: Tokenizer, tmp_path: Path):
     (example,) = _load(tmp_path, tokenizer, [WORKED]).demonstrations
     lengths = {"max_prompt_tokens": len(example) - 2, "max_new_tokens": 2}
     assert _load(tmp_path, tokenizer, [WORKED], rollout=lengths).demonstrations

@@ -23,7 +23,7 @@ from tests.fakes import CharTokenizer
 
 
 class Pieces(CharTokenizer):
-    """One piece a character."""
+    """One piece per character."""
 
     def piece(self, id_: int) -> str:
         return chr(id_)

@@ -132,7 +132,9 @@ BROKEN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("row", "reason"), BROKEN, ids=[reason for _, reason in BROKEN])
-def test_a_broken_row_is_named(tokenizer: Tokenizer, tmp_path: Path, row: Any, reason: str):
+def test_a_malformed_row_is_reported_with_its_number(
+    tokenizer: Tokenizer, tmp_path: Path, row: Any, reason: str
+):
     path = _write(tmp_path / "a.jsonl", [GOOD, row, GOOD])
     split = _load(path, tokenizer, malformed="skip")
     assert [p.id for p in split.prompts] == [1, 3]
@@ -143,7 +145,7 @@ def test_a_broken_row_is_named(tokenizer: Tokenizer, tmp_path: Path, row: Any, r
     assert f"  row 2: {split.malformed[0].reason}" in str(raised.value).splitlines()
 
 
-def test_blank_lines_byte_order_marks_and_windows_endings_are_no_rows(
+def test_blank_lines_byte_order_marks_and_windows_line_endings_are_ignored(
     tokenizer: Tokenizer, tmp_path: Path
 ):
     good = json.dumps(GOOD).encode()
@@ -165,7 +167,7 @@ def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path
     ]
 
 
-def test_the_answer_is_found_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path):
+def test_the_answer_is_extracted_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path):
     rows = [
         {"question": "q", "answer": "2+2=4\n#### 4 "},
         {"question": "q", "answer": "none"},
@@ -178,7 +180,7 @@ def test_the_answer_is_found_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path
     assert split.malformed == (Malformed(2, reason), Malformed(3, reason))
 
 
-def test_long_prompts_are_left_out_and_never_cut(tokenizer: Tokenizer, tmp_path: Path):
+def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer, tmp_path: Path):
     rows = [{**GOOD, "question": " has" * n} for n in (10, 11, 12)]
     path = _write(tmp_path / "a.jsonl", rows)
     length = len(_load(path, tokenizer).prompts[1].tokens)
@@ -189,7 +191,7 @@ def test_long_prompts_are_left_out_and_never_cut(tokenizer: Tokenizer, tmp_path:
         _load(path, tokenizer, max_prompt_tokens=1)
 
 
-def test_a_column_that_no_row_has_names_the_nearest(tokenizer: Tokenizer, tmp_path: Path):
+def test_a_missing_column_is_refused_with_the_nearest_name(tokenizer: Tokenizer, tmp_path: Path):
     path = _write(tmp_path / "a.jsonl", [{"qestion": "q", "answer": "1"}])
     with pytest.raises(DataError, match="has no column 'question'; nearest: 'qestion'"):
         _load(path, tokenizer, malformed="skip")
@@ -204,7 +206,7 @@ def test_the_limit_counts_rows_from_the_start(tokenizer: Tokenizer, tmp_path: Pa
     assert [bad.row for bad in split.malformed] == [2]
 
 
-def test_missing_and_empty_files_are_named(tokenizer: Tokenizer, tmp_path: Path):
+def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Path):
     path = _write(tmp_path / "train.jsonl", [])
     with pytest.raises(DataError, match="has no rows"):
         _load(path, tokenizer)
@@ -214,7 +216,7 @@ def test_missing_and_empty_files_are_named(tokenizer: Tokenizer, tmp_path: Path)
         _load("nowhere/a.parquet", tokenizer)
 
 
-def test_parquet_is_read_alike(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
+def test_parquet_gives_the_same_rows(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
     rows: list[dict[str, Any]] = [
         GOOD,
         {**GOOD, "question": "a"},
@@ -237,7 +239,7 @@ def test_parquet_is_read_alike(tokenizer: Tokenizer, tmp_path: Path, capfd: Any)
 HUB = {"path": "openai/gsm8k", "subset": "main", "split": "train"}
 
 
-def test_a_hub_dataset_is_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_dataset_gives_the_same_rows(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
 
     def load_dataset(*args: Any, **kwargs: Any) -> datasets.Dataset:
@@ -286,7 +288,7 @@ def test_a_hub_dataset_is_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.M
     ],
     ids=["offline", "absent", "gated", "split"],
 )
-def test_the_hubs_failures_are_one_sentence(
+def test_hub_errors_become_one_sentence(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
 ):
     def load_dataset(*_: Any, **__: Any) -> None:
@@ -331,7 +333,7 @@ def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
 def _mixture(
     folder: Path, *, prompts_per_step: int = 3, more: str = "kla", **weight: float
 ) -> Config:
-    """Sources `train` and `more`, a validation split, and a set with a form of its own."""
+    """Sources `train` and `more`, a validation split, and a set with other columns."""
 
     def write(name: str, text: str) -> str:
         rows = [{"question": letter, "answer": "1"} for letter in text]
@@ -359,7 +361,7 @@ def _mixture(
     return Config.model_validate(tree)
 
 
-def test_a_mixture_is_read_beside_what_is_measured(tokenizer: Tokenizer, tmp_path: Path):
+def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, tmp_path: Path):
     data = load_data(_mixture(tmp_path, weight=0.5), tokenizer)
     assert data.validation is not None
     # b is in test, c in validation, d and k in the set.
@@ -401,7 +403,7 @@ def test_a_source_changes_its_own_fingerprint_only(tokenizer: Tokenizer, tmp_pat
     assert {name for name in before if before[name] != after[name]} == {"mixture.more"}
 
 
-def test_sources_are_told_by_the_settings_that_name_them():
+def test_sources_are_reported_by_their_settings():
     names = ("train", "mixture.more", "validation", "test", "sets.other", "sft")
     assert [setting_name(name) for name in names] == [
         "data.train",
@@ -428,12 +430,12 @@ def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokeniz
     )
 
 
-def test_a_split_that_is_all_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
+def test_a_split_contained_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
     with pytest.raises(DataError, match=r"data\.train: a later split contains all 2 prompts"):
         load_data(_splits(tmp_path, train="ab", test="abc"), tokenizer)
 
 
-def test_what_is_skipped_is_reported(tokenizer: Tokenizer, tmp_path: Path):
+def test_skipped_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
     train = _write(tmp_path / "a.jsonl", [GOOD, "broken", {**GOOD, "question": "z" * 200}])
     test = _write(tmp_path / "b.jsonl", [{**GOOD, "question": "other"}])
     config = _config({"path": train}, test={"path": test}, malformed="skip")

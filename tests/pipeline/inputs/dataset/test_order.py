@@ -52,12 +52,12 @@ def test_seeds_and_epochs_differ():
     assert first != list(range(50))
 
 
-def test_a_late_step_costs_no_more_than_an_early_one():
-    # 10**9 epochs behind; the chain of epochs that depend on each other is at most per_step long.
+def test_a_late_step_is_computed_as_fast_as_an_early_one():
+    # After 10**9 epochs; the chain of dependent epochs has at most `per_step` of them.
     assert len(set(_ids(17, seed=0, step=10**9, per_step=16))) == 16
 
 
-def test_each_prompt_is_as_likely_in_each_place():
+def test_prompts_are_uniformly_distributed_over_positions():
     counts = np.zeros(5)
     for seed in range(400):
         counts[_ids(5, seed=seed, step=1, per_step=3)[0]] += 1
@@ -89,13 +89,13 @@ def test_a_mixtures_steps_follow_the_weights():
     for name, share in WEIGHTS.items():
         counts = [sum(source == name for source, _ in step) for step in steps]
         assert set(counts) == {int(12 * share), max_per_step(share, 12)}
-        # Evenly spread offsets: off by a few prompts, not by the root of their number.
+        # Equidistributed offsets: the error is a few prompts, not the root of their number.
         assert abs(sum(counts) - 400 * 12 * share) < 5
     assert all(len(step) == 12 for step in steps)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_source_goes_epoch_by_epoch_and_no_step_repeats(seed: int):
+def test_each_source_has_complete_epochs_and_no_step_repeats_a_prompt(seed: int):
     steps = [_mixed(step, seed=seed) for step in range(60)]
     assert all(len(set(step)) == 12 for step in steps)
     for name, size in SIZES.items():
@@ -107,7 +107,7 @@ def test_each_source_goes_epoch_by_epoch_and_no_step_repeats(seed: int):
 
 
 @given(st.data(), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_small_sources_that_a_step_almost_empties_are_never_repeated(data, per_step, seed):
+def test_a_step_never_repeats_prompts_of_a_small_source(data, per_step, seed):
     weights = normalized_weights({name: data.draw(st.floats(0.1, 10)) for name in "abc"})
     sizes = {
         name: data.draw(st.integers(max(max_per_step(share, per_step), 1), 12))
@@ -140,7 +140,7 @@ def test_sources_of_equal_size_are_shuffled_differently():
     assert [p.id for p in drawn[:30]] != [p.id for p in drawn[30:]]
 
 
-def test_one_source_with_a_weight_is_one_source():
+def test_a_mixture_of_one_source_equals_no_mixture():
     given_weight = prompts_for_step(
         _prompts(7), seed=3, step=4, prompts_per_step=3, weights={"train": 1.0}
     )
@@ -169,7 +169,7 @@ def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: i
         assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
     for start in range(len(stream) - window + 1):
         assert len(set(stream[start : start + window])) == window
-    # However it is cut up, and wherever one begins.
+    # For any split into steps and any start.
     start = data.draw(st.integers(0, len(stream) - window))
     count = data.draw(st.integers(1, window))
     found = _continued(total, seed=seed, start=start, count=count, window=window)

@@ -20,7 +20,7 @@ SHAPES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, m
 
 
 def make_demonstrations(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
-    """Examples whose tokens say where they come from: 100 times the id, and counting."""
+    """Demonstrations whose tokens encode their location: 100 times the id, counting up."""
     return [
         Demonstration(
             number,
@@ -36,9 +36,7 @@ def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> li
 
 
 @given(SHAPES, st.integers(0, 5))
-def test_epochs_follow_each_other_and_hold_each_demonstration_once(
-    shapes: list[tuple[int, int]], seed: int
-):
+def test_every_epoch_contains_each_demonstration_once(shapes: list[tuple[int, int]], seed: int):
     examples = make_demonstrations(shapes)
     drawn: list[int] = []
     number = 0
@@ -106,7 +104,7 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
 
 
 def test_first_fit_by_hand():
-    # 7 leaves 3, 6 leaves 4; 4 goes to the second, 3 to the first, and 2 begins a third.
+    # 7 leaves 3, 6 leaves 4; 4 goes into the second row, 3 into the first, and 2 opens a third.
     assert first_fit([7, 6, 4, 3, 2], capacity=10) == [[0, 3], [1, 2], [4]]
     assert first_fit([], capacity=10) == []
     with pytest.raises(ValueError, match="a sequence has 11 tokens; a row has 10"):
@@ -120,11 +118,11 @@ def test_first_fit_decreasing_holds_everything_in_few_rows(lengths: list[int]):
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     sums = [sum(descending[index] for index in row) for row in rows]
     assert all(0 < total <= 20 for total in sums)
-    # Two rows that are at most half full would have been one.
+    # Two rows that are at most half full would fit into one.
     assert sum(2 * total <= 20 for total in sums) <= 1
 
 
-def test_what_is_left_of_a_step_goes_into_small_batches_when_it_is_little():
+def test_a_small_remainder_goes_into_small_micro_batches():
     shape = BatchShape(rows=8, tail_rows=2, length=4, pad=0)
     assert shape.sizes == (8, 2)
     expected = {0: [], 1: [2], 4: [2, 2], 5: [8], 8: [8], 9: [8, 2], 12: [8, 2, 2], 13: [8, 8]}
@@ -135,7 +133,7 @@ def test_what_is_left_of_a_step_goes_into_small_batches_when_it_is_little():
 
 
 @given(st.integers(0, 100), st.integers(1, 6), st.integers(1, 8))
-def test_a_step_takes_the_compiled_sizes_only_and_full_ones_first(rows: int, tail: int, of: int):
+def test_micro_batches_have_compiled_sizes_full_ones_first(rows: int, tail: int, of: int):
     shape = BatchShape(rows=tail * of, tail_rows=tail, length=4, pad=0)
     sizes = shape.split(rows)
     assert set(sizes) <= set(shape.sizes)

@@ -53,7 +53,7 @@ def read(**changes: Any) -> dict[str, Any]:
     return text_config(tiny.hf_config(**changes))
 
 
-def test_the_text_part_of_gemma_3_4b_has_the_defaults_that_it_leaves_out():
+def test_omitted_settings_of_gemma_3_4b_get_defaults():
     found = text_config(GEMMA3_4B)
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     assert [found[key] for key in sizes] == [262_208, 2560, 8, 4, 256]
@@ -61,7 +61,7 @@ def test_the_text_part_of_gemma_3_4b_has_the_defaults_that_it_leaves_out():
     assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
     assert found["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert found["layer_types"].count(FULL) == 5
-    # What a folder of the text model alone says, and nothing of the vision tower.
+    # A text-only folder has these settings, and none of the vision tower.
     assert (found["model_type"], found["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
     assert (found["eos_token_id"], found["torch_dtype"]) == ([1, 106], "bfloat16")
     assert not {"vision_config", "boi_token_index", "text_config"} & found.keys()
@@ -93,7 +93,7 @@ def test_gemma_2_has_its_own_defaults():
 
 
 def five(**full: Any) -> dict[str, Any]:
-    """RoPE as transformers 5 spells it."""
+    """RoPE settings in the format of transformers 5."""
     return {
         "rope_theta": None,
         "rope_local_base_freq": None,
@@ -108,18 +108,18 @@ def five(**full: Any) -> dict[str, Any]:
     "scaling",
     [None, {"rope_type": "linear", "factor": 8.0}, {"type": "linear", "factor": 8.0}],
 )
-def test_transformers_4_and_5_spell_the_same(scaling: dict[str, Any] | None):
+def test_formats_of_transformers_4_and_5_are_equivalent(scaling: dict[str, Any] | None):
     four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=scaling)
     assert four == read(**five(rope_theta=7e5, **(scaling or {"rope_type": "default"})))
     assert four["rope_scaling"] == ({"rope_type": "linear", "factor": 8.0} if scaling else None)
 
 
-def test_what_is_written_out_reads_the_same():
+def test_a_complete_configuration_is_unchanged():
     for written in (tiny.hf_config(), GEMMA3_4B, {"model_type": "gemma2"}):
         assert text_config(text_config(written)) == text_config(written)
 
 
-def test_what_hugging_face_leaves_out_has_its_defaults():
+def test_missing_rope_settings_get_defaults():
     found = read(rope_theta=None, rope_local_base_freq=None)
     assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
     assert read(rope_theta=None, rope_local_base_freq=None, rope_parameters={}) == found
@@ -197,7 +197,7 @@ def test_what_hugging_face_leaves_out_has_its_defaults():
         (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),
     ],
 )
-def test_what_is_not_computed_is_refused(changes: dict[str, Any], line: str):
+def test_unsupported_settings_are_refused(changes: dict[str, Any], line: str):
     with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
         read(**changes)
     assert line in str(raised.value)
@@ -239,15 +239,13 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
         ),
     ],
 )
-def test_spellings_of_rope_that_contradict_each_other_are_refused(
-    changes: dict[str, Any], line: str
-):
+def test_contradictory_rope_settings_are_refused(changes: dict[str, Any], line: str):
     with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
         read(**changes)
     assert line in str(raised.value)
 
 
-def test_spellings_of_rope_that_agree_are_one():
+def test_agreeing_rope_settings_are_accepted():
     four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=LINEAR)
     both = five(rope_theta=7e5, **LINEAR) | {"rope_theta": 700_000, "rope_local_base_freq": 2e4}
     assert read(**both, rope_scaling={"type": "linear", "factor": 8}) == four
@@ -259,7 +257,7 @@ JSON = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=50)
-    # Values that reach further than those that are refused at once.
+    # Extreme and plausible values, which reach later checks.
     | st.sampled_from([0, -1, 1, 2, 7, 1024, 2**24, 10**30, 10**4000, 1e308, FULL, SLIDING]),
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
@@ -278,7 +276,7 @@ KEYS = st.sampled_from([*tiny.hf_config(), "text_config", "layer_types", "slidin
         st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE | JSON, max_size=2
     ),
 )
-def test_whatever_a_file_says_it_is_a_model_or_a_mistake(
+def test_any_config_gives_a_model_or_a_value_error(
     base: dict[str, Any], changes: dict[str, Any], ropes: dict[str, Any]
 ):
     hf = base | changes | ropes
@@ -294,7 +292,7 @@ def test_whatever_a_file_says_it_is_a_model_or_a_mistake(
         assert 0 < shape.parameters < 2**70
 
 
-def test_all_that_is_wrong_is_named_at_once():
+def test_all_problems_are_reported_at_once():
     with pytest.raises(ValueError, match=r"rope_type.*; rms_norm_eps.*; attention_bias"):
         read(rms_norm_eps=1e-5, attention_bias=True, rope_scaling={"rope_type": "yarn"})
     with pytest.raises(ValueError, match=r"head_dim is -1, not .*; sliding_window is 0, not "):

@@ -28,7 +28,7 @@ def test_the_config_is_read(tmp_path: Path):
     assert read_config(tmp_path) == {"hidden_size": 8}
 
 
-def test_a_missing_folder_and_a_folder_of_something_else_are_named(tmp_path: Path):
+def test_missing_and_unsuitable_folders_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=rf"model\.path: no folder {tmp_path}/gone"):
         read_config(tmp_path / "gone")
     with pytest.raises(FileNotFoundError, match=rf"model\.path: {tmp_path} has no config\.json"):
@@ -39,7 +39,7 @@ def test_a_missing_folder_and_a_folder_of_something_else_are_named(tmp_path: Pat
     ("content", "what"),
     [(b"{", "is not JSON"), (b"\xff", "is not UTF-8"), (b"[]", "is not a JSON")],
 )
-def test_a_damaged_config_is_named(tmp_path: Path, content: bytes, what: str):
+def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes, what: str):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/config\.json {what}"):
         read_config(tmp_path)
@@ -66,7 +66,7 @@ def test_all_files_of_the_index_are_needed(tmp_path: Path):
 @pytest.mark.parametrize(
     "content", ["{", "{}", "[]", {"weight_map": []}, {"weight_map": {"a": {}}}]
 )
-def test_a_damaged_index_is_named(tmp_path: Path, content: Any):
+def test_a_damaged_index_is_refused(tmp_path: Path, content: Any):
     text = content if isinstance(content, str) else json.dumps(content)
     (tmp_path / INDEX).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/{INDEX} (is damaged|is not )"):
@@ -77,7 +77,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def test_tensors_are_where_the_header_says(tmp_path: Path):
+def test_tensors_are_read_at_the_headers_offsets(tmp_path: Path):
     tensors: dict[str, np.ndarray] = {
         "a": np.arange(6, dtype=np.float16).reshape(2, 3),
         "b": np.arange(4, dtype=np.int64),
@@ -95,13 +95,13 @@ def test_tensors_are_where_the_header_says(tmp_path: Path):
         np.testing.assert_array_equal(value, tensors[name])
 
 
-def test_a_configuration_that_is_not_computed_names_the_folder(tmp_path: Path):
+def test_an_unsupported_configuration_names_the_folder(tmp_path: Path):
     write_config(tmp_path, {"model_type": "gemma"})
     with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}: config\.json: model_type is"):
         check_folder(tmp_path)
 
 
-def test_text_names_are_those_of_a_text_folder(tmp_path: Path):
+def test_text_tensors_have_the_names_of_a_text_only_folder(tmp_path: Path):
     names = (
         "language_model.model.norm.weight",
         "model.language_model.layers.0.mlp.up_proj.weight",
@@ -124,7 +124,7 @@ def test_text_names_are_those_of_a_text_folder(tmp_path: Path):
 
 
 @pytest.mark.parametrize("mark", FLAX_MARKS)
-def test_a_flax_checkpoint_is_the_folder_or_stands_in_it(tmp_path: Path, mark: str):
+def test_a_flax_checkpoint_is_the_folder_or_a_subfolder(tmp_path: Path, mark: str):
     (tmp_path / "other").mkdir()
     assert flax_folder(tmp_path) is None
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):

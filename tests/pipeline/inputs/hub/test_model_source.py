@@ -27,7 +27,7 @@ def find(path: object) -> Path:
     return find_model(Model(path=str(path)))
 
 
-def test_a_folder_is_where_it_is(tmp_path: Path):
+def test_a_local_folder_is_used_in_place(tmp_path: Path):
     assert find(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match=rf"^model\.path: no folder {tmp_path}/gone$"):
         find(tmp_path / "gone")
@@ -39,7 +39,7 @@ def test_a_folder_is_where_it_is(tmp_path: Path):
 
 
 class Hub:
-    """Notes what is asked of it, and answers with a folder or an exception."""
+    """Records requests, and answers with a folder or an exception."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -59,7 +59,7 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Hub:
     return hub
 
 
-def test_a_hugging_face_handle_asks_for_what_is_needed_only(
+def test_only_needed_files_of_a_hugging_face_model_are_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     hub = hugging_face(monkeypatch, tmp_path)
@@ -114,7 +114,7 @@ def http_error(kind: Any, status: int) -> Exception:
         ),
     ],
 )
-def test_what_hugging_face_refuses_is_explained(
+def test_hugging_face_errors_are_explained(
     monkeypatch: pytest.MonkeyPatch, answer: Exception, kind: type[Exception], what: str
 ):
     hugging_face(monkeypatch, answer)
@@ -124,7 +124,7 @@ def test_what_hugging_face_refuses_is_explained(
     assert "\n" not in str(raised.value)
 
 
-def test_offline_the_cache_is_all_there_is(monkeypatch: pytest.MonkeyPatch):
+def test_offline_only_the_cache_is_used(monkeypatch: pytest.MonkeyPatch):
     hugging_face(monkeypatch, errors.LocalEntryNotFoundError("long words"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="in the cache and HF_HUB_OFFLINE forbids the down"):
@@ -144,7 +144,7 @@ def test_offline_the_cache_is_all_there_is(monkeypatch: pytest.MonkeyPatch):
         ),
     ],
 )
-def test_what_is_no_handle_is_told_what_one_is(handle: str, what: str):
+def test_an_invalid_handle_is_refused_with_the_format(handle: str, what: str):
     with pytest.raises(ValueError, match=re.escape(what)):
         find(handle)
 
@@ -171,7 +171,7 @@ def kaggle(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Hub:
     return hub
 
 
-def test_a_kaggle_handle_is_downloaded_unless_that_very_version_is_there(
+def test_a_kaggle_model_is_downloaded_unless_that_version_is_cached(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     hub = kaggle(monkeypatch, cache / "12")
@@ -182,7 +182,7 @@ def test_a_kaggle_handle_is_downloaded_unless_that_very_version_is_there(
     assert hub.asked == [(f"{VARIATION}/11", {}), (VARIATION, {})]
 
 
-def test_offline_the_newest_whole_version_is_taken(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_offline_the_newest_complete_version_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch):
     hub = kaggle(monkeypatch, cache / "12")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert find(f"kaggle://{VARIATION}") == cache / "10"
@@ -192,7 +192,7 @@ def test_offline_the_newest_whole_version_is_taken(cache: Path, monkeypatch: pyt
     assert not hub.asked
 
 
-def test_without_a_network_the_newest_whole_version_is_taken(
+def test_without_network_the_newest_complete_version_is_used(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     kaggle(monkeypatch, requests.exceptions.ConnectionError("no route"))
@@ -214,7 +214,7 @@ def kaggle_error(status: int) -> Exception:
         (kaggle_error(404), FileNotFoundError, "does not exist; see .*/models/google/gemma-3"),
     ],
 )
-def test_what_kaggle_refuses_is_explained(
+def test_kaggle_errors_are_explained(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     answer: Exception,

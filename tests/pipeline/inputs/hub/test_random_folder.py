@@ -44,7 +44,7 @@ def test_it_has_every_parameter_of_its_shape(tmp_path: Path, changes: dict[str, 
     assert bytes_of_weights < size < bytes_of_weights + 2**16
 
 
-def test_matrices_keep_the_size_of_what_they_are_given(tmp_path: Path):
+def test_matrices_preserve_the_scale_of_their_inputs(tmp_path: Path):
     write(tmp_path, hidden_size=256, vocab_size=2048)
     embedding = load(tmp_path)["embedder.input_embedding"].astype(np.float64)
     assert embedding.std() == pytest.approx(256**-0.5, rel=0.01)
@@ -52,7 +52,7 @@ def test_matrices_keep_the_size_of_what_they_are_given(tmp_path: Path):
     assert not load(tmp_path)["final_norm.scale"].any()
 
 
-def test_a_seed_gives_the_same_weights_another_one_others(tmp_path: Path):
+def test_weights_are_a_function_of_the_seed(tmp_path: Path):
     names = ("a", "b", "c")
     for name, seed in zip(names, (1, 1, 2), strict=True):
         write(tmp_path / name, seed=seed)

@@ -28,7 +28,7 @@ def tensors(specs: list[TensorSpec]) -> list[np.ndarray]:
 def test_the_library_reads_what_was_written(tmp_path: Path, dtype: str, shard_bytes: int):
     specs = [TensorSpec(f"t{n}", shape, dtype) for n, shape in enumerate([(3, 5), (7,), (2, 2, 9)])]
     values = tensors(specs)
-    # As the transposed views that they are when a model is written.
+    # Transposed views, as when a model is written.
     values[0] = np.asfortranarray(values[0])
     write_shards(tmp_path, plan_shards(specs, shard_bytes=shard_bytes), iter(values))
     files = sorted(tmp_path.glob("*.safetensors"))
@@ -51,12 +51,12 @@ def test_no_file_is_larger_than_it_may_be(sizes: list[int], shard_bytes: int):
         size = sum(spec.num_bytes for spec in shard)
         assert size <= shard_bytes or len(shard) == 1
         if number:
-            # Nothing that would still have fitted into the file before.
+            # No tensor of a file would have fitted into the previous one.
             before = sum(spec.num_bytes for spec in shards[number - 1])
             assert before + shard[0].num_bytes > shard_bytes
 
 
-def test_each_tensor_is_in_the_file_before_the_next_one_is_asked_for(tmp_path: Path):
+def test_each_tensor_is_written_before_the_next_is_requested(tmp_path: Path):
     specs = [TensorSpec(str(n), (100_000,), "float32") for n in range(4)]
     sizes: list[int] = []
 

@@ -106,7 +106,7 @@ def test_braces_in_data_and_system_are_literal(text: str):
 @pytest.mark.parametrize("shots", [(), SHOTS])
 @pytest.mark.parametrize("system", ["", "Think first."])
 @pytest.mark.parametrize("template", [GEMMA2, GEMMA3])
-def test_gemmas_own_templates_say_what_gemmas_turns_do(
+def test_gemmas_chat_templates_equal_the_built_in_turns(
     template: str, system: str, shots: tuple[Shot, ...]
 ):
     prompt = Prompt(system=system, shots=shots)
@@ -159,7 +159,7 @@ def test_only_auto_uses_the_models_template():
         ("{{ '\ud800' }}", "surrogates not allowed"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_named(template: str, what: str):
+def test_an_unusable_template_is_refused(template: str, what: str):
     with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
     assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
@@ -228,7 +228,7 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
         ("chat_template.jinja", b"\xff", "is not UTF-8"),
     ],
 )
-def test_a_damaged_template_is_named(tmp_path: Path, name: str, content: bytes, what: str):
+def test_a_damaged_template_file_is_refused(tmp_path: Path, name: str, content: bytes, what: str):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
         read_chat_template(tmp_path)
@@ -265,7 +265,7 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
         ("{a{b}}", "write {{ and }} for braces"),
     ],
 )
-def test_templates_that_are_none(template: str, reason: str):
+def test_invalid_templates_are_refused(template: str, reason: str):
     with pytest.raises(ValueError, match=re.escape(reason)) as raised:
         template_columns(template)
     assert repr(template) in str(raised.value)
@@ -276,11 +276,11 @@ def test_templates_that_are_none(template: str, reason: str):
     [
         (("question_text", "questions"), ("question", "text"), ("text", "question")),
         (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
-        # What is named rightly is not meant by another name.
+        # A column that is present is not suggested for another name.
         (("answer", "answr"), ("answer", "question"), (None, "question")),
     ],
 )
-def test_each_column_that_is_absent_has_a_nearest_one_of_its_own(
+def test_missing_columns_get_different_suggestions(
     columns: tuple[str, ...], present: tuple[str, ...], nearest: tuple[str | None, ...]
 ) -> None:
     with pytest.raises(ValueError, match=r"^f has no column") as caught:
@@ -292,6 +292,6 @@ def test_each_column_that_is_absent_has_a_nearest_one_of_its_own(
     ]
 
 
-def test_a_column_that_nothing_is_left_for() -> None:
+def test_a_missing_column_may_have_no_suggestion() -> None:
     with pytest.raises(ValueError, match=r"^f has no column 'b'; its columns: \['a'\]$"):
         check_columns(("a", "b"), present=("a",), where="f")

@@ -35,7 +35,7 @@ def made(tokenizer: Tokenizer, **prompt: Any) -> Rendered:
     ("turn", "text"), [("gemma", TURNS), ("auto", TURNS), ("plain", ROW.values["question"])]
 )
 @pytest.mark.parametrize("prefix", ["", "<reasoning>", " 2 apples", "\n"])
-def test_the_prefix_follows_the_prompt_whose_tokens_do_not_change(
+def test_the_prefix_is_appended_without_changing_the_prompts_tokens(
     tokenizer: Tokenizer, turn: str, text: str, prefix: str
 ):
     found = made(tokenizer, turn=turn, answer_prefix=prefix)
@@ -45,8 +45,8 @@ def test_the_prefix_follows_the_prompt_whose_tokens_do_not_change(
     assert tokenizer.decode(found.tokens).endswith(prefix)
 
 
-def test_the_prefix_is_not_joined_to_the_prompts_last_token(tokenizer: Tokenizer):
-    # Encoded at once, the two make other tokens.
+def test_the_prefix_is_tokenized_separately(tokenizer: Tokenizer):
+    # Encoded together, the two give other tokens.
     whole = tokenizer.encode("tom has 1 apples.<reasoning>").tolist()
     assert tokenizer.encode("tom has 1 apples.<reason").tolist() != whole[:-1]
     apart = made(tokenizer, turn="plain", template="{question}<reason", answer_prefix="ing>")
@@ -66,7 +66,7 @@ def test_the_text_of_a_completion_begins_with_the_prefix(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize(("prefix", "read"), [("<end_of_turn>x", "x"), ("a<start_of_turn>", "a")])
-def test_a_prefix_that_is_no_text_is_refused(tokenizer: Tokenizer, prefix: str, read: str):
+def test_a_prefix_with_special_tokens_is_refused(tokenizer: Tokenizer, prefix: str, read: str):
     message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* decodes it to {read!r};"
     with pytest.raises(ValueError, match=message):
         PromptMaker(Prompt(answer_prefix=prefix), tokenizer)

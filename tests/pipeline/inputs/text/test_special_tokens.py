@@ -45,13 +45,15 @@ def check(
         {"config": {}},
         {"config": {"vocab_size": PIECES + 64, "bos_token_id": 2, "eos_token_id": 1}},
         {"config": {"eos_token_id": None}, "generation": {"eos_token_id": [1, 106]}},
-        # A configured stop token may be the model's end, too.
+        # A configured stop token may also be the model's end token.
         {"config": {"eos_token_id": 107}, "stop_tokens": ("\n",)},
         {"config": None, "vocab_size": PIECES},
         {"config": None},
     ],
 )
-def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any]):
+def test_matching_tokenizers_and_models_are_accepted(
+    tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any]
+):
     check(tmp_path, tokenizer, **said)
 
 
@@ -97,7 +99,7 @@ def test_what_belongs_together(tmp_path: Path, tokenizer: Tokenizer, said: dict[
         ),
     ],
 )
-def test_what_does_not(
+def test_mismatched_tokenizers_and_models_are_refused(
     tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any], lines: list[str]
 ):
     with pytest.raises(ValueError, match="tokenizer of another model") as raised:

@@ -56,7 +56,7 @@ def test_encoding_is_int32_without_bos_and_knows_turn_tokens(tokenizer: Tokenize
     assert tokenizer.encode("").shape == (0,)
 
 
-def test_a_stop_token_is_no_text(tokenizer: Tokenizer):
+def test_decoded_text_has_no_stop_token(tokenizer: Tokenizer):
     answer = "<answer>33</answer>"
     ids = tokenizer.encode(answer)
     assert tokenizer.decode([*ids, 106]) == answer
@@ -76,8 +76,8 @@ def test_the_demos_texts_have_the_same_ids_in_both_formats(both: list[Tokenizer]
 
 
 @given(first=st.text(), second=st.text())
-def test_text_survives_and_parts_join(both: list[Tokenizer], first: str, second: str):
-    # SentencePiece cannot tell U+2581 from a space; turn tokens are no text.
+def test_text_round_trips_and_parts_concatenate(both: list[Tokenizer], first: str, second: str):
+    # SentencePiece does not distinguish U+2581 from a space; turn tokens are special.
     first, second = (t.replace("\u2581", "").replace("<", "") for t in (first, second))
     for tokenizer in both:
         ids = np.concatenate([tokenizer.encode(first), tokenizer.encode(second)])
@@ -85,11 +85,11 @@ def test_text_survives_and_parts_join(both: list[Tokenizer], first: str, second:
 
 
 @given(ids=st.lists(st.one_of(st.integers(0, 479), st.integers(112, 367)), max_size=20))
-def test_any_ids_are_the_same_text_in_both_formats(both: list[Tokenizer], ids: list[int]):
+def test_any_ids_decode_equally_in_both_formats(both: list[Tokenizer], ids: list[int]):
     assert both[0].decode(ids) == both[1].decode(ids)
 
 
-def test_half_a_character_is_a_replacement_for_each_byte(tokenizer: Tokenizer):
+def test_bytes_of_an_incomplete_character_become_replacement_characters(tokenizer: Tokenizer):
     snow = [tokenizer.piece_id(f"<0x{byte:02X}>") for byte in "é☃".encode()]
     assert tokenizer.decode(snow) == "é☃"
     assert tokenizer.decode(snow[:-1]) == "é\ufffd\ufffd"
@@ -100,7 +100,7 @@ def test_an_unknown_piece_names_the_nearest(tokenizer: Tokenizer):
         tokenizer.piece_id("<end_of_trun>")
 
 
-def test_what_the_file_says_about_length_and_beginning_is_left_aside(folders: dict[str, Path]):
+def test_truncation_and_post_processing_settings_of_the_file_are_ignored(folders: dict[str, Path]):
     path = folders["tokenizer.json"] / "tokenizer.json"
     content = json.loads(path.read_text())
     content["truncation"] = {
@@ -126,7 +126,7 @@ def test_what_the_file_says_about_length_and_beginning_is_left_aside(folders: di
     )
 
 
-def test_a_missing_tokenizer_is_named(tmp_path: Path):
+def test_a_missing_tokenizer_is_reported(tmp_path: Path):
     with pytest.raises(
         FileNotFoundError, match=r"no tokenizer at .*: it has neither tokenizer\.model nor"
     ):
@@ -134,7 +134,7 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a model"])
-def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes):
+def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
     (tmp_path / "tokenizer.json").write_bytes(damage)
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
         read_tokenizer(tmp_path)
@@ -167,7 +167,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str,
         read_tokenizer(tmp_path)
 
 
-def test_a_truncated_model_is_named(tmp_path: Path):
+def test_a_truncated_model_is_reported(tmp_path: Path):
     model = write_tokenizer(tmp_path) / "tokenizer.model"
     model.write_bytes(model.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
@@ -197,7 +197,7 @@ def opened(folder: Path, **changes: Any) -> Tokenizer:
     return open_tokenizer(Model(path=str(folder), **changes))
 
 
-def test_the_models_folder_is_where_the_tokenizer_is(folders: dict[str, Path], tmp_path: Path):
+def test_the_tokenizer_is_in_the_models_folder_by_default(folders: dict[str, Path], tmp_path: Path):
     assert opened(folders["tokenizer.model"]).chat_template is None
     with pytest.raises(FileNotFoundError, match="no tokenizer at"):
         opened(tmp_path)

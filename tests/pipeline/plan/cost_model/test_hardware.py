@@ -36,7 +36,7 @@ def test_a_v5e_has_the_published_limits() -> None:
         ("gpu-80x8", 8, 1),
     ],
 )
-def test_the_number_of_chips_is_in_the_name(name: str, chips: int, hosts: int) -> None:
+def test_the_name_gives_the_number_of_chips(name: str, chips: int, hosts: int) -> None:
     assert (TOPOLOGIES[name].chips, TOPOLOGIES[name].hosts) == (chips, hosts)
 
 

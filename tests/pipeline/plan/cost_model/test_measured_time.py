@@ -82,7 +82,7 @@ def test_learning_is_the_sum_of_its_micro_batches():
     assert learning_s(made, speeds, lengths) == pytest.approx(2 * (5 * 1.0 + 0.3))
 
 
-def test_of_equally_fast_sizes_the_smallest_is_chosen():
+def test_the_smallest_of_equally_fast_sizes_is_chosen():
     assert fastest_size({64: 1.0, 32: 1.004, 16: 1.006}) == 32
     assert fastest_size({64: 1.0}) == 64
 
@@ -128,7 +128,7 @@ def test_the_ladder_of_a_step_of_512_on_8_chips(slots: int, expected: tuple[int,
     assert all(rows % 8 == 0 for rows in ladder.rows)
 
 
-def test_sizes_that_are_estimated_not_to_fit_are_not_tried():
+def test_sizes_that_should_not_fit_are_not_tried():
     made = config(
         "gemma3_1b_gsm8k_v5e8",
         plan__micro_batch_tokens="none",

@@ -75,7 +75,7 @@ def test_caches_in_8_bits_by_hand():
 
 @pytest.mark.parametrize("kv_cache", ["model", "int8"])
 @pytest.mark.parametrize("changes", [{}, tiny.GEMMA2])
-def test_caches_are_those_that_the_sampler_makes(kv_cache, changes):
+def test_cache_bytes_equal_those_of_the_sampler(kv_cache, changes):
     hf = tiny.hf_config(**changes)
     config, shape = preset(plan__kv_cache=kv_cache), read_model_shape(hf)
     parts = program_memory(config, shape, "empty")
@@ -144,7 +144,7 @@ def test_the_weight_copy_counts_in_both_phases(kind):
         assert BASE < learning["base"] < BASE + layers
 
 
-def test_a_separate_sampler_holds_nothing_of_the_learner():
+def test_a_separate_sampler_has_no_learner_memory():
     split = {
         "plan__placement": "split",
         "plan__samplers": 4,
@@ -182,12 +182,12 @@ def test_every_program_of_a_run_has_an_estimate(name):
 
 @settings(max_examples=10, deadline=None)
 @given(slots=st.integers(1, 200), more=st.integers(1, 200))
-def test_more_slots_hold_more(slots, more):
+def test_memory_grows_with_slots(slots, more):
     few = preset(plan__slots=8 * slots, plan__slot_buckets=[])
     many = preset(plan__slots=8 * (slots + more), plan__slot_buckets=[])
     small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
     assert small < large
-    # By their caches and a little more.
+    # By their caches and a small amount more.
     row = (22 * 512 + 4 * 1024) * 1024
     assert row * more < large - small < 1.5 * row * more
 
@@ -195,7 +195,7 @@ def test_more_slots_hold_more(slots, more):
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 100), more=st.integers(1, 100))
 @pytest.mark.parametrize("kind", ["score", "reference_top_k", "gradient"])
-def test_more_rows_hold_more(kind, rows, more):
+def test_memory_grows_with_rows(kind, rows, more):
     config = preset(plan__micro_batch_tokens=16_384 * (rows + more))
     assert total(config, f"{kind} {8 * rows}") < total(config, f"{kind} {8 * (rows + more)}")
 
@@ -237,7 +237,7 @@ def test_sharded_weights_take_less():
     assert gathered == 30 * 2 * shape.layer_parameters
 
 
-def test_layers_are_prefetched_while_there_is_room():
+def test_layers_are_prefetched_if_they_fit():
     shape = shape_of(preset("gemma3_4b"))
     layer = 2 * shape.layer_parameters
 
@@ -251,11 +251,11 @@ def test_layers_are_prefetched_while_there_is_room():
         ]
         return (parts[0]["temporaries"] - parts[1]["temporaries"]) / layer
 
-    # In one part everything is prefetched; around loops fewer layers; without room four.
+    # In one part everything is prefetched, around loops fewer layers, and with little memory four.
     assert [gathered(rows) for rows in (8, 32, 400)] == [30, 18, 4]
 
 
-def test_tp_splits_heads_where_it_can():
+def test_tp_splits_heads_that_it_divides():
     shape = shape_of(preset("gemma3_4b"))
     whole = program_memory(preset("gemma3_4b"), shape, "empty")
     halves = program_memory(preset("gemma3_4b", plan__tp=2), shape, "empty")

@@ -45,7 +45,9 @@ def compiled(config: Config, layers: tuple[str, ...]) -> list[str]:
     [(WARM, (SLIDING, FULL)), (FEW, (SLIDING, SLIDING)), (FEW, (FULL,))],
     ids=["rings of two kinds and a warm start", "windows only", "no windows"],
 )
-def test_a_plan_counts_what_is_compiled(tables: dict[str, Any], layers: tuple[str, ...]) -> None:
+def test_a_plan_counts_the_compiled_programs(
+    tables: dict[str, Any], layers: tuple[str, ...]
+) -> None:
     config = tiny.make_config(**tables)
     hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
     shape = read_model_shape(tiny.hf_config(**hf))
@@ -55,7 +57,7 @@ def test_a_plan_counts_what_is_compiled(tables: dict[str, Any], layers: tuple[st
     assert forecast(case, estimate_plan(case, "", config)).programs == len(found)
 
 
-def test_a_window_longer_than_everything_is_a_ring_like_the_others() -> None:
+def test_a_window_longer_than_any_sequence_shares_the_global_ring_length() -> None:
     hf = tiny.hf_config(num_hidden_layers=2, layer_types=[SLIDING, FULL], sliding_window=64)
     config = tiny.make_config(**FEW)
     rings = [name for name in built_programs(config, read_model_shape(hf)) if "rings" in name]

@@ -74,7 +74,9 @@ def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> 
         ([("rollout.top_k", "64")], 128, 24.1),
     ],
 )
-def test_other_forms_of_the_sampler(settings: list[tuple[str, str]], slots: int, ms: float) -> None:
+def test_decode_steps_with_other_settings_are_near_the_compilers_estimate(
+    settings: list[tuple[str, str]], slots: int, ms: float
+) -> None:
     assert 1e3 * pace("gemma3_1b", *settings).decode_step(slots).expected == pytest.approx(
         ms, rel=0.2
     )
@@ -97,7 +99,7 @@ def test_a_gradient_is_near_the_compilers_estimate(positions: int, seq: int, us:
     assert 1e6 * found.low / positions < us < 1e6 * found.high / positions
 
 
-def test_recomputing_costs_a_pass() -> None:
+def test_recomputation_costs_a_forward_pass() -> None:
     full = pace().gradient(2048, seq=1024)
     none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024)
     assert pace().score(2048, seq=1024).expected < none.expected < full.expected
@@ -121,7 +123,7 @@ def test_sharded_weights_cost_link_time() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(small=st.integers(1, 500), more=st.integers(1, 500))
-def test_more_takes_longer(small: int, more: int) -> None:
+def test_time_grows_with_work(small: int, more: int) -> None:
     one = pace()
     for run in (one.decode_step, one.flush):
         assert run(small).expected < run(small + more).expected

@@ -95,7 +95,7 @@ def test_a_split_placement_copies_the_adapter() -> None:
     )
 
 
-def test_a_step_ahead_takes_the_longer_of_the_two() -> None:
+def test_with_ahead_a_step_takes_the_longer_of_sampling_and_learning() -> None:
     split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
     split += [("plan.slots", "64"), ("plan.micro_batch_tokens", "8192")]
     split += [("learner.importance_cap", "2.0")]

@@ -31,7 +31,7 @@ def test_assumed_and_given_lengths() -> None:
 
 
 @given(count=st.integers(2, 300), share=st.floats(0.1, 0.6), cap=st.integers(20, 2000))
-def test_lengths_have_the_mean_and_keep_the_cap(count: int, share: float, cap: int) -> None:
+def test_lengths_have_the_mean_and_stay_below_the_cap(count: int, share: float, cap: int) -> None:
     found = completion_lengths(count, mean=share * cap, cap=cap)
     assert len(found) == count
     assert min(found) >= 1
@@ -92,7 +92,7 @@ def test_more_slots_take_fewer_segments_and_waste_more() -> None:
         ([10, 30, 20, 10], (1,), {1: 4}),
         # Each device has one of 40 left after 10 steps.
         ([10, 10, 40, 40], (2, 1), {2: 1, 1: 3}),
-        # One device has both: nothing is compacted before it finishes one.
+        # One device has both long ones: nothing is compacted before it finishes one.
         ([10, 40, 10, 40], (2, 1), {2: 4}),
     ],
 )

@@ -110,7 +110,7 @@ def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
     assert found.best.step.tokens_per_s > 1.2 * found.chosen.step.tokens_per_s
 
 
-def test_given_sizes_are_bounds_where_they_are_planned() -> None:
+def test_configured_sizes_bound_planned_sizes() -> None:
     bounds = [("plan.fixed", "false"), ("plan.slots", "128")]
     found = choose_placement(case(preset("gemma3_1b", *bounds)))
     for one in found.compared:
@@ -192,7 +192,7 @@ def test_rollout_ahead_without_a_split_placement_is_refused() -> None:
             choose_placement(case(config, topology))
 
 
-def test_of_equally_fast_plans_the_smallest_is_chosen() -> None:
+def test_the_smallest_of_equally_fast_plans_is_chosen() -> None:
     given_ = case(preset("gemma3_1b", *FREE))
     plan = choose_placement(given_).chosen
     slots, tokens = plan.config.slots, plan.config.micro_batch_rows * 2048
@@ -245,7 +245,7 @@ def test_without_a_fit_the_closest_plan_is_chosen() -> None:
         config = with_plan(found.config, {**smallest, "remat": remat})
         totals[remat] = estimate_memory(config, given_.shape)["update"].total
     assert found.memory["update"].total == min(totals.values()) < totals["dots"] / 1.5
-    # Among placements, too: a quarter of the base is closer than all of it.
+    # The same holds among placements: a quarter of the base is closer to fitting than all of it.
     several = choose_placement(small_chip(case(preset("gemma3_4b", *FREE)), 0.5))
     totals_ = [one.fullest.total for one in several.compared]
     assert totals_ == sorted(totals_)

@@ -19,7 +19,7 @@ def names(model: str, topology: str, *overrides: tuple[str, str]) -> list[str]:
     ]
 
 
-def test_eight_chips() -> None:
+def test_placements_of_eight_chips() -> None:
     assert names("gemma3_1b", "v5e-8") == [
         "colocated, base on every device",
         "colocated, fsdp 8",
@@ -33,7 +33,7 @@ def test_eight_chips() -> None:
     ]
 
 
-def test_a_step_ahead_is_another_run_unless_it_is_asked_for() -> None:
+def test_rollout_ahead_is_a_different_run_unless_configured() -> None:
     config = preset("gemma3_1b")
     found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-8"])
     others = [one for one in found if not one.same_run]
@@ -69,7 +69,7 @@ def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) ->
         assert plan.learner_devices + plan.num_samplers == TOPOLOGIES[topology].chips
 
 
-def test_the_configurations_own_comes_first_where_it_has_room() -> None:
+def test_the_configured_placement_comes_first_if_it_fits() -> None:
     split = (("plan.placement", "split"), ("plan.samplers", "2"), ("plan.learner_devices", "4"))
     found = names("gemma3_1b", "v5e-8", *split)
     assert found[0] == "split, 2 + 4"
@@ -81,7 +81,7 @@ def test_the_configurations_own_comes_first_where_it_has_room() -> None:
 
 
 @pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5p-8", "v5e-16", "v6e-256", "gpu-80x2"])
-def test_the_base_on_every_device_is_compared_on_any_number(topology: str) -> None:
+def test_a_replicated_base_is_compared_on_any_number_of_devices(topology: str) -> None:
     config, chips = preset("gemma3_1b"), TOPOLOGIES[topology].chips
     found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
     places = [one.config.plan for one in found if not one.configured]
@@ -89,7 +89,7 @@ def test_the_base_on_every_device_is_compared_on_any_number(topology: str) -> No
     assert [plan.learner_devices for plan in whole] == [chips]
 
 
-def test_some_chips_are_another_placement_than_all() -> None:
+def test_using_some_chips_differs_from_using_all() -> None:
     four = (("plan.learner_devices", "4"), ("plan.micro_batch_tokens", "8192"))
     found = names("gemma3_1b", "v5e-8", *four)
     assert found[:2] == [
@@ -99,7 +99,7 @@ def test_some_chips_are_another_placement_than_all() -> None:
     assert len(found) == len(set(found))
 
 
-def test_sizes_stay_what_they_are_for_each_device() -> None:
+def test_sizes_per_device_are_kept() -> None:
     config = preset("gemma3_1b")  # 512 slots and 16,384 tokens on 8
     for topology, split in (("v5e-4", "split, 3 + 1"), ("v5e-8", "split, 4 + 4")):
         found = {
@@ -117,13 +117,13 @@ def test_sizes_stay_what_they_are_for_each_device() -> None:
     assert one.micro_batch_tokens == 2048  # rows cannot be halved
 
 
-def test_heads_are_not_split_further_than_there_are() -> None:
+def test_tp_is_at_most_the_number_of_heads() -> None:
     assert "colocated, tp 4" in names("gemma3_1b", "v5e-4")  # 4 heads
     assert "colocated, fsdp 2, tp 2" in names("gemma3_1b", "v5e-4")
     assert not any("tp 8" in name for name in names("gemma2_2b", "v5e-8"))
 
 
-def test_over_hosts_only_batches_are_shared() -> None:
+def test_only_batches_are_sharded_across_hosts() -> None:
     config = preset("gemma3_4b")
     found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-64"])
     assert {one.config.plan.placement for one in found} == {"colocated"}
@@ -133,7 +133,7 @@ def test_over_hosts_only_batches_are_shared() -> None:
     assert min(parts) == 1  # the whole base on each chip
 
 
-def test_a_cpus_devices_are_all_the_same_cores() -> None:
+def test_virtual_cpu_devices_share_the_same_cores() -> None:
     config = load_config(PROJECT / "configs/demo.toml")
     found = placement_candidates(config, shape_of(config), topology_of(config, None))
     assert [(one.name, one.configured) for one in found] == [("split, 1 x 2 + 2", True)]

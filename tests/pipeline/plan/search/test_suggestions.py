@@ -76,9 +76,7 @@ def best_by_hand(given: PlanCase) -> float:
         ("gemma3_4b", 11.0, "twice the memory"),  # limits the slots
     ],
 )
-def test_gains_are_those_of_the_best_sizes_with_more_of_it(
-    model: str, gib: float, binding: str
-) -> None:
+def test_gains_are_computed_with_the_best_sizes(model: str, gib: float, binding: str) -> None:
     given = case(preset(model, *FREE, ("rollout.prompts_per_step", "64")))
     chip = replace(given.topology.chip, hbm_gib=gib)
     given = replace(given, topology=replace(given.topology, chip=chip))
@@ -110,7 +108,7 @@ def test_fixed_sizes_stay_with_more_hardware() -> None:
     assert "twice the links between chips" not in found
 
 
-def test_freeing_given_sizes_is_a_change_of_its_own() -> None:
+def test_planning_fixed_sizes_is_a_separate_change() -> None:
     left = next(
         one for one in choose_placement(case(preset("gemma3_1b", *FREE))).compared if one.configured
     )
