@@ -202,7 +202,7 @@ async def _coordinate(
     except BudgetTooSmallError as mistake:
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
-    except Exception as error:  # noqa: BLE001  # whatever it is: journaled, shown, exit status 1
+    except Exception as error:  # noqa: BLE001  # any error: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
         if isinstance(error, OutOfMemory | TrainingStopped):
             print(error, file=sys.stderr)

@@ -60,7 +60,7 @@ def _memory_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         if name == _MANY:
             spare = row.get("spare_gib", 0)
             yield Claim(f"{name}: {spare:.2f} GiB to spare (4)", spare >= 4)
-        # Not of 4b, most of whose layers see 1,024 of these positions.
+        # Not claimed for 4b: most of its layers see 1,024 of these positions.
         if name == _MANY and "kv_share" in row:
             share = row["kv_share"]
             yield Claim(f"{name}: {share:.2f} of dense caches' bytes (0.5)", share <= 0.5)

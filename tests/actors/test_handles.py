@@ -64,7 +64,7 @@ def test_each_method_of_the_actor_is_an_async_method():
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), OutOfMemory("update", "no room")])
-def test_an_error_of_the_actor_is_raised_as_itself(error: Exception):
+def test_an_error_of_the_actor_is_raised_unchanged(error: Exception):
     worker = RayWorker(FakeActor(update=raises(task_error(error))))
     with pytest.raises(type(error)) as caught:
         asyncio.run(worker.update([]))

@@ -66,7 +66,7 @@ def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActo
 
 
 def make_learner(monkeypatch: pytest.MonkeyPatch, **tables: Any) -> LearnerActor:
-    """A learner in a process of its own, prepared; `tables` are laid over its configuration."""
+    """A prepared learner without a sampler; `tables` override its configuration."""
     monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
     monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan = {"fixed": False, "placement": "split", "micro_batch_tokens": WHOLE.micro_batch_tokens}
@@ -97,11 +97,11 @@ def equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> None:
 
 
 class FullOnce:
-    """A program that runs out of memory at one of its calls, and says whether it did.
+    """A program that runs out of memory at one of its calls, and counts them.
 
     Args:
-        program: the one in whose place it is.
-        at: which call, from 0.
+        program: the replaced program.
+        at: index of the failing call.
     """
 
     def __init__(self, program: Callable[..., Any], *, at: int = 0) -> None:
@@ -113,7 +113,7 @@ class FullOnce:
 
 
 def fill_up(programs: Any, name: str, *, at: int = 0) -> tuple[Any, FullOnce]:
-    """Programs of which the largest one of this name runs out of memory once."""
+    """Returns the programs with the largest of this name as a `FullOnce`, and that one."""
     found = getattr(programs, name)
     if not isinstance(found, dict):
         failing = FullOnce(found, at=at)
@@ -131,7 +131,7 @@ def patched() -> Any:
 
 @pytest.fixture(scope="module")
 def shared(patched: pytest.MonkeyPatch) -> ColocatedActor:
-    """The process that is filled up again and again; each test prepares it anew."""
+    """The actor whose memory runs out in each test; `actor` prepares it anew."""
     return make_actor(patched)
 
 
@@ -171,7 +171,7 @@ def test_invariant_2_sampling_continues_with_fewer_slots_and_the_same_samples(
 
 
 @pytest.mark.parametrize("name", ["reference_top_k", "gradient", "apply"])
-def test_invariant_11_learning_continues_with_smaller_micro_batches_and_the_same_state(
+def test_invariant_11_training_continues_with_smaller_micro_batches_and_the_same_state(
     actor: ColocatedActor, name: str
 ):
     learner = actor.learner
@@ -283,7 +283,7 @@ def test_parity_of_rollouts_sampled_ahead_is_computed_before_the_update(
     actor.prepare(FEWER_ROWS)
     actor.update(ROLLOUTS)
     began, kept = host(learner.state), learner.host_state()
-    # Sampled by version 0, learned by version 1.
+    # Sampled by version 0; version 1 is updated.
     metrics = actor.update(ROLLOUTS)
     expected = host(learner.state)
     learner.restore_state(kept)

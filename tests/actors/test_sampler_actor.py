@@ -44,7 +44,7 @@ def write_best(folder: Path) -> str:
     return lora.sha256(adapter)
 
 
-def test_without_a_path_it_is_the_base(sampler: SamplerActor):
+def test_without_a_path_the_base_is_opened(sampler: SamplerActor):
     opened = sampler.open_adapter(None)
     assert (opened.version, opened.what) == (0, "the base")
     assert not any(np.asarray(value).any() for value in sampler.adapter.values())

@@ -41,7 +41,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes `text` to a file and gives its path; relative paths start in `tmp_path`."""
+    """Writes `text` to a file and returns its path; relative paths start in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
 

@@ -31,13 +31,13 @@ def test_a_duration_is_the_sum_of_its_parts(amounts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "9", "h", "0h", "1m1h", "-1h", "1.5h", "1h 30m", "٣h"])
-def test_what_is_not_a_duration(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write for example '9h'"):
         parse_duration_s(text)
 
 
 @pytest.mark.parametrize("text", ["36501d", "999999999999999h", "9" * 400 + "d", "9" * 5000 + "s"])
-def test_what_is_longer_than_any_run(text: str) -> None:
+def test_a_duration_over_a_century_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is longer than a century; nearest valid: '36500d'"):
         parse_duration_s(text)
     assert parse_duration_s("36500d") == parse_duration_s("000876000h")
@@ -46,7 +46,7 @@ def test_what_is_longer_than_any_run(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["2026-11-22T18:00:00+01:00", "2026-11-22T17:00Z", "2026-11-22 12:00-05:00"]
 )
-def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> None:
+def test_an_instant_is_the_same_in_every_time_zone(small: Path, text: str) -> None:
     config = load_config(small, [("budget.steps", "none"), ("budget.until", text)])
     assert config.budget.until_s == 1_795_366_800
 
@@ -61,7 +61,7 @@ def test_an_instant_is_the_same_wherever_it_is_named(small: Path, text: str) -> 
         ("9999-12-31T23:59-12:00", "2999-12-31T23:59+00:00"),
     ],
 )
-def test_an_instant_no_clock_shows_is_told_with_the_nearest(
+def test_an_instant_out_of_range_is_refused_with_the_nearest(
     small: Path, text: str, nearest: str
 ) -> None:
     overrides = [("budget.steps", "none"), ("budget.until", text)]

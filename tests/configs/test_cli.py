@@ -91,7 +91,7 @@ def test_help_shows_flags_and_settings(capsys: pytest.CaptureFixture[str]) -> No
     assert settings_help() in shown
 
 
-def test_the_settings_help_tells_all_of_each_setting() -> None:
+def test_the_settings_help_describes_each_setting() -> None:
     text = " ".join(settings_help().split())
     for setting in settings():
         assert f"--{setting.path} {setting.allowed};" in text
@@ -106,5 +106,5 @@ def test_the_settings_help_tells_all_of_each_setting() -> None:
     assert "--budget.steps an integer, at least 1; optional. number of steps after" in text
 
 
-def test_the_settings_help_keeps_to_its_width() -> None:
+def test_the_settings_help_has_a_maximum_width() -> None:
     assert max(map(len, settings_help().splitlines())) <= WIDTH

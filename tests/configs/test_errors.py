@@ -14,7 +14,7 @@ from .test_load import mistakes
 
 
 def told(path: Path, key: str, text: str) -> str:
-    """The one line about an override, without where it stands."""
+    """The one line about an override, without its location."""
     (line,) = mistakes(path, (key, text))
     assert line.startswith("command line: --")
     return line.removeprefix("command line: --")
@@ -77,7 +77,7 @@ def told(path: Path, key: str, text: str) -> str:
         ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table"),
     ],
 )  # fmt: skip
-def test_a_wrong_value(small: Path, key: str, text: str, line: str) -> None:
+def test_the_message_for_a_wrong_value(small: Path, key: str, text: str, line: str) -> None:
     assert told(small, key, text) == f"{key} {line}"
 
 
@@ -97,18 +97,18 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
     )
 
 
-def test_a_long_value_is_cut(small: Path) -> None:
+def test_a_long_value_is_truncated(small: Path) -> None:
     line = told(small, "run.name", "x " * 100)
     assert line.startswith(f'run.name = "{"x " * 28}...: must be')
 
 
-def test_a_name_that_is_too_long_for_a_folder(small: Path) -> None:
+def test_a_name_too_long_for_a_folder_is_refused(small: Path) -> None:
     line = told(small, "run.name", "x" * 201)
     assert line.endswith("with a letter or digit, at most 200 characters")
     assert load_config(small, [("run.name", "x" * 200)]).run.name == "x" * 200
 
 
-def test_a_missing_table_names_what_it_needs(write: Write) -> None:
+def test_a_missing_table_names_its_keys(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
     has = "budget.steps, budget.time, budget.until, budget.from_submission"
     assert mistakes(path) == (
@@ -134,12 +134,12 @@ def test_a_missing_table_names_what_it_needs(write: Write) -> None:
         ("budgt", ["budget"]),
     ],
 )
-def test_an_unknown_key_suggests_what_was_meant(path: str, meant: list[str]) -> None:
+def test_an_unknown_key_suggests_the_nearest_keys(path: str, meant: list[str]) -> None:
     suggestion = str(unknown_key(tuple(path.split("."))))
     assert suggestion == f"{path}: unknown; did you mean {' or '.join(meant)}?"
 
 
-def test_an_unknown_key_like_no_other_gets_the_keys_of_its_table() -> None:
+def test_an_unknown_key_without_near_keys_gets_the_keys_of_its_table() -> None:
     assert str(unknown_key(("budget", "zzz"))) == (
         "budget.zzz: unknown; budget has steps, time, until, from_submission"
     )
@@ -162,7 +162,7 @@ URLS = {
 
 
 @pytest.mark.parametrize(("key", "url"), URLS.items())
-def test_a_url_is_no_path(small: Path, key: str, url: str) -> None:
+def test_a_url_is_not_a_path(small: Path, key: str, url: str) -> None:
     (line,) = (line for line in mistakes(small, (key, url)) if f"--{key} = " in line)
     hubs = ", hf:// and kaggle://" if key.startswith("model.") else ""
     scheme = url[: url.index(":/") + (3 if "://" in url else 2)]

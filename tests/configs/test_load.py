@@ -44,7 +44,7 @@ def test_relative_paths_start_in_the_current_directory(small: Path, tmp_path: Pa
     assert config.data.train.path == str(tmp_path / "train.jsonl")
 
 
-def test_a_hub_dataset_is_no_path(small: Path) -> None:
+def test_a_hub_dataset_is_not_a_path(small: Path) -> None:
     assert load_config(small).data.test.path == "openai/gsm8k"
 
 
@@ -58,7 +58,7 @@ def test_relative_paths_start_at_the_home_variable(
     assert config.data.train.path == "/somewhere/else/train.jsonl"
 
 
-def test_absolute_paths_and_the_users_home_stay(
+def test_absolute_paths_are_unchanged_and_the_users_home_is_expanded(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
@@ -81,7 +81,7 @@ def test_the_json_form_is_the_same_configuration(small: Path) -> None:
     assert text.endswith("}\n")
 
 
-def test_a_missing_file_is_told_with_the_presets(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_presets(tmp_path: Path) -> None:
     (line,) = mistakes(tmp_path / "no.toml")
     assert line.startswith(f"{tmp_path / 'no.toml'}: no such file; presets: ")
     assert "configs/demo.toml" in line
@@ -99,7 +99,7 @@ def test_a_toml_mistake_has_a_line_and_a_column(write: Write, text: str, place: 
     assert "\n" not in line
 
 
-def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes("a = 'ü'".encode("latin-1"))
     assert mistakes(path) == (f"{path}: not UTF-8 text (byte 5)",)
@@ -127,7 +127,7 @@ def test_six_mistakes_at_once(write: Write) -> None:
     )
 
 
-def test_mistakes_between_tables_are_told_beside_mistakes_in_others(small: Path) -> None:
+def test_mistakes_between_tables_are_reported_beside_mistakes_in_others(small: Path) -> None:
     lines = mistakes(small, ("plan.prompt_buckets", "[8, 16]"), ("lora.alpha", "0"))
     assert lines == (
         "command line: --lora.alpha = 0: must be a number, above 0; nearest valid: just above 0",
@@ -202,14 +202,14 @@ def test_a_run_folder_is_a_configuration(tmp_path: Path):
         ("[]", "config.json: not a JSON object"),
     ],
 )
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, message: str):
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, text: str | None, message: str):
     if text is not None:
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_config(tmp_path)
 
 
-def test_an_unknown_key_does_not_hide_what_is_wrong_with_its_table(small: Path) -> None:
+def test_an_unknown_key_does_not_hide_other_mistakes_in_its_table(small: Path) -> None:
     told = mistakes(small, ("plan.sampler", "1"), ("plan.attention", "splash"))
     assert len(told) == 2
     assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')

@@ -18,7 +18,7 @@ from .conftest import SMALL
 from .test_load import mistakes
 
 TREE = tomllib.loads(SMALL)
-# Surrogates are not text, and TOML cannot hold them.
+# TOML cannot hold surrogates.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -69,7 +69,7 @@ def test_any_string_survives_in_quotes(value: str) -> None:
 
 
 @given(st.text("abcdefgh-_/<>.:*+()[]{} ", min_size=1).filter(lambda text: text != "none"))
-def test_a_bare_string_is_itself(value: str) -> None:
+def test_an_unquoted_string_is_unchanged(value: str) -> None:
     result = applied("prompt.system", value)
     assert result == value
 
@@ -93,7 +93,7 @@ def test_numbers_round_trip(value: float) -> None:
     assert applied("learner.lr", repr(value)) == value
 
 
-def test_the_last_one_wins(small: Path) -> None:
+def test_the_last_override_wins(small: Path) -> None:
     config = load_config(small, [("lora.rank", "2"), ("lora.rank", "4")])
     assert config.lora.rank == 4
 
@@ -109,12 +109,12 @@ def test_none_removes_an_optional_table(small: Path) -> None:
     assert config.data.validation is None
 
 
-def test_none_does_not_unset_what_has_a_default(small: Path) -> None:
+def test_none_does_not_unset_a_setting_with_a_default(small: Path) -> None:
     (line,) = mistakes(small, ("lora.rank", "none"))
     assert line == 'command line: --lora.rank = "none": must be an integer, at least 1; default: 32'
 
 
-def test_the_tree_given_is_left_alone() -> None:
+def test_the_given_tree_is_unchanged() -> None:
     before = copy.deepcopy(TREE)
     apply_overrides(TREE, [("rewards.functions.0.weight", "9"), ("run.name", "other")])
     assert before == TREE
@@ -128,7 +128,7 @@ def test_an_index_past_the_end_is_refused(small: Path) -> None:
     )
 
 
-def test_the_n_of_the_help_is_no_index(small: Path) -> None:
+def test_the_placeholder_of_the_help_is_not_an_index(small: Path) -> None:
     (line,) = mistakes(small, ("rewards.functions.N.weight", "1"))
     assert line.endswith("unknown; did you mean --rewards.functions.0.weight?")
 
@@ -140,7 +140,7 @@ def test_a_plain_list_is_set_as_a_whole(small: Path) -> None:
     )
 
 
-def test_an_override_below_a_value_that_is_no_table_tells_the_files_mistake(tmp_path: Path) -> None:
+def test_an_override_inside_a_plain_value_reports_the_files_mistake(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"learner = 3\n{SMALL}", encoding="utf-8")
     assert mistakes(path, ("learner.lr", "1")) == (f"{path}: learner = 3: must be a table",)

@@ -78,7 +78,7 @@ def test_lists_of_values_are_compared_as_a_whole(small: Path) -> None:
         [("rewards.workers", "4"), ("rewards.timeout_s", "5")],
     ],
 )
-def test_what_may_change(small: Path, change: Overrides) -> None:
+def test_settings_that_may_change_on_resume(small: Path, change: Overrides) -> None:
     assert diff_configs(resolved(small, []), resolved(small, change)) != []
     assert altering(small, change) == []
 
@@ -103,7 +103,7 @@ def test_what_may_change(small: Path, change: Overrides) -> None:
         ("parity.probe", "0.1"),
     ],
 )
-def test_what_alters_the_run(small: Path, key: str, text: str) -> None:
+def test_settings_that_alter_the_run(small: Path, key: str, text: str) -> None:
     assert [change[0] for change in altering(small, [(key, text)])] == [key]  # type: ignore[index]
 
 
@@ -113,13 +113,13 @@ def test_a_longer_budget_that_moves_the_decay_alters_the_run(small: Path) -> Non
     assert altering(small, longer, old=linear) == [("learner.decay_steps", 10, 20)]
 
 
-def test_a_longer_budget_with_the_old_decay_does_not(small: Path) -> None:
+def test_a_longer_budget_with_the_old_decay_does_not_alter_the_run(small: Path) -> None:
     linear = [("learner.schedule", "linear")]
     longer = [*linear, ("budget.steps", "20"), ("learner.decay_steps", "10")]
     assert altering(small, longer, old=linear) == []
 
 
-def test_memory_may_be_limited_and_sizes_let_go_but_not_fixed_again(small: Path) -> None:
+def test_memory_may_be_limited_and_sizes_planned_but_not_fixed_again(small: Path) -> None:
     fixed, free = [("plan.fixed", "true")], [("plan.fixed", "false")]
     assert altering(small, [("plan.hbm_gib", "3.5")]) == []
     assert altering(small, free, fixed) == []

@@ -318,7 +318,7 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
         ),
     ],
 )
-def test_what_does_not_go_together(
+def test_conflicting_settings_are_refused(
     small: Path, overrides: list[tuple[str, str]], key: str, what: str
 ) -> None:
     (line,) = mistakes(small, *overrides)
@@ -330,7 +330,7 @@ def test_what_does_not_go_together(
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("devices", [2, 3, 6])
-def test_only_tpu_chips_come_in_certain_numbers(platform: str, devices: int) -> None:
+def test_any_number_of_cpu_or_gpu_devices_is_valid(platform: str, devices: int) -> None:
     made = Plan.model_validate(
         {
             "platform": platform,
@@ -353,7 +353,7 @@ def test_a_tpu_process_has_one_four_or_eight_chips_or_whole_hosts(chips: int) ->
     assert made.learner_devices == chips
 
 
-def test_one_table_tells_several_mistakes(small: Path) -> None:
+def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
     lines = mistakes(
         small,
         ("plan.placement", "colocated"),
@@ -371,7 +371,7 @@ def test_one_table_tells_several_mistakes(small: Path) -> None:
     ]
 
 
-def test_a_table_made_in_code_tells_all_in_one_message() -> None:
+def test_a_table_made_in_code_reports_all_mistakes_in_one_message() -> None:
     with pytest.raises(ValueError, match=r"slots: .*; attention: "):
         Plan(
             platform="cpu",
@@ -383,7 +383,7 @@ def test_a_table_made_in_code_tells_all_in_one_message() -> None:
         )
 
 
-def test_sizes_that_are_planned_need_not_be_given(small: Path) -> None:
+def test_planned_sizes_are_optional(small: Path) -> None:
     free = [("plan.slots", "none"), ("plan.micro_batch_tokens", "none")]
     plan = load_config(small, [("plan.fixed", "false"), *free]).plan
     assert (plan.slots, plan.micro_batch_tokens) == (None, None)
@@ -424,7 +424,7 @@ def test_a_decay_without_a_known_end_follows_the_clock(
     assert not load_config(small, fixed).plans_decay
 
 
-def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
+def test_kept_partial_rollouts_have_prompt_buckets_of_every_length(small: Path) -> None:
     keep = [
         ("rollout.cut_off", "0.7"),
         ("learner.importance_cap", "2"),
@@ -439,7 +439,7 @@ def test_what_is_kept_is_read_again_however_long_it_is(small: Path) -> None:
     assert dropped.prompt_buckets == (16,)
 
 
-def test_sampling_goes_by_the_clock_only_where_the_plan_is_not_fixed(small: Path) -> None:
+def test_adaptive_sampling_is_valid_if_the_plan_is_not_fixed(small: Path) -> None:
     config = load_config(small, [*ADAPTIVE, ("plan.fixed", "false")])
     assert (config.rollout.dynamic_sampling, config.rollout.max_prompts_per_step) == (
         "adaptive",
@@ -447,7 +447,7 @@ def test_sampling_goes_by_the_clock_only_where_the_plan_is_not_fixed(small: Path
     )
 
 
-def test_capped_rounds_may_be_drawn_ahead(small: Path) -> None:
+def test_capped_rounds_may_be_sampled_ahead(small: Path) -> None:
     config = load_config(
         small, [*CAPPED, ("rollout.ahead", "one"), ("learner.importance_cap", "2")]
     )
@@ -474,14 +474,14 @@ def test_rows_of_another_length(small: Path) -> None:
         ("cispo", 1.0, 4.0, "grpo", "token"),
     ],
 )
-def test_a_loss_names_its_papers_settings(
+def test_a_loss_has_the_settings_of_its_paper(
     small: Path, loss: str, low: float, high: float, advantage: str, weights: str
 ) -> None:
     variant = load_config(small, [("learner.loss", loss)]).learner.variant
     assert variant == Variant(low, high, advantage, weights)  # type: ignore[arg-type]
 
 
-def test_what_is_set_replaces_what_the_loss_names(small: Path) -> None:
+def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
     given = [
         ("learner.updates_per_batch", "2"),
         ("learner.clip_epsilon", "0.1"),

@@ -24,7 +24,7 @@ PATIENCE_S = 900
 OF_RUNS = {
     # With Ray's default, other tests could starve its workers.
     "RAY_worker_niceness": "0",
-    # The cheap code of the other tests takes longer to run than it saves here.
+    # The other tests' flags save compile time, but cost more run time here.
     "XLA_FLAGS": "",
 }
 """Variables of runs, in addition to those of the tests."""
@@ -115,7 +115,7 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
     token.write_text(secrets.token_hex(32))
     gcs, dashboard, agent, grpc = _free_ports(4)
     environment = {
-        # What a test process has told Ray about clusters of its own is not for this one.
+        # Ray variables of the test process belong to other clusters.
         **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -144,8 +144,8 @@ def running_node(head: Head, log: Path, *, without: Path | None = None) -> Itera
 
     Args:
         head: of the cluster.
-        log: file for what the node prints.
-        without: a folder that the node finds empty, as one that another host does not share.
+        log: file for the node's output.
+        without: a folder that is empty on the node, as if hosts did not share it.
     """
     agent, grpc, metrics = _free_ports(3)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", head.gcs]

@@ -290,11 +290,11 @@ def ours(case: small_body.Case) -> dict[str, jax.Array]:
     return case.ours()()
 
 
-def test_our_gradient_is_the_fully_materialised_one(case, ours):
+def test_our_gradient_equals_that_with_whole_logits(case, ours):
     assert small_body.apart(ours, case.materialised()) < 1e-5
 
 
-def test_our_gradient_is_tunix_s_with_its_remat_repaired(case, ours, monkeypatch):
+def test_our_gradient_equals_tunix_s_with_repaired_remat(case, ours, monkeypatch):
     create = tunix_peer.Peer.create
     monkeypatch.setattr(
         tunix_peer.Peer, "create", lambda *given, **how: create(*given, **how, remat=True)
@@ -302,12 +302,12 @@ def test_our_gradient_is_tunix_s_with_its_remat_repaired(case, ours, monkeypatch
     assert small_body.apart(ours, case.theirs()()) < 1e-4
 
 
-def test_how_far_apart_gradients_are():
+def test_the_distance_between_gradients():
     one, other = {"a": jnp.array([3.0, 4.5])}, {"a": jnp.array([3.0, 4.0])}
     assert small_body.apart(one, other) == pytest.approx(0.1)
 
 
-def test_the_recipe_and_the_head_find_the_same(monkeypatch):
+def test_the_recipe_and_our_head_find_the_same_top_k(monkeypatch):
     monkeypatch.setattr(recipe, "VOCAB", 512)
     monkeypatch.setattr(recipe, "K", 16)
     rng = np.random.default_rng(0)

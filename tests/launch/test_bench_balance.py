@@ -1,4 +1,4 @@
-"""`launch.bench balance` in a small setting: what is compared, on which tokens, what is claimed."""
+"""`launch.bench balance` in a small setting: compared variants, trained tokens, claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def claims(**figures: float) -> list[bool]:
     return [claim.holds for claim in TRAINED.claims({"row": figures})]
 
 
-def test_all_ways_train_on_the_same_tokens(small: None, monkeypatch: pytest.MonkeyPatch):
+def test_all_variants_train_on_the_same_tokens(small: None, monkeypatch: pytest.MonkeyPatch):
     trained: dict[str, set[int]] = {}
     in_turns = balance_case._alternate
 
@@ -56,7 +56,7 @@ def test_all_ways_train_on_the_same_tokens(small: None, monkeypatch: pytest.Monk
     assert found["of_recipe"] == found["tokens_found"] / found["tokens_recipe"]
 
 
-def test_what_is_claimed():
+def test_claims():
     assert claims(of_best=0.98, of_recipe=3.0) == [True, True]
     assert claims(of_best=0.97, of_recipe=3.0) == [False, True]
     assert claims(of_best=1.2, of_recipe=2.9) == [True, False]

@@ -1,4 +1,4 @@
-"""`launch.bench plan`: what its rows ask for, and what is said of the errors."""
+"""`launch.bench plan`: its requests to the compiler, its figures, its claims about errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = {row.name: row for section in plan_bench.BENCHMARK.sections for row in se
 
 @pytest.fixture
 def answers(monkeypatch, tmp_path):
-    """What the compiler answers, in its place; and what it was asked."""
+    """Replaces the compiler; the figures that it returns, and the requests that it received."""
     figures: dict[str, Any] = {"fits": True, "hbm_bytes": 4 * GIB}
     asked = []
 
@@ -33,7 +33,7 @@ def answers(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row_is_a_run(answers, name):
+def test_every_row_compiles_its_program(answers, name):
     _, asked = answers
     row = plan_case.compared(**ROWS[name].arguments)
     ((config, program),) = asked
@@ -50,7 +50,7 @@ def test_every_row_is_a_run(answers, name):
     assert row["share"] == 4 / 15.75
 
 
-def test_what_does_not_fit(answers):
+def test_a_program_that_does_not_fit(answers):
     figures, _ = answers
     figures |= {"fits": False, "hbm_bytes": 17 * GIB}
     row = plan_case.compared(model="gemma3_1b", program="segment 896", length=1312)
@@ -65,7 +65,7 @@ def row(rows, share, error):
     return {"rows": rows, "share": share, "error_percent": error}
 
 
-def test_claims_by_what_is_used_and_what_was_fitted():
+def test_claims_by_memory_use_and_by_fitted_or_checked():
     found = {
         "a": row("fitted", 0.7, 9.0),
         "b": row("fitted", 0.7, -6.0),
@@ -83,7 +83,7 @@ def test_claims_by_what_is_used_and_what_was_fitted():
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_what_does_not_fit_is_to_be_estimated_so(refused):
+def test_the_estimate_of_a_program_that_does_not_fit_must_not_fit(refused):
     found = {"x": {"rows": "checked", "estimated_gib": 16.0, "refused": refused}}
     (claim,) = plan_bench.claims(found)
     assert claim.holds is refused

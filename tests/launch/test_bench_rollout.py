@@ -1,4 +1,4 @@
-"""`launch.bench rollout` in a small setting: what is counted, what is the same, what is claimed."""
+"""`launch.bench rollout` in a small setting: counted work, equal greedy text, claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTHS, GREEDY, MEMORY = rollout_bench.BENCHMARK.sections
 
 @pytest.fixture(scope="module")
 def case() -> Iterator[Case]:
-    """The benchmark's case of few and short rollouts; made once, also where rows make one."""
+    """The benchmark's case with few and short rollouts; `Case.make` returns this one, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "small_policy", models.MODELS["small_policy"] | TINY)
         for name, size in SIZES.items():
@@ -33,14 +33,14 @@ def claims(section: Section, name: str, **figures) -> dict[str, bool]:
     return {claim.text: claim.holds for claim in section.claims({name: figures})}
 
 
-def test_lengths_are_cut_and_have_the_mean_that_is_said():
+def test_lengths_are_truncated_and_have_the_documented_mean():
     lengths = make_lengths(20_000)
     assert lengths.min() >= 1
     assert lengths.max() == rollout_case.NEW
     assert lengths.mean() / rollout_case.NEW == pytest.approx(0.35, abs=0.005)
 
 
-def test_groups_have_a_prompt_and_everybody_a_name(case):
+def test_groups_share_a_prompt_and_rollouts_have_distinct_names(case):
     requests = make_requests([5, 6, 7, 8, 9, 10])
     assert len({request.name for request in requests}) == 6
     assert [request.max_new_tokens for request in requests] == [5, 6, 7, 8, 9, 10]
@@ -50,20 +50,20 @@ def test_groups_have_a_prompt_and_everybody_a_name(case):
     assert not np.array_equal(prompts[1], prompts[2])
 
 
-def test_both_draw_what_was_asked_for_and_count_it(case):
+def test_both_samplers_generate_the_requested_tokens_and_count_work(case):
     steps = [make_requests([1, 2, 3, 12]), make_requests([4, 4, 5, 5])]
     mine = rollout_speed.ours(case, steps)
     peer = rollout_speed.theirs(case, steps, batch=2)
     assert mine.tokens == peer.tokens == 18 + 18
-    # Two rows to each of 2, 12, 4 and 5 steps; every row reads its prompt.
+    # Batches of two rows with 2, 12, 4 and 5 steps; every row prefills its prompt.
     assert peer.computed == 2 * (2 + 12 + 4 + 5)
     assert peer.prompt_tokens == 8 * 6
-    # Two prompts a step. Four slots for three steps; then nine further ones in one slot.
+    # Two prompts a step. Four slots for three decode steps, then one slot for nine.
     assert mine.prompt_tokens == 4 * 6
     assert mine.computed == (4 * 3 + 9) + (4 * 3 + 4 * 3)
 
 
-def test_a_row_says_how_fast_both_are_and_that_nothing_was_compiled(case):
+def test_a_row_has_both_speeds_and_no_compilations(case):
     found = rollout_speed.speed(share=2, equal=False, repeats=1)
     assert found["rollouts"] == 16
     assert found["steps"] == 2
@@ -76,14 +76,14 @@ def test_a_row_says_how_fast_both_are_and_that_nothing_was_compiled(case):
     assert equal["ours_useful"] == equal["theirs_useful"] == 1.0
 
 
-def test_greedy_text_is_tunix_s(case):
+def test_greedy_text_equals_tunix_s(case):
     found = rollout_speed.greedy(prompts=4)
     assert found["other"] == 0
     assert found["tokens"] + found["ties"] * 12 >= 4 * 12
     assert found["apart"] < 1e-5
 
 
-def test_other_text_is_seen(case, monkeypatch):
+def test_different_text_is_counted(case, monkeypatch):
     draw = case.peer.sample
 
     def wrong(*given, **how):
@@ -109,7 +109,7 @@ def test_other_text_is_seen(case, monkeypatch):
         ("all lengths equal", {"ratio": 1.8}, {"ratio": 1.79}),
     ],
 )
-def test_claims_of_the_lengths(name, good, bad):
+def test_claims_about_lengths(name, good, bad):
     assert name in {row.name for row in LENGTHS.rows}
     shown = claims(LENGTHS, name, **good, compiled=0)
     assert len(shown) == len(good) + 1
@@ -118,7 +118,7 @@ def test_claims_of_the_lengths(name, good, bad):
     assert not any(claims(LENGTHS, name, failed="so").values())
 
 
-def test_claims_of_the_text():
+def test_claims_about_greedy_text():
     (row,) = GREEDY.rows
     assert all(claims(GREEDY, row.name, other=0, apart=1e-4).values())
     assert not any(claims(GREEDY, row.name, other=1, apart=1.1e-4).values())
@@ -132,6 +132,6 @@ def test_memory_claims_hold_where_the_figures_do():
     assert [claim.holds for claim in MEMORY.claims({"ours, 512 slots": tight})] == [False] * 3
     refused = {"fits": False, "needs_gib": 26.4}
     assert [claim.holds for claim in MEMORY.claims({"ours, 512 slots": refused})] == [False]
-    # Of other rows room is stated, not claimed; Tunix's is its own business.
+    # Other rows, Tunix's included, show their free memory without a claim.
     others = {"ours, 768 slots": many | {"spare_gib": 0.1}, "Tunix, 384": {"spare_gib": 0.7}}
     assert all(claim.holds for claim in MEMORY.claims(others))

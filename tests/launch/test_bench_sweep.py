@@ -29,7 +29,7 @@ SECTIONS = {section.name: section for section in sweep_bench.BENCHMARK.sections}
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark's policy of few and short rollouts."""
+    """Gives the benchmark a tiny policy with few and short rollouts."""
     monkeypatch.setitem(models.MODELS, "small_policy", models.MODELS["small_policy"] | TINY)
     for name, size in SIZES.items():
         for module in (rollout_case, sweep_speed):
@@ -45,7 +45,7 @@ def claims(section: str, **found: dict[str, Any]) -> list[bool]:
     return [claim.holds for claim in SECTIONS[section].claims(found)]
 
 
-def test_rows_say_what_they_are():
+def test_rows_are_named_by_series_and_slots():
     assert len(SECTIONS) == len(sweep_bench.BENCHMARK.sections)
     for section in SECTIONS.values():
         assert len({each.name for each in section.rows}) == len(section.rows)
@@ -94,7 +94,7 @@ def test_the_learner_s_matrices_count_beside_a_copy(tiny, kind, copied):
     assert bool(run.policy.adapter_shapes) is not copied
 
 
-def test_a_cpu_is_no_accelerator():
+def test_a_cpu_is_not_an_accelerator():
     assert sweep_speed.accelerator() == {"absent": "JAX finds a CPU only"}
 
 
@@ -113,7 +113,7 @@ def test_memory_grows_with_the_slots_of_each_series():
     assert claims("cpu", **measured) == [False]
 
 
-def test_whole_logits_are_seen():
+def test_whole_logits_violate_the_claim():
     assert claims("v5e lengths", a=row("LoRA", 1, invariant_3=True)) == [True]
     whole = {"a": row("LoRA", 1, invariant_3=True), "b": row("int8", 1, invariant_3=False)}
     (claim,) = SECTIONS["v5e weights"].claims(whole)
@@ -122,7 +122,7 @@ def test_whole_logits_are_seen():
 
 
 @pytest.mark.parametrize(("slots", "more"), [(64, 72), (128, 136)])
-def test_a_slow_spot_is_seen(slots, more):
+def test_a_drop_in_speed_violates_the_claim(slots, more):
     section = SECTIONS["v5e top-k"]
     names = {each.known["slots"]: each.name for each in section.rows}
 

@@ -68,7 +68,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return FakeRay(monkeypatch)
 
 
-def test_a_dashboard_is_no_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_a_dashboard_is_not_a_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
     with (
         pytest.raises(ValueError, match=r"takes jobs: use launch/submit\.sh"),

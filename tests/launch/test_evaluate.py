@@ -209,7 +209,7 @@ def test_one_question_at_a_time_needs_one_sampler_and_few_slots(request_file: Pa
     assert (config.plan.samplers, config.plan.slots) == (None, 2)
 
 
-def test_questions_come_a_line_each_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_terminal_each_line_is_a_question(monkeypatch: pytest.MonkeyPatch):
     import io
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n two \n"))

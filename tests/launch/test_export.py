@@ -71,7 +71,7 @@ def test_mistakes_give_one_line_and_leave_nothing(
     assert everything_below(run_dir.parent) == before
 
 
-def test_without_texts_nothing_can_be_compared(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run_without_texts_needs_no_verify(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     (run_dir / "rollouts" / "test_after.jsonl").unlink()
     assert export.main(["moved", "--out", "x"]) == 2
     assert "--no-verify exports without the comparison" in capsys.readouterr().err
@@ -88,7 +88,7 @@ def prepared(run_dir: Path, **changes: Any) -> export.Prepared:
     return prepare(load_config(run_dir), **(settings | changes))
 
 
-def test_a_moved_run_is_read_where_it_is(run_dir: Path):
+def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
     found = prepared(run_dir)
     assert RunFolder.of(found.config).path == run_dir
     assert found.adapter == run_dir / "checkpoints" / "3"
@@ -98,7 +98,7 @@ def test_a_moved_run_is_read_where_it_is(run_dir: Path):
     assert prepared(run_dir, checkpoint="2").adapter.name == "2"
 
 
-def test_it_takes_one_device(run_dir: Path):
+def test_an_export_takes_one_device(run_dir: Path):
     config = working_config(prepared(run_dir))
     assert (config.plan.learner_devices, config.plan.placement) == (1, "colocated")
     assert config.lora.start == str(run_dir / "checkpoints" / "3")

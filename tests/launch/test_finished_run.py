@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_evaluation_repeats_the_answers_of_the_run(run: Path):
-    """Other samplers, twice as many, with other batches: the same answers, up to ties."""
+    """Twice as many samplers with other batches give the same answers, up to ties."""
     settings = ["--plan.samplers=2", "--plan.slots=3", "--plan.prompt_buckets=[48]"]
     status, output = finish(launch("evaluate", run, *settings))
     assert status == 0, output

@@ -32,7 +32,9 @@ def test_a_file_is_resolved_like_paths_of_a_configuration_and_unchanged(
     assert (tmp_path / there).read_text() == "old"
 
 
-def test_a_plan_is_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_written_relative_to_the_home_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
     assert plan.main([ONE_B, "--json", "plan.json"]) == 0
     assert (tmp_path / "plan.json").is_file()

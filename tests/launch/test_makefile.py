@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Answers what find_python.sh asks, and makes an environment whose python notes what it is given
-# and fails to install while the file `broken` is there.
+# Answers the probe of find_python.sh, and makes an environment whose python logs its arguments and
+# fails to install while the file `broken` exists.
 FAKE_PYTHON = """#!/bin/sh
 if [ "$1" = -I ]; then
     echo "$0"
@@ -96,7 +96,7 @@ def test_the_development_environment_holds_the_runtime(project: Path) -> None:
     assert make(project, ".venv/.runtime", "one") == (0, [])
 
 
-def test_accelerators_come_by_name(project: Path) -> None:
+def test_accelerator_dependencies_are_installed_by_name(project: Path) -> None:
     assert make(project, "install-tpu", "one") == (0, ["one", "requirements-tpu.txt"])
     assert make(project, "install-tpu", "one") == (0, [])
 

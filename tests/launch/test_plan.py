@@ -1,4 +1,4 @@
-"""`launch.plan`: what it prints and writes, its statuses, what it never loads."""
+"""`launch.plan`: its output and files, exit statuses, light imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tu
 def test_every_preset_is_planned(
     preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(PROJECT)  # the demo's model is named from there
+    monkeypatch.chdir(PROJECT)  # the path of the demo's model is relative to it
     out, err = shown(capsys, preset, "--json", str(tmp_path / "plan.json"))
     assert err == ""
     figures = json.loads((tmp_path / "plan.json").read_text())
@@ -44,14 +44,14 @@ def test_every_preset_is_planned(
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     out, _ = shown(capsys, ONE_B, "--topology", "v5e-32", "--json", str(path))
     assert "plan only: v5e-32 has 4 hosts and a run uses one" in out
     figures = json.loads(path.read_text())
     assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
     assert figures["plan"]["slots"] <= 512
-    assert figures["plan"]["set"]["micro_batch_tokens"] == 4 * 16_384  # what bounds it there
+    assert figures["plan"]["set"]["micro_batch_tokens"] == 4 * 16_384  # the upper bound
     settings = [
         text
         for key, value in figures["plan"]["set"].items()
@@ -64,7 +64,9 @@ def test_other_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         assert again[key] == figures["plan"][key]
 
 
-def test_a_known_length_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_completion_tokens_change_the_estimate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def figures(*argv: str) -> dict[str, Any]:
         shown(capsys, ONE_B, *argv, "--json", str(tmp_path / "plan.json"))
         found: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
@@ -106,7 +108,7 @@ def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
     assert "DOES NOT FIT: as configured" in out
-    assert "settings for the fastest in [plan]: " in out  # and what would
+    assert "settings for the fastest in [plan]: " in out  # sizes that would fit
 
 
 def test_a_plan_that_does_not_fit_has_no_budget(

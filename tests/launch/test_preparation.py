@@ -160,7 +160,7 @@ def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
     assert told in capsys.readouterr().out.splitlines()
 
 
-def test_a_past_time_is_refused_and_a_coming_one_is_printed(
+def test_a_past_deadline_is_refused_and_a_future_one_is_printed(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* has passed; set a later one$"):

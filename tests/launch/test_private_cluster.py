@@ -87,7 +87,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     ] == []
 
 
-def test_it_has_a_private_folder_and_a_token_and_is_removed(start: Start, tmp_path: Path):
+def test_the_cluster_has_a_private_folder_and_a_token_and_is_removed(start: Start, tmp_path: Path):
     def body(fake: FakeRay) -> None:
         assert fake.folders[0].parent.parent == tmp_path
         assert fake.marks == [str(fake.folders[0])]

@@ -24,17 +24,17 @@ from tests.launch.cluster_fixtures import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 TIMINGS = ("time/",)
-# A supervised step first, then GRPO with a KL term towards where that led.
+# One SFT step, then GRPO with a KL term towards the policy after that step.
 WARM = [
     '--run.phases=["sft", "grpo"]',
     *(f"--sft.train.path={DATA}/demonstrations.jsonl", "--sft.train.limit=32"),
     *("--sft.steps=1", "--sft.sequences_per_step=4", "--learner.kl_coef=0.05"),
 ]
 
-# Rollouts that are cut wait for the next step, in the checkpoint too.
+# Truncated rollouts wait for the next step and are part of checkpoints.
 PARTIAL = [
     *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
-    *("--learner.importance_cap=2", "--run.seed=1"),  # with which some wait at the checkpoint
+    *("--learner.importance_cap=2", "--run.seed=1"),  # with this seed some wait at the checkpoint
 ]
 AHEAD = [
     *("--rollout.ahead=one", "--learner.importance_cap=2"),
@@ -117,7 +117,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    # SIGTERM is what `ray job stop` sends; there is a test of that.
+    # `ray job stop` sends SIGTERM, too; test_jobs.py tests it.
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path, number, status):
@@ -166,7 +166,7 @@ def test_a_dead_sampler_ends_the_run_with_a_message_and_the_same_command_resumes
 def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(tmp_path):
     config = write_config(tmp_path, name="limited")
     settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664"]
-    settings += ["--plan.calibration_share=0"]  # what is given is taken
+    settings += ["--plan.calibration_share=0"]  # given sizes are used uncalibrated
     status, output = finish(start(*train_command(config, *settings, "--budget.steps=1")))
     assert status == 0, output
     run = tmp_path / "runs" / "limited"

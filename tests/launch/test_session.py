@@ -51,7 +51,7 @@ from tests.fakes import (
 
 
 class Session:
-    """A process that has its actors; `change` may alter them before the run begins."""
+    """One process of a run, with fake actors that a test may alter before `run`."""
 
     one_process = False
 
@@ -132,7 +132,7 @@ def signalled(session: Session, number: signal.Signals) -> Callable[[], None]:
     return arrive
 
 
-def test_a_finished_run_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     session = Session(make_config(tmp_path), Disk())
     assert session.run() == 0
     said = capsys.readouterr().out.splitlines()
@@ -145,7 +145,7 @@ def test_a_finished_run_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_gives_its_exit_status_and_the_run_goes_on_later(
+def test_a_signal_gives_its_exit_status_and_the_run_resumes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
@@ -167,7 +167,7 @@ def test_a_signal_gives_its_exit_status_and_the_run_goes_on_later(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def test_a_run_that_fails_says_why_and_ends_with_1(
+def test_a_failed_run_shows_its_error_and_exits_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     session = Session(make_config(tmp_path), Disk())
@@ -183,7 +183,7 @@ def test_a_run_that_fails_says_why_and_ends_with_1(
     session.folder.close()
 
 
-def test_rewards_that_fail_end_a_run_with_1_and_one_sentence(
+def test_failing_rewards_exit_with_1_and_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config, disk = make_config(tmp_path), Disk()
@@ -203,7 +203,7 @@ def test_rewards_that_fail_end_a_run_with_1_and_one_sentence(
     assert Session(config, disk).run() == 0
 
 
-def test_a_run_that_failed_goes_on_from_its_last_checkpoint(tmp_path: Path):
+def test_a_failed_run_resumes_from_its_last_checkpoint(tmp_path: Path):
     steps: dict[str, Any] = {"budget": {"steps": 4}}
     whole = Session(make_config(tmp_path / "whole", **steps), Disk())
     whole.run()
@@ -222,7 +222,7 @@ def test_a_run_that_failed_goes_on_from_its_last_checkpoint(tmp_path: Path):
 
 
 def interrupted(folder: Path, disk: Disk, *, steps: int) -> Session:
-    """A process that was killed after so many steps of four; a checkpoint every second step."""
+    """A process that was killed after `steps` of four steps; every second one has a checkpoint."""
     session = Session(make_config(folder, budget={"steps": 4}), disk)
 
     def killed() -> None:
@@ -256,7 +256,7 @@ def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing
     with pytest.raises(ValueError, match=told):
         elsewhere.run()
     assert contents(first.folder.path) == before
-    # With the checkpoints back it goes on as if nothing had happened.
+    # With the checkpoints back the run continues as if nothing had happened.
     whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
     whole.run()
     again = Session(first.prepared.config, disk)
@@ -264,7 +264,7 @@ def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing
     assert left_behind(again.folder) == left_behind(whole.folder)
 
 
-def test_invariant_12_a_journal_that_has_lost_its_end_is_refused_and_nothing_changes(
+def test_invariant_12_a_truncated_journal_is_refused_and_nothing_changes(
     tmp_path: Path,
 ):
     disk = Disk()
@@ -281,7 +281,9 @@ def test_invariant_12_a_journal_that_has_lost_its_end_is_refused_and_nothing_cha
     assert contents(first.folder.path) == before
 
 
-def test_lost_metrics_are_said_and_journaled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_lost_metrics_are_reported_and_journaled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     disk = Disk()
     first = interrupted(tmp_path, disk, steps=3)
     (first.folder.path / "metrics.jsonl").unlink()
@@ -302,7 +304,7 @@ def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     assert first.folder.holds_run
 
 
-def test_invariant_12_where_the_newest_checkpoint_is_lost_an_older_one_is_used(
+def test_invariant_12_an_older_checkpoint_is_used_if_the_newest_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
@@ -325,7 +327,7 @@ def test_invariant_12_where_the_newest_checkpoint_is_lost_an_older_one_is_used(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def test_a_damaged_checkpoint_is_journaled_and_said(
+def test_a_damaged_checkpoint_is_journaled_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     session = Session(make_config(tmp_path, budget={"steps": 1}), Disk())
@@ -370,7 +372,7 @@ def test_another_budget_replaces_an_extended_one(tmp_path: Path):
     assert (entry["step"], entry["steps"], entry["time_s"]) == (3, 6, None)
 
 
-def test_an_extension_that_cannot_be_gone_on_with_is_not_there(tmp_path: Path):
+def test_a_failed_restore_leaves_no_extension(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
     Session(config, disk).run()
     failing = Session(make_config(tmp_path, budget={"steps": 3}), disk, extend=Budget(3, None))
@@ -392,7 +394,7 @@ def test_an_extension_that_cannot_be_gone_on_with_is_not_there(tmp_path: Path):
 
 
 class Trackers:
-    """Makes the session's trackers: fakes, which get an id of their own where W&B is used."""
+    """Makes fake trackers; without a given id they get a new one, unless W&B is disabled."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[str | None] = []
@@ -406,7 +408,7 @@ class Trackers:
         return self.made[-1]
 
 
-def test_the_wandb_id_is_kept_also_over_a_process_without_wandb(
+def test_the_wandb_id_survives_a_process_without_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     trackers, disk = Trackers(monkeypatch), Disk()
@@ -420,7 +422,7 @@ def test_the_wandb_id_is_kept_also_over_a_process_without_wandb(
     assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id2", "id2", "id2"]
 
 
-def test_a_resumed_run_gives_wandb_what_it_goes_on_from(
+def test_a_resumed_run_gives_wandb_its_earlier_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     trackers, disk = Trackers(monkeypatch), Disk()
@@ -439,7 +441,7 @@ def test_a_resumed_run_gives_wandb_what_it_goes_on_from(
 
 
 @pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
-def test_the_devices_are_free_before_wandb_is_told_how_the_run_ended(
+def test_devices_are_released_before_wandb_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
     session = Session(make_config(tmp_path), Disk())
@@ -483,7 +485,7 @@ def used(session: Session) -> float:
     return float(session.folder.summary["wall_s"])
 
 
-def test_time_is_counted_over_all_processes_also_those_without_a_new_checkpoint(
+def test_used_time_includes_processes_without_a_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     now = FakeClock()
@@ -498,7 +500,7 @@ def test_time_is_counted_over_all_processes_also_those_without_a_new_checkpoint(
     assert disk.keys() == {0}
 
 
-def test_a_resumed_run_knows_how_long_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_resumed_run_knows_its_step_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = FakeClock()
     monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
     config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
@@ -507,15 +509,15 @@ def test_a_resumed_run_knows_how_long_a_step_takes(tmp_path: Path, monkeypatch: 
     first.script.clock, first.script.durations = now, {"learner.update": 400.0}
     first.script.on["sampler0.generate:train 1"] = signalled(first, signal.SIGTERM)
     assert first.run() == 143
-    # 600 s are left: enough for a step of 400 s and an export of 5 s with a quarter of slack; then
-    # 100 s pass before the first step of the second process, and it is not.
+    # 600 s are left: enough for a step of 400 s and an export of 5 s with a quarter of slack. After
+    # 100 s more, before the first step of the second process, too little is left.
     second = Session(config, disk)
     second.script.clock, second.script.durations = now, {"learner.score": 100.0}
     assert second.run(started=now.seconds) == 0
     assert second.learner.version == 1
 
 
-def test_invariant_10_a_budget_that_is_too_small_as_measured_ends_with_2(
+def test_invariant_10_a_budget_below_the_measured_minimum_exits_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     now = FakeClock()
@@ -528,7 +530,7 @@ def test_invariant_10_a_budget_that_is_too_small_as_measured_ends_with_2(
     assert told.startswith("budget: 16m40s leave no time for a step between the evaluations and")
     assert told.endswith("; the untrained policy is exported\n")
     (entry,) = session.events("refused")
-    # 600 s before, twice as long as their four answers for a step of four, 600 s of tests after.
+    # Tests before: 600 s; a step of four: twice the time of their four answers; tests after: 600 s.
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert (session.folder.export / "adapter").exists()
@@ -551,7 +553,7 @@ def test_waiting_in_a_queue_counts_and_is_journaled(
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_waiting_for_devices_is_journaled_and_is_used_time_only_if_the_queue_counts(
+def test_waiting_for_devices_is_journaled_and_counts_with_from_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
 ):
     now = FakeClock()
@@ -562,22 +564,20 @@ def test_waiting_for_devices_is_journaled_and_is_used_time_only_if_the_queue_cou
     assert session.run(waited_s=450.0) == 0
     (entry,) = session.events("waited_for_devices")
     assert (entry["seconds"], entry["used"]) == (450.0, used)
-    # A process that is killed while it waits has noted nothing of it.
+    # The used time that a process would record if it were killed while waiting.
     assert session.elapsed_while_waiting_s == (450.0 if used else 0.0)
     assert session.learner.version == (5 if used else 9)
     assert used_s(session.folder) == pytest.approx(950.0 if used else 900.0)
 
 
-def test_devices_that_are_free_are_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_free_devices_are_not_journaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("launch.session.Clock", partial(Clock, now=FakeClock()))
     session = Session(make_config(tmp_path), Disk())
     assert session.run(waited_s=0.5) == 0
     assert session.events("waited_for_devices") == []
 
 
-def test_a_deadline_on_the_calendar_is_a_time_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_budget_until_sets_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = FakeClock()
     monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
     monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_800.0 - 550)
@@ -591,7 +591,7 @@ def test_a_deadline_on_the_calendar_is_a_time_of_the_run(
     assert session.folder.summary["until_s"] == 1_795_366_800.0
 
 
-def test_a_run_whose_deadline_is_over_is_ended_with_what_it_has(
+def test_a_run_resumed_after_its_deadline_ends_with_its_last_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     now = FakeClock()
@@ -614,7 +614,7 @@ def test_a_run_whose_deadline_is_over_is_ended_with_what_it_has(
     assert (second.folder.export / "adapter").exists()
 
 
-def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
+def test_used_time_is_recorded_while_the_main_thread_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
@@ -624,8 +624,8 @@ def test_the_time_that_is_used_is_written_down_while_nothing_else_is(
             now.seconds = seconds
             until = time.monotonic() + 30
             while folder.recorded_used_s != 100.0 + seconds and time.monotonic() < until:
-                time.sleep(0.01)  # this thread is busy: nothing of it is needed
+                time.sleep(0.01)  # recording does not need this thread
             assert folder.recorded_used_s == 100.0 + seconds
         (folder.path / ".lock").rename(folder.path / "away")
-        time.sleep(0.1)  # what cannot be written is no obstacle
+        time.sleep(0.1)  # a failed write is ignored
         (folder.path / "away").rename(folder.path / ".lock")

@@ -393,7 +393,7 @@ def test_reward_functions_whose_import_ends_python(
     ]
 
 
-def test_wandb_online_on_demand(refused: Refused, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_online_without_a_login_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
     (line,) = refused("--wandb.mode", "online")

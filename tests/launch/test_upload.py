@@ -86,9 +86,7 @@ def test_a_folder_of_settings_may_be_called_configs(folder: Path):
     assert "lazy/inner/deep.py" in found(folder, "my_rewards:near")
 
 
-def test_in_the_projects_folder_its_packages_are_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_projects_own_folder_has_its_packages(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(upload, "PROJECT", folder)
     (folder / "rewards").mkdir()
     (folder / "rewards/__init__.py").write_text("")

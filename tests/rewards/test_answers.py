@@ -45,7 +45,7 @@ def test_the_last_complete_block_counts(completion: str, answer: str | None):
     assert extract_answer(completion, TAGS) == answer
 
 
-def test_tags_are_text_and_no_patterns():
+def test_tags_are_not_regular_expressions():
     tags = Tags("(", ")", "[.*", "*.]")
     assert extract_answer("[.*7*.] [ab 8 b.]", tags) == "7"
     same = Tags("", "", "$", "$")
@@ -60,7 +60,7 @@ def test_an_answer_is_found_in_any_text(before: str, answer: str, after: str):
 
 
 @given(st.text(alphabet="<>/answer 1", max_size=60))
-def test_a_found_answer_stood_between_tags(text: str):
+def test_an_extracted_answer_is_between_tags(text: str):
     answer = extract_answer(text, TAGS)
     if answer is not None:
         assert "<answer>" not in answer
@@ -144,7 +144,7 @@ def test_same_answers(one: str, other: str, same: bool):
 
 
 @given(st.integers(-(10**12), 10**12))
-def test_a_number_is_itself_however_it_is_written(number: int):
+def test_all_notations_of_a_number_are_equal(number: int):
     for text in (f"{number:,}", f"{number}.", f"{number}.00", f"{number}/1", f" {number} "):
         assert same_answer(text, str(number))
     assert not same_answer(str(number), str(number + 1))
@@ -186,7 +186,7 @@ def test_the_last_number(text: str, number: str | None):
 
 @given(st.text(alphabet="0123456789.,$- ab", max_size=30))
 def test_the_last_number_is_that_of_lm_evaluation_harness(text: str):
-    """Its regular expression and what its metric ignores, wherever that leaves a number."""
+    """Its regular expression and its ignored characters, whenever the result is a number."""
     matches = re.findall(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", text)
     if not matches:
         assert last_number(text) is None
@@ -203,12 +203,12 @@ def test_a_number_is_found_in_any_text(before: str, number: int, after: str):
 
 
 @given(st.text())
-def test_what_is_found_last_is_made_of_digits_points_and_a_sign(text: str):
+def test_the_last_number_consists_of_digits_points_and_a_sign(text: str):
     found = last_number(text)
     assert found is None or re.fullmatch(r"-?[0-9.]*[0-9]", found)
 
 
-def test_where_the_answer_is_looked_for():
+def test_the_answer_depends_on_the_extraction_method():
     assert is_correct("3 or <answer>4</answer> or 5", answer="4", tags=TAGS)
     assert is_correct(
         "3 or <answer>4</answer> or 5", answer="5", tags=TAGS, extraction="last_number"
@@ -217,7 +217,7 @@ def test_where_the_answer_is_looked_for():
 
 
 @given(st.text(max_size=8), st.text(max_size=8))
-def test_answers_with_one_key_are_the_same(one: str, other: str):
+def test_answers_with_equal_keys_are_the_same(one: str, other: str):
     assert answer_key(one) == answer_key(f" {one} ".upper().lower()) or not one.isascii()
     if answer_key(one) == answer_key(other):
         assert same_answer(one, other)

@@ -28,7 +28,7 @@ def _lengths(inputs: Sequence[RewardInput]) -> list[float]:
 
 
 def _returns(*values: Any) -> Any:
-    """A reward function that gives each input the value at the place its completion names."""
+    """A reward function that returns for each input the value whose index is its completion."""
     return lambda inputs: [values[int(one.completion)] for one in inputs]
 
 
@@ -38,7 +38,7 @@ def test_tags_are_the_configured_ones():
     )
 
 
-def test_a_good_function_is_called_once():
+def test_a_function_without_errors_is_called_once():
     calls = []
 
     def function(inputs: Sequence[RewardInput]) -> list[float]:
@@ -93,7 +93,7 @@ def test_an_error_is_not_a_zero(value: Any, error: str):
     assert error in (second.error or "")
 
 
-def test_only_the_guilty_is_excluded_when_a_batch_raises():
+def test_only_the_failing_input_is_excluded_when_a_batch_raises():
     def function(inputs: Sequence[RewardInput]) -> list[float]:
         return [1 / len(one.completion) for one in inputs]
 
@@ -142,9 +142,7 @@ class _NoClass:
         (ValueError("x" * 10**6), "raised ValueError: " + "x" * 181),
     ],
 )
-def test_invariant_6_whatever_a_function_raises_is_an_error_in_printable_words(
-    error: BaseException, text: str
-):
+def test_invariant_6_every_exception_becomes_a_printable_error(error: BaseException, text: str):
     def fails(inputs: Sequence[RewardInput]) -> list[float]:
         if inputs[0].completion == "bad":
             raise error
@@ -219,12 +217,12 @@ def test_any_text_is_made_printable_and_short(text: str):
     ],
 )
 @pytest.mark.parametrize("size", [1, 3])
-def test_nothing_is_broadcast(returned: Any, error: str, size: int):
+def test_results_are_not_broadcast(returned: Any, error: str, size: int):
     outcomes = score(lambda _: returned, _inputs(*"abc"[:size]))
     assert outcomes == [Outcome(None, error)] * size
 
 
-def test_one_value_for_a_batch_is_asked_for_again_one_by_one():
+def test_a_batch_with_too_few_values_is_scored_individually():
     outcomes = score(lambda inputs: _lengths(inputs)[:1], _inputs("a", "bb", "ccc"))
     assert [outcome.value for outcome in outcomes] == [1.0, 2.0, 3.0]
 

@@ -37,12 +37,12 @@ def test_one_reasoning_and_one_answer_and_nothing_else(completion: str, expected
     assert is_well_formed(completion, stop_reason="eos", tags=TAGS) is expected
 
 
-def test_what_was_cut_is_not_well_formed():
+def test_a_truncated_completion_is_not_well_formed():
     assert not is_well_formed(GOOD, stop_reason="length", tags=TAGS)
     assert is_well_formed(GOOD, stop_reason="stop_string", tags=TAGS)
 
 
-def test_tags_are_text_and_no_patterns():
+def test_tags_are_not_regular_expressions():
     tags = Tags("(?:", ")", "[", "]")
     assert is_well_formed("(?: a ) [ b ]", stop_reason="eos", tags=tags)
     assert not is_well_formed("(?: a . [ b ]", stop_reason="eos", tags=tags)

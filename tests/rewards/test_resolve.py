@@ -75,6 +75,6 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("user_code")
-def test_what_cannot_be_found_is_said(function: str, message: str):
+def test_an_unusable_function_is_reported(function: str, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         resolve(function)

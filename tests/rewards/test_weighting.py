@@ -24,7 +24,7 @@ def test_a_part_of_weight_0_changes_nothing():
     assert combine({"answer": None, "seen": 1.0}, weights=weights) is None
 
 
-def test_parts_and_weights_belong_together():
+def test_parts_and_weights_must_have_equal_names():
     with pytest.raises(ValueError, match=r"reward parts \['a'\] but weights for \['b'\]"):
         combine({"a": 1.0}, weights={"b": 1.0})
 
@@ -33,7 +33,7 @@ REWARDS = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=20)
 
 
 @given(REWARDS, st.integers(0, 2**32 - 1), st.integers(0, 1000))
-def test_shuffling_permutes_what_there_is(rewards: list[float | None], seed: int, step: int):
+def test_shuffling_permutes_the_existing_rewards(rewards: list[float | None], seed: int, step: int):
     shuffled = shuffle_rewards(rewards, seed=seed, step=step)
     assert [r is None for r in shuffled] == [r is None for r in rewards]
     assert sorted(r for r in shuffled if r is not None) == sorted(
@@ -50,7 +50,7 @@ def test_shuffles_differ_by_seed_and_step_and_not_by_machine():
     assert shuffled != shuffle_rewards(rewards, seed=0, step=1)
 
 
-def test_shuffling_breaks_the_tie_to_the_rollouts():
+def test_shuffled_rewards_are_independent_of_the_rollouts():
     right = [1.0] * 50 + [0.0] * 50
     kept = [
         sum(shuffle_rewards(right, seed=0, step=step)[n] or 0.0 for n in range(50))

@@ -223,7 +223,7 @@ def test_every_phase_works_with_random_weights_and_nothing_is_left(
     assert "W&B" not in shown
 
 
-def test_a_phase_that_fails_is_status_1(
+def test_a_failed_phase_exits_with_1(
     command: Command, fakes: RememberingSampler, capsys: pytest.CaptureFixture[str]
 ):
     async def fail() -> None:
@@ -237,7 +237,7 @@ def test_a_phase_that_fails_is_status_1(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_in_order(
+def test_a_signal_ends_a_rehearsal_in_order(
     command: Command, fakes: RememberingSampler, number: signal.Signals, status: int
 ):
     async def wait() -> None:

@@ -157,7 +157,7 @@ PHASES = [
 ]
 
 
-def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
+def test_every_phase_runs_once_in_a_runs_order(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=PLAN, **SFT, **VALIDATED))
     result = one.run()
     assert result.failure is None
@@ -180,7 +180,7 @@ def test_every_phase_is_done_once_in_a_runs_order(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehearsal_config(
+def test_open_sizes_are_calibrated_first_and_the_chosen_ones_rehearsed(
     tmp_path: Path,
 ):
     one = Rehearsing(make_config(tmp_path, plan=plan(fixed=False, slot_buckets=None)))
@@ -195,7 +195,7 @@ def test_sizes_that_are_not_fixed_are_measured_first_and_what_is_chosen_is_rehea
     assert {sizes.slots for sizes in one.sampler.sizes} == {4, 2}
 
 
-def test_what_a_run_does_not_do_is_not_rehearsal_config(tmp_path: Path):
+def test_phases_that_the_run_lacks_are_not_rehearsed(tmp_path: Path):
     one = Rehearsing(make_config(tmp_path, plan=plan(slot_buckets=[], prompt_buckets=[])))
     left = {"SFT update", "decode in 2 slots", "prefill of 4"}
     assert names(one.run()) == [name for name in PHASES if name not in left]

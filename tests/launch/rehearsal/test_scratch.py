@@ -18,7 +18,7 @@ def fill(folder: Path) -> None:
     (folder / "plan.json").write_text("{}")
 
 
-def test_it_is_beside_the_runs_and_deleted_afterwards(tmp_path: Path):
+def test_the_folder_is_beside_the_runs_and_deleted_afterwards(tmp_path: Path):
     config = make_config(tmp_path / "runs" / "of" / "mine")
     with temporary_run_folder(rehearsal_config(config)) as folder:
         assert folder == tmp_path / "runs" / "of" / "mine" / ".rehearsal-run"
@@ -27,7 +27,9 @@ def test_it_is_beside_the_runs_and_deleted_afterwards(tmp_path: Path):
 
 
 @pytest.mark.parametrize("how", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_it_is_deleted_after_a_failure_or_a_signal(tmp_path: Path, how: type[BaseException]):
+def test_the_folder_is_deleted_after_a_failure_or_a_signal(
+    tmp_path: Path, how: type[BaseException]
+):
     def end() -> None:
         with temporary_run_folder(rehearsal_config(make_config(tmp_path))) as folder:
             fill(folder)
