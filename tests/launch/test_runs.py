@@ -157,7 +157,7 @@ def test_a_dead_sampler_ends_the_run_with_a_message_and_the_same_command_resumes
     os.kill(samplers[0].pid, signal.SIGKILL)
     status, output = finish(process)
     assert status == 1, output
-    assert "the same command goes on" in output
+    assert "the same command continues" in output
     status, output = finish(start(*train_command(config, *settings)))
     assert status == 0, output
     assert summary(run)["steps"] == 4
