@@ -24,15 +24,9 @@ from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, JournalEntry, TrainStep
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
-from pipeline.control.controller import (
-    BestVersion,
-    Duty,
-    DutyKind,
-    Exported,
-    RunController,
-    RunStatus,
-)
+from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
+from pipeline.control.duties import BestVersion, Duty, DutyKind, Exported, RunStatus
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData

@@ -161,7 +161,7 @@ def check_more(
     raise ValueError(
         f"{budget.name} is too short: {left} of it are left after what the finished run in "
         f"{history.path} has used; to start, a step and the end took it at least "
-        f"{show_duration(more_s)}; the least that does is {least}"
+        f"{show_duration(more_s)}; the shortest that suffices is {least}"
     )
 
 
@@ -185,7 +185,7 @@ def extension(text: str, config: Config, history: RunHistory) -> Budget:
         # Otherwise repeating the command, which resumes the run, would extend it twice.
         raise ValueError(
             f"--extend: there is no finished run in {history.path}; without --extend the same "
-            "command starts it or goes on with it"
+            "command starts or continues it"
         )
     if config.learner.schedule != "constant":
         raise ValueError(

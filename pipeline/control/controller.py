@@ -15,7 +15,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
@@ -33,6 +33,7 @@ from pipeline.contracts.decisions import (
 )
 from pipeline.control.budget import show_duration
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
+from pipeline.control.duties import Duty, RunStatus
 from pipeline.control.step_planner import StepPlanner, plans_in_force
 
 VALIDATION_DUE = "validation_due"
@@ -44,101 +45,6 @@ _TEST_MARGIN = 0.2
 _UPDATE_PER_SAMPLING = 2.0
 """Assumed duration of a step relative to its sampling, until one was measured."""
 _MINUTE_S = 60.0
-
-DutyKind = Literal[
-    "check_parity",
-    "evaluate_before",
-    "validate",
-    "recover_best",
-    "repair_answers",
-    "export",
-    "checkpoint",
-    "load_best",
-    "test",
-    "refuse",
-    "summarize",
-]
-
-
-@dataclass(frozen=True)
-class Duty:
-    """A decision: work other than a training step.
-
-    Attributes:
-        kind: what to do.
-        deadline: when it is abandoned; None: never.
-        adapter: export: which adapter.
-        reason: export: why, for the journal.
-        share: test: share of the prompts to evaluate.
-        error: refuse: the error to raise.
-        journal: new journal entries.
-    """
-
-    kind: DutyKind
-    deadline: WorkDeadline | None = None
-    adapter: AdapterRef = "current"
-    reason: str = ""
-    share: float = 1.0
-    error: BudgetTooSmallError | None = None
-    journal: tuple[JournalEntry, ...] = ()
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What the export folder holds.
-
-    Attributes:
-        version: policy version.
-        adapter_sha256: hash of its adapter.
-        evaluated: whether this adapter was evaluated.
-    """
-
-    version: int
-    adapter_sha256: str
-    evaluated: bool
-
-
-@dataclass(frozen=True)
-class BestVersion:
-    """The best version by validation."""
-
-    step: int
-    adapter_sha256: str
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """The state of a run, as far as decisions depend on it.
-
-    Attributes:
-        step: training steps done.
-        validated: steps with a validation that counts.
-        best: the best of them.
-        exported: content of the export folder; None: it is empty.
-        loaded_sha256: hash of the adapter that the samplers hold.
-        tested: whether the final evaluation measured the version to export.
-    """
-
-    step: int
-    validated: frozenset[int] = frozenset()
-    best: BestVersion | None = None
-    exported: Exported | None = None
-    loaded_sha256: str | None = None
-    tested: bool = False
-
-    @property
-    def export_is_behind(self) -> bool:
-        """Whether the best version is not the exported one.
-
-        Compares hashes: a version that is trained again after its checkpoint was lost may differ.
-        """
-        exported = None if self.exported is None else self.exported.adapter_sha256
-        return self.best is not None and self.best.adapter_sha256 != exported
-
-    @property
-    def export_is_loaded(self) -> bool:
-        """Whether the samplers hold the exported adapter."""
-        return self.exported is not None and self.exported.adapter_sha256 == self.loaded_sha256
 
 
 @dataclass
@@ -165,7 +71,7 @@ class RunController:
     _status: RunStatus = field(init=False)
     _now_s: float = field(default=0.0, init=False)
     _duty: Duty | None = field(default=None, init=False)
-    _passed: bool = field(default=False, init=False)
+    _is_past_deadline: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
     _current: TrainStep | None = field(default=None, init=False)
     _step_began_s: float = field(default=0.0, init=False)
@@ -267,7 +173,7 @@ class RunController:
             self._validated_at_s = now_s
         self._read(status, now_s)
         self._duty = next(self._duties, None)
-        self._passed = False
+        self._is_past_deadline = False
         return self._duty
 
     def has_time_for(self, step: int, now_s: float) -> bool:
@@ -291,7 +197,7 @@ class RunController:
 
     def abandoned(self, now_s: float) -> JournalEntry:
         """Records that the deadline of the current duty or step has passed."""
-        self._passed = True
+        self._is_past_deadline = True
         if self._current is not None:
             what, self._ended, self._current = "the training step", True, None
         else:
@@ -467,7 +373,7 @@ class RunController:
         error = BudgetTooSmallError(
             f"budget: {show_duration(time_s)} leave no time for a step between the evaluations and "
             f"the export, as measured; the minimum is about {show_duration(minimum_s)}, or "
-            f"{show_duration(again_s)} to go on in this run folder"
+            f"{show_duration(again_s)} to continue in this run folder"
             + ("; the untrained policy is exported" if there else ""),
             minimum_s=minimum_s,
         )
@@ -526,7 +432,7 @@ class RunController:
 
     def _deadline_passed(self) -> bool:
         """Whether the last duty was abandoned at its deadline."""
-        return self._passed
+        return self._is_past_deadline
 
     def _read(self, status: RunStatus, now_s: float) -> None:
         self._status, self._now_s = status, now_s

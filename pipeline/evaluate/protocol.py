@@ -72,5 +72,5 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"answers: {found['samples']} a prompt, {drawn}, at most {found['max_new_tokens']} tokens"
         + (f", also ended by {stops}" if stops else "")
-        + f"; what counts is {_EXTRACTIONS[found['extraction']]}"
+        + f"; judged by {_EXTRACTIONS[found['extraction']]}"
     )

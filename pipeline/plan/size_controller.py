@@ -386,7 +386,7 @@ class SizeController:
             return f"{what}; there is nothing smaller than {_words(used)}"
         return (
             f"{what}; plan.fixed = true forbids smaller sizes. The same command with --plan.fixed "
-            f"false goes on with {_words(less, unlike=used)}"
+            f"false continues with {_words(less, unlike=used)}"
         )
 
     def _write_plan(self) -> None:

@@ -155,6 +155,6 @@ def check_labels(completions: Sequence[Completion], published: Published) -> Non
         label = (completion.version, completion.adapter_sha256)
         if label != (published.version, published.sha256):
             raise ParityError(
-                f"rollout {completion.name} was drawn by version {label[0]} ({label[1][:12]}), "
+                f"rollout {completion.name} was sampled by version {label[0]} ({label[1][:12]}), "
                 f"in force is {published.version} ({published.sha256[:12]})"
             )

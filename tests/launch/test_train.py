@@ -508,7 +508,7 @@ def test_extend_needs_a_finished_run(
 ):
     told = (
         f"--extend: there is no finished run in {request_path.parent}/runs/small; without --extend "
-        "the same command starts it or goes on with it"
+        "the same command starts or continues it"
     )
     assert refused("--extend", "5") == [told]
     ended(ended="interrupted")

@@ -292,7 +292,7 @@ def test_out_of_memory_with_fixed_sizes_fails_and_names_the_smaller_ones(tmp_pat
     assert result.failure.name == name
     assert "RESOURCE_EXHAUSTED: so many bytes; plan.fixed = true" in result.failure.why
     fewer = "slots = 3" if phase == "generate" else f"micro_batch_tokens = {ROW}"
-    assert f"--plan.fixed false goes on with plan.{fewer}" in result.failure.why
+    assert f"--plan.fixed false continues with plan.{fewer}" in result.failure.why
     done = [phase for phase in PHASES if phase != "SFT update"]
     assert names(result) == done[: done.index(name)]
 

@@ -10,8 +10,9 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.decisions import EXPORT, SYNC, VALIDATION, JournalEntry, evaluation_part
-from pipeline.control.controller import BestVersion, Duty, Exported, RunController, RunStatus
+from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
+from pipeline.control.duties import BestVersion, Duty, Exported, RunStatus
 from tests.fakes import make_config
 
 VALIDATED: Mapping[str, Any] = {

@@ -25,8 +25,9 @@ from pipeline.contracts.decisions import (
     WorkDeadline,
     evaluation_part,
 )
-from pipeline.control.controller import BestVersion, Duty, Exported, RunController, RunStatus
+from pipeline.control.controller import RunController
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
+from pipeline.control.duties import BestVersion, Duty, Exported, RunStatus
 from pipeline.control.estimates import SAFETY
 from tests.fakes import PROMPTS, Killed, make_config
 from tests.simulation import World

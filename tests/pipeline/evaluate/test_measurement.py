@@ -124,7 +124,7 @@ def test_answers_of_another_adapter_are_refused():
         asked = requests(make_prompts(1), phase="test")
         await answer([sampler], asked, at_once=2, temperature=0.0, adapter=base)
 
-    with pytest.raises(ParityError, match="was drawn by version 7"):
+    with pytest.raises(ParityError, match="was sampled by version 7"):
         asyncio.run(swapped())
 
 
@@ -168,7 +168,7 @@ def test_the_table(tmp_path: Path):
     )
     assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
     assert shown[2] == (
-        "answers: 1 a prompt, greedy, at most 80 tokens; what counts is the last answer block"
+        "answers: 1 a prompt, greedy, at most 80 tokens; judged by the last answer block"
     )
     assert shown[3].startswith("base: the base, sha256 ")
     table = """\
@@ -192,7 +192,7 @@ def test_the_protocol_lists_stop_strings(tmp_path: Path):
     assert found["protocol"]["stop_strings"] == ["</answer>", "\n\n"]
     assert list(lines(found))[2] == (
         "answers: 1 a prompt, greedy, at most 80 tokens, also ended by '</answer>' or '\\n\\n'; "
-        "what counts is the last answer block"
+        "judged by the last answer block"
     )
 
 
