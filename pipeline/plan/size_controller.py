@@ -363,7 +363,7 @@ class SizeController:
         error, before, after = reduction.error, reduction.before, reduction.after
         self._event(
             REPLAN,
-            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; going on "
+            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; continuing "
             f"with {_words(after, unlike=before)}",
             step=self.step,
             phase=error.phase,
