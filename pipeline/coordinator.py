@@ -21,7 +21,14 @@ from typing import Any, Literal, TypeVar
 
 from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, JournalEntry, TrainStep
+from pipeline.contracts.decisions import (
+    CHECKPOINT,
+    EXPORT,
+    SYNC,
+    Decision,
+    JournalEntry,
+    TrainStep,
+)
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
 from pipeline.control.controller import RunController
@@ -41,7 +48,7 @@ from pipeline.run.records import Records
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
 
-Decision = TypeVar("Decision", bound="Any")
+Decided = TypeVar("Decided", bound="Decision | None")
 
 
 class Coordinator:
@@ -157,10 +164,11 @@ class Coordinator:
         if update is None:
             raise OutOfTime
         async with self.producer.ahead(update.ahead, data.next_state):
+            updating = Stopwatch(self.clock.now)
             learned = await self.workers.update(data, step, update.left)
             self._is_uncounted = True
+            self.controller.observe_update(step, updating.total_s)
             watch.lap("learn")
-        self.controller.observe_update(step, watch.lap_s("learn"))
         if self.config.rollout.ahead != "off" and step.phase == "grpo":
             watch.lap("wait")
         self._check_parity_of(learned)
@@ -171,18 +179,19 @@ class Coordinator:
 
     async def _perform_duties(self) -> None:
         """Start and end of the run, and what is due between two steps."""
+        step = self.progress.step
         duties: Mapping[DutyKind, Callable[[Duty], Awaitable[None]]] = {
-            "check_parity": self._check_parity,
-            "evaluate_before": self._evaluate_before,
-            "validate": self._validate,
-            "recover_best": self._recover_best,
-            "repair_answers": self._repair_answers,
-            "export": self._export,
-            "checkpoint": self._checkpoint,
-            "load_best": self._load_best,
-            "test": self._test,
+            "check_parity": lambda _: self._check_parity(),
+            "evaluate_before": lambda duty: self.schedule.evaluate_before(step, duty.deadline),
+            "validate": lambda duty: self.schedule.validate(step, duty.deadline, save=self._save),
+            "recover_best": lambda _: self.schedule.recover_best(step, save=self._save),
+            "repair_answers": lambda duty: self.schedule.repair_answers(step, duty.deadline),
+            "export": lambda duty: self.exports.export(duty.adapter, reason=duty.reason),
+            "checkpoint": lambda _: self._save(),
+            "load_best": lambda _: self.schedule.load_best(step),
+            "test": lambda duty: self.schedule.test(step, duty.deadline, share=duty.share),
             "refuse": self._refuse,
-            "summarize": self._finish,
+            "summarize": lambda _: self._finish(),
         }
         while duty := self._decide(self.controller.due(self._status, self._now_s)):
             try:
@@ -192,7 +201,7 @@ class Coordinator:
 
     # --- decisions
 
-    def _decide(self, decision: Decision) -> Decision:
+    def _decide(self, decision: Decided) -> Decided:
         """Journals a decision; the controller replays those of earlier processes."""
         if decision is not None:
             for entry in decision.journal:
@@ -223,7 +232,9 @@ class Coordinator:
             exported=None
             if exported is None
             else Exported(
-                exported["version"], exported["adapter_sha256"], self.exports.is_evaluated
+                exported["version"],
+                exported["adapter_sha256"],
+                self.schedule.is_evaluated(exported["adapter_sha256"]),
             ),
             loaded_sha256=None if loaded is None else loaded.sha256,
             tested=result is not None and result.tested,
@@ -241,7 +252,7 @@ class Coordinator:
 
     # --- duties
 
-    async def _check_parity(self, duty: Duty) -> None:  # noqa: ARG002
+    async def _check_parity(self) -> None:
         largest = await self.workers.probe(self.data.train.prompts)
         self.records.event(
             "parity",
@@ -253,35 +264,11 @@ class Coordinator:
         await self.workers.publish()
         self._measured(SYNC, watch.total_s)
 
-    async def _evaluate_before(self, duty: Duty) -> None:
-        await self.schedule.evaluate_before(self.progress.step, duty.deadline)
-
-    async def _validate(self, duty: Duty) -> None:
-        await self.schedule.validate(self.progress.step, duty.deadline, save=self._save)
-
-    async def _recover_best(self, duty: Duty) -> None:  # noqa: ARG002
-        await self.schedule.recover_best(self.progress.step, save=self._save)
-
-    async def _repair_answers(self, duty: Duty) -> None:
-        await self.schedule.repair_answers(self.progress.step, duty.deadline)
-
-    async def _export(self, duty: Duty) -> None:
-        await self.exports.export(duty.adapter, reason=duty.reason)
-
-    async def _checkpoint(self, duty: Duty) -> None:  # noqa: ARG002
-        await self._save()
-
-    async def _load_best(self, duty: Duty) -> None:  # noqa: ARG002
-        await self.schedule.load_best(self.progress.step)
-
-    async def _test(self, duty: Duty) -> None:
-        await self.schedule.test(self.progress.step, duty.deadline, share=duty.share)
-
     async def _refuse(self, duty: Duty) -> None:
         assert duty.error is not None
         raise duty.error
 
-    async def _finish(self, duty: Duty) -> None:  # noqa: ARG002
+    async def _finish(self) -> None:
         result = self.schedule.result
         assert result is not None
         best = {} if result.best is None else {"best": result.best}

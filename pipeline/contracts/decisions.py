@@ -52,6 +52,14 @@ class JournalEntry:
     text: str | None = None
 
 
+class Decision(Protocol):
+    """A decision of the controller."""
+
+    @property
+    def journal(self) -> tuple[JournalEntry, ...]:
+        """What is new in it: earlier processes of the run did not journal it."""
+
+
 @dataclass(frozen=True)
 class TrainStep:
     """A decision: train one more step.
@@ -91,7 +99,7 @@ class UpdateStart:
 
     Attributes:
         ahead: the next step, if its rollouts are sampled during the update.
-        left: training that is left after this update.
+        left: training that is left after this step, by the clock before its update.
         journal: new journal entries.
     """
 

@@ -45,6 +45,11 @@ _TEST_MARGIN = 0.2
 _UPDATE_PER_SAMPLING = 2.0
 """Assumed duration of a step relative to its sampling, until one was measured."""
 _MINUTE_S = 60.0
+_NAMES = {
+    "evaluate_before": "the evaluation before training",
+    "validate": "the validation",
+    "repair_answers": "the repeated validation",
+}
 
 
 @dataclass
@@ -169,7 +174,8 @@ class RunController:
             seconds, step = now_s - self._step_began_s, self._current
             self.deadline.step_time.observe(seconds, share=self._share(step), phase=step.phase)
             self._current = None
-        if self._duty is not None and self._duty.kind == "validate":
+        last = None if self._is_past_deadline else self._duty
+        if last is not None and last.kind == "validate":
             self._validated_at_s = now_s
         self._read(status, now_s)
         self._duty = next(self._duties, None)
@@ -196,13 +202,14 @@ class RunController:
             self.deadline.update_time.observe(seconds, share=self._share(step))
 
     def abandoned(self, now_s: float) -> JournalEntry:
-        """Records that the deadline of the current duty or step has passed."""
+        """Takes note that the deadline of the current duty or step has passed."""
         self._is_past_deadline = True
         if self._current is not None:
             what, self._ended, self._current = "the training step", True, None
+            self._duties = iter(())
         else:
             assert self._duty is not None
-            what = f"the duty {self._duty.kind!r}"
+            what = _NAMES.get(self._duty.kind, self._duty.kind)
         return JournalEntry(
             "abandoned",
             {"what": what, "step": self._status.step, "elapsed_s": now_s},
@@ -257,7 +264,7 @@ class RunController:
     def _repair(self, deadline: WorkDeadline | None = None) -> Iterator[Duty]:
         """Recovers lost files of earlier validations that the end needs."""
         known = bool(self._status.validated)
-        yield Duty("recover_best", deadline)
+        yield Duty("recover_best")
         if known and not self._status.validated:
             yield self._validate(deadline)
             if self._deadline_passed():

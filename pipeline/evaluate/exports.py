@@ -53,13 +53,6 @@ class Exports:
         there = self._journaled and self._records.folder.export.is_dir()
         return self._journaled[-1] if there else None
 
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the exported adapter was evaluated."""
-        evaluated = self._records.folder.events("evaluated")
-        hashes = {entry["adapter_sha256"] for entry in evaluated}
-        return self.current is not None and self.current["adapter_sha256"] in hashes
-
     async def export(self, which: AdapterRef, *, reason: str) -> None:
         """Replaces the export.
 

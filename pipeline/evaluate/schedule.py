@@ -100,6 +100,7 @@ class EvaluationSchedule:
         self._read: dict[int, Evaluation] = {}
         self._before: dict[str, Evaluation] | None = None
         self._best_facts: dict[str, Any] | None = None
+        self._evaluated = {entry["adapter_sha256"] for entry in self._folder.events("evaluated")}
         self.result: Result | None = None
 
     @property
@@ -112,6 +113,10 @@ class EvaluationSchedule:
         """The journal entry of the best validation so far, the earliest of equal ones."""
         validated = [self._validated[step] for step in sorted(self._validated)]
         return max(validated, key=lambda entry: entry["accuracy"], default=None)
+
+    def is_evaluated(self, adapter_sha256: str) -> bool:
+        """Whether any split was evaluated with this adapter."""
+        return adapter_sha256 in self._evaluated
 
     async def examples(self, count: int) -> list[Completion]:
         """Answers of the last evaluation, to compare two ways of scoring."""
@@ -429,6 +434,7 @@ class EvaluationSchedule:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
         assert self._workers.published is not None
         adapter = self._workers.published.sha256
+        self._evaluated.add(adapter)
         summary, rows = found.summary(), found.rows
         return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
 

@@ -161,10 +161,11 @@ class SizeController:
             NothingSmaller: if sizes are fixed or there are no smaller ones; a sentence.
         """
         # Another process may run out of memory while this one is prepared.
-        built = Ready()
+        load_s, built = 0.0, tuple[Built, ...]()
         while worker.sizes != self.in_force:
-            built = await self._fit(worker, None)
-        return built
+            ready = await self._fit(worker, None)
+            load_s, built = load_s + ready.load_s, (*built, *ready.built)
+        return Ready(load_s, built)
 
     async def reduce(self, worker: Worker, error: OutOfMemory, used: Sizes) -> None:
         """Puts the next smaller sizes in force and prepares a process for them.
@@ -363,8 +364,8 @@ class SizeController:
         error, before, after = reduction.error, reduction.before, reduction.after
         self._event(
             REPLAN,
-            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; continuing "
-            f"with {_words(after, unlike=before)}",
+            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; "
+            f"continuing with {_words(after, unlike=before)}",
             step=self.step,
             phase=error.phase,
             worker=worker.name,

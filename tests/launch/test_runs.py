@@ -103,7 +103,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
     assert metrics(run) == metrics(expected)
     assert summary(run)["rollouts"] == summary(expected)["rollouts"]
     if how is PARTIAL:
-        assert metrics(run)[1]["rollout/waiting"] > 0  # at the checkpoint that was resumed
+        assert metrics(run)[1]["rollout/partial"] > 0  # at the checkpoint that was resumed
         assert summary(run)["rollouts"]["continued"] > 0
     assert summary(run)["best"] == summary(expected)["best"]
     for name in ("step_000002", "step_000004", "validation_000004", "test_after"):

@@ -182,7 +182,7 @@ def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):
     run = process(make_config(tmp_path), Disk())
     run.run()
     assert not any(
-        "waiting" in name or "truncated" in name for row in run.folder.metrics for name in row
+        "partial" in name or "truncated" in name for row in run.folder.metrics for name in row
     )
 
 

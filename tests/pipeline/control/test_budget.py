@@ -231,7 +231,9 @@ def test_invariant_10_a_finished_run_is_not_resumed_with_too_little_time(timed: 
     check(folder, Budget(None, 290 + 99), added=Budget(None, 99))
     check(folder, Budget(5, None))
     until = Budget(None, None, 1e9 + 70)
-    with pytest.raises(ValueError, match=r"is too short: 1m10s .* suffices is budget\.until = 2001-"):
+    with pytest.raises(
+        ValueError, match=r"is too short: 1m10s .* suffices is budget\.until = 2001-"
+    ):
         check(folder, until)
     with pytest.raises(ValueError, match=r"suffices is --extend 1m19s$"):  # 10 + 9 + 60 s
         check(folder, until, added=Budget(None, 10))

@@ -177,3 +177,31 @@ def test_a_budget_that_is_too_small_is_refused_with_the_minimum():
     assert refusal.error.minimum_s > 1000
     (entry,) = refusal.journal
     assert entry.facts["minimum_s"] == refusal.error.minimum_s
+
+
+def test_an_abandoned_step_is_followed_by_the_end_of_the_run_alone():
+    config = make_config(Path("runs"), **VALIDATED, **TIMED, checkpoint={"every_steps": 1})
+    found = controller(config)
+    exported = Exported(0, "zero", evaluated=True)
+    status = RunStatus(0, frozenset({0}), BestVersion(0, "zero"), exported, "zero")
+    duties(found, status)
+    for part in (VALIDATION, EXPORT, evaluation_part("test"), SYNC):
+        found.observe(part, 1.0)
+    assert found.next(status, 10.0) is not None
+    assert found.abandoned(500.0).facts["what"] == "the training step"
+    assert duties(found, status, 500.0) == []
+    assert found.next(status, 500.0) is None
+    assert kinds(duties(found, status, 500.0))[0] == "checkpoint"
+
+
+def test_an_abandoned_validation_does_not_restart_the_interval():
+    config = make_config(Path("runs"), data=VALIDATED["data"], eval={"every_minutes": 1.0}, **TIMED)
+    found = controller(config, step=3)
+    status = RunStatus(3, exported=Exported(3, "three", evaluated=True), loaded_sha256="three")
+    while (duty := found.due(status, 70.0)) and duty.kind != "validate":
+        pass
+    assert duty is not None
+    found.abandoned(90.0)
+    duties(found, status, 100.0)
+    assert found.next(status, 100.0) is not None
+    assert "validate" in kinds(duties(found, RunStatus(4), 101.0))
