@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
-from pipeline.contracts.sizes import Phase
+from pipeline.contracts.sizes import WorkerPhase
 
 if TYPE_CHECKING:
     import jax
@@ -115,7 +115,7 @@ def memory_use(needs: Mapping[str, int]) -> MemoryUse:
     return MemoryUse(programs, fullest["peak_bytes_in_use"], fullest.get("bytes_limit"))
 
 
-def catch_out_of_memory(phase: Phase, work: Callable[[], T]) -> T:
+def catch_out_of_memory(phase: WorkerPhase, work: Callable[[], T]) -> T:
     """The result of `work`; converts an out-of-memory error and frees what `work` allocated.
 
     Raises:

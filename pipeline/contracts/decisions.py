@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-Phase = Literal["sft", "grpo"]
+TrainingPhase = Literal["sft", "grpo"]
 """A training phase of the run."""
 
 EXPORT, CHECKPOINT, SYNC, EXIT = "export", "checkpoint", "sync", "exit"
@@ -74,7 +74,7 @@ class TrainStep:
     """
 
     number: int
-    phase: Phase = "grpo"
+    phase: TrainingPhase = "grpo"
     prompts: int = 0
     rate: float | None = None
     deadline: WorkDeadline | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.contracts.sizes import Phase
+from pipeline.contracts.sizes import WorkerPhase
 
 
 class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a signal
@@ -17,7 +17,7 @@ class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a si
         share: available memory as a share of the required memory; None: unknown.
     """
 
-    def __init__(self, phase: Phase, what: str, share: float | None = None) -> None:
+    def __init__(self, phase: WorkerPhase, what: str, share: float | None = None) -> None:
         super().__init__(phase, what, share)
         self.phase = phase
         self.what = what

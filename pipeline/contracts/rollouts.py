@@ -19,7 +19,7 @@ StopReason = Literal["eos", "stop_string", "length", "truncated"]
 """`eos`: a stop token; `stop_string`: one of `rollout.stop_strings`; `length`: the token limit;
 `truncated`: the step's sampling ended before the rollout did (`rollout.partial`)."""
 
-Phase = str
+RolloutPhase = str
 """`train`, `validation`, `test`, `probe`, or the name of one of `eval.sets`."""
 
 
@@ -73,7 +73,7 @@ class RolloutName:
     `step` is the step that started the rollout, also when later steps continue it.
     """
 
-    phase: Phase
+    phase: RolloutPhase
     step: int
     prompt_id: int
     sample: int

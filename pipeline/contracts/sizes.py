@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError, explain_validation
 from configs.schema import Config
 
-Phase = Literal["generate", "score", "update", "publish", "sync", "export", "load"]
+WorkerPhase = Literal["generate", "score", "update", "publish", "sync", "export", "load"]
 """Activity of a process: generating rollouts (prefill and decode), scoring, learning, publishing an
 adapter, loading a published one, exporting the merged model, loading the base or a checkpoint."""
 
@@ -79,7 +79,7 @@ def sized(config: Config, sizes: Sizes) -> Config:
 
 
 def smaller(
-    config: Config, sizes: Sizes, phase: Phase, *, share: float | None = None
+    config: Config, sizes: Sizes, phase: WorkerPhase, *, share: float | None = None
 ) -> Sizes | None:
     """The next smaller sizes for a phase that ran out of memory.
 

@@ -24,8 +24,8 @@ from pipeline.contracts.decisions import (
     EXPORT,
     VALIDATION,
     JournalEntry,
-    Phase,
     RemainingTime,
+    TrainingPhase,
     TrainStep,
     UpdateStart,
     WorkDeadline,
@@ -401,7 +401,7 @@ class RunController:
         seconds = self.deadline.reserve_for_export_s(tests=False)
         return self.deadline.reserving(seconds)
 
-    def _planned(self, plan: Mapping[str, Any], phase: Phase) -> JournalEntry:
+    def _planned(self, plan: Mapping[str, Any], phase: TrainingPhase) -> JournalEntry:
         full, prompts = self.config.rollout.prompts_per_step, plan["prompts"]
         step_s = self.deadline.step_time.expected_s(phase=phase)
         smaller = f", this one with {prompts} of {full} prompts" if prompts < full else ""
@@ -434,7 +434,7 @@ class RunController:
         """Planned prompts as a share of a full step."""
         return 1.0 if step.phase == "sft" else step.prompts / self.config.rollout.prompts_per_step
 
-    def _phase(self, step: int) -> Phase:
+    def _phase(self, step: int) -> TrainingPhase:
         return "sft" if step < self.config.sft_steps else "grpo"
 
     def _deadline_passed(self) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 
 from pipeline.contracts.rollouts import (
     Completion,
-    Phase,
     Prompt,
     RolloutName,
+    RolloutPhase,
     RolloutRequest,
     StopReason,
 )
@@ -149,7 +149,9 @@ def sample_counts(samples: int) -> list[int]:
     return [*powers, samples]
 
 
-def requests(prompts: Sequence[Prompt], *, phase: Phase, samples: int = 1) -> list[RolloutRequest]:
+def requests(
+    prompts: Sequence[Prompt], *, phase: RolloutPhase, samples: int = 1
+) -> list[RolloutRequest]:
     """`samples` requests for each prompt, prompt by prompt.
 
     Names do not depend on the step: base and tuned policy get the same noise.

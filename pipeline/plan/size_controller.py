@@ -21,7 +21,7 @@ from pipeline.contracts.builds import Built, Ready, built_facts, built_line
 from pipeline.contracts.decisions import DecisionLog, RemainingTime
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.rollouts import Rollout
-from pipeline.contracts.sizes import Phase, Sizes, smaller
+from pipeline.contracts.sizes import Sizes, WorkerPhase, smaller
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.workers import Resizable
 from pipeline.plan.size_choice import Calibrated, choose_sizes, mark_full
@@ -35,7 +35,7 @@ RETUNE_GAIN = 0.05
 POLL_S = 0.5
 """Interval in seconds for polling the progress of a compiling process."""
 
-_DOING: dict[Phase, str] = {
+_DOING: dict[WorkerPhase, str] = {
     "generate": "sampling",
     "score": "scoring",
     "update": "updating",

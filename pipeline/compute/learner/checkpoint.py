@@ -18,7 +18,7 @@ from pipeline.compute.model import lora
 from pipeline.contracts.record_files import move_to_superseded
 
 Meta = dict[str, Any]
-"""The coordinator's state: data cursor and counters, as JSON."""
+"""The state of the coordinator: counters and sampling state, as JSON."""
 
 _STATUS = re.compile(r"([A-Z_]+): ")
 """Start of a TensorStore message: the name of an Abseil status code."""

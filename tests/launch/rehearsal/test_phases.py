@@ -19,7 +19,7 @@ from pipeline.contracts.adapters import Restored
 from pipeline.contracts.builds import Building, Built
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
-from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.search.fitting import first_sizes
@@ -253,7 +253,7 @@ def test_planned_figures_are_shown_beside_the_measured_ones(tmp_path: Path):
             assert 0 < row.planned.low <= row.planned.expected <= row.planned.high
 
 
-CALLS: dict[str, tuple[str, Phase]] = {
+CALLS: dict[str, tuple[str, WorkerPhase]] = {
     "sampler0.generate:rehearsal 8": ("prefill of 8", "generate"),
     "sampler0.generate:rehearsal 0": ("decode", "generate"),
     "learner.update 0": ("update", "update"),
@@ -261,7 +261,7 @@ CALLS: dict[str, tuple[str, Phase]] = {
 }
 
 
-def runs_out(phase: Phase) -> Callable[[], None]:
+def runs_out(phase: WorkerPhase) -> Callable[[], None]:
     def run_out() -> None:
         raise OutOfMemory(phase, "RESOURCE_EXHAUSTED: so many bytes")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from configs.schema import Config
 from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.contracts.workers import Sampler
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout.workers import RetryingWorker
@@ -44,7 +44,7 @@ def process(config: Config, disk: Disk) -> Process:
     return Process(config, disk=disk, data=make_data(validation=3, sft=4))
 
 
-def full(phase: Phase, then: Callable[[], None] | None = None) -> Callable[[], None]:
+def full(phase: WorkerPhase, then: Callable[[], None] | None = None) -> Callable[[], None]:
     def run_out() -> None:
         if then is not None:
             then()

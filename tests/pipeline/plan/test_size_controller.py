@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
-from pipeline.contracts.sizes import Phase, Sizes
+from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.records import Console, Records
@@ -33,7 +33,7 @@ from tests.pipeline.plan.sized_runs import (
     process,
 )
 
-CALLS: dict[str, tuple[Phase, int]] = {
+CALLS: dict[str, tuple[WorkerPhase, int]] = {
     "sampler0.generate:probe 0": ("generate", 0),
     "learner.score probe": ("score", 0),
     "learner.publish 0": ("publish", 0),
@@ -111,7 +111,7 @@ def test_sizes_are_reduced_until_a_call_fits(tmp_path: Path):
     ],
 )
 def test_out_of_memory_with_fixed_sizes_ends_the_run_with_a_checkpoint_and_a_message(
-    tmp_path: Path, call: str, phase: Phase, saved: set[int]
+    tmp_path: Path, call: str, phase: WorkerPhase, saved: set[int]
 ):
     fixed, disk = config(tmp_path / "cut", fixed=True), Disk()
     first = process(fixed, disk)
@@ -148,7 +148,7 @@ def test_out_of_memory_with_the_smallest_sizes_ends_the_run(tmp_path: Path):
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("phase", ["generate", "update"])
 def test_the_message_says_so_if_no_size_fits(
-    tmp_path: Path, phase: Phase, fixed: bool, share: float
+    tmp_path: Path, phase: WorkerPhase, fixed: bool, share: float
 ):
     made = config(tmp_path, fixed=fixed)
     controller = SizeController(made, first_sizes(made, None), print)
