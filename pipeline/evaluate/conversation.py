@@ -103,15 +103,15 @@ class Conversation:
 
     async def _reply(self, policy: str, path: str | None, request: RolloutRequest) -> Reply:
         adapter = await open_adapter(self._samplers, path)
-        (drawn,) = await answer(
+        (generated,) = await answer(
             self._samplers,
             [request],
             at_once=1,
             temperature=self._temperature,
             adapter=adapter,
         )
-        text = self._maker.text_of(drawn)
-        return Reply(policy, text, len(drawn.tokens), drawn.stop_reason != "length")
+        text = self._maker.text_of(generated)
+        return Reply(policy, text, len(generated.tokens), generated.stop_reason != "length")
 
 
 def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:

@@ -177,14 +177,14 @@ def judge(
         ValueError: if they are completions of other requests.
     """
     samples, rest = divmod(len(completions), len(prompts))
-    asked = [(prompt, sample) for prompt in prompts for sample in range(samples)]
+    requested = [(prompt, sample) for prompt in prompts for sample in range(samples)]
     names = [(completion.name.prompt_id, completion.name.sample) for completion in completions]
-    if rest or names != [(prompt.id, sample) for prompt, sample in asked]:
+    if rest or names != [(prompt.id, sample) for prompt, sample in requested]:
         raise ValueError(
             f"{len(completions)} completions are not those of {len(prompts)} prompts in their order"
         )
     answers = []
-    for (prompt, sample), completion in zip(asked, completions, strict=True):
+    for (prompt, sample), completion in zip(requested, completions, strict=True):
         text = maker.text_of(completion)
         found = find_answer(text, tags=tags, extraction=extraction)
         answers.append(

@@ -74,15 +74,15 @@ async def answer(
         ParityError: if a completion was sampled under another adapter.
     """
     named = sorted(requests, key=lambda request: request.name)
-    drawn: dict[object, Completion] = {}
+    generated: dict[object, Completion] = {}
     step = at_once * len(samplers)
     for start in range(0, len(named), step):
         part = named[start : start + step]
         completions, _ = await dispatch.generate(samplers, part, temperature=temperature)
         parity.check_labels(completions, Published(adapter.version, adapter.sha256, None))
-        drawn |= {completion.name: completion for completion in completions}
+        generated |= {completion.name: completion for completion in completions}
         advance(len(part))
-    return [drawn[request.name] for request in requests]
+    return [generated[request.name] for request in requests]
 
 
 async def measure(

@@ -13,11 +13,11 @@ _EXTRACTIONS = {"tags": "the last answer block", "last_number": "the last number
 
 def protocol(config: Config) -> dict[str, Any]:
     """All settings that the result of an evaluation depends on, except the data."""
-    drawn: dict[str, Any] = {"temperature": config.eval.temperature}
+    sampling: dict[str, Any] = {"temperature": config.eval.temperature}
     if config.eval.temperature:
         rollout = config.rollout
-        drawn |= {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
-        drawn |= {"seed": config.run.seed}
+        sampling |= {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
+        sampling |= {"seed": config.run.seed}
     return {
         "model": config.model.path,
         "dtype": config.model.dtype,
@@ -30,7 +30,7 @@ def protocol(config: Config) -> dict[str, Any]:
         "stop_tokens": list(config.rollout.stop_tokens),
         "stop_strings": list(config.rollout.stop_strings),
         "forbidden_tokens": list(config.rollout.forbidden_tokens),
-        **drawn,
+        **sampling,
         "samples": config.eval.samples,
         "extraction": config.eval.extraction,
     }
@@ -61,16 +61,17 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
         + (f", answers begin with {prefix!r}" if (prefix := prompt["answer_prefix"]) else "")
     )
     if found["temperature"]:
-        drawn = f"sampled at temperature {found['temperature']:g}"
-        drawn += f", top_k {found['top_k']}" if found["top_k"] else ""
-        drawn += f", top_p {found['top_p']:g}" if found["top_p"] < 1 else ""
-        drawn += f", min_p {found['min_p']:g}" if found["min_p"] else ""
-        drawn += f", seed {found['seed']}"
+        sampling = f"sampled at temperature {found['temperature']:g}"
+        sampling += f", top_k {found['top_k']}" if found["top_k"] else ""
+        sampling += f", top_p {found['top_p']:g}" if found["top_p"] < 1 else ""
+        sampling += f", min_p {found['min_p']:g}" if found["min_p"] else ""
+        sampling += f", seed {found['seed']}"
     else:
-        drawn = "greedy"
+        sampling = "greedy"
     stops = " or ".join(map(repr, found["stop_strings"]))
     yield (
-        f"answers: {found['samples']} a prompt, {drawn}, at most {found['max_new_tokens']} tokens"
+        f"answers: {found['samples']} a prompt, {sampling}, "
+        f"at most {found['max_new_tokens']} tokens"
         + (f", also ended by {stops}" if stops else "")
         + f"; judged by {_EXTRACTIONS[found['extraction']]}"
     )

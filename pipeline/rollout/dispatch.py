@@ -49,6 +49,6 @@ async def generate(
 
     total = DecodeWork()
     dealt = zip(samplers, shares(requests, samplers=len(samplers)), strict=True)
-    drawn = await asyncio.gather(*(one(sampler, share) for sampler, share in dealt if share))
-    by_name = {completion.name: completion for part in drawn for completion in part}
+    generated = await asyncio.gather(*(one(sampler, share) for sampler, share in dealt if share))
+    by_name = {completion.name: completion for part in generated for completion in part}
     return [by_name[request.name] for request in requests], total

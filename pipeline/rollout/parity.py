@@ -102,24 +102,24 @@ async def check_probe(
         ParityError: if a difference is above `bound`, or if the adapter changes nothing.
     """
     published = await learner.publish("probe")
-    drawn: list[Completion] = []
+    generated: list[Completion] = []
     for number, sampler in enumerate(samplers):
         await sync([sampler], published)
         requests = [
             RolloutRequest(RolloutName("probe", 0, prompt.id, number), prompt.tokens)
             for prompt in prompts[:_PROBED_PROMPTS]
         ]
-        drawn += await sampler.generate(requests, temperature=temperature)
-    check_labels(drawn, published)
-    scored = await learner.score(drawn, which="probe")
-    difference = _largest_difference([completion.logprobs for completion in drawn], scored)
+        generated += await sampler.generate(requests, temperature=temperature)
+    check_labels(generated, published)
+    scored = await learner.score(generated, which="probe")
+    difference = _largest_difference([completion.logprobs for completion in generated], scored)
     if not difference <= bound:
         raise ParityError(
             f"under a random adapter sampler and learner differ by {difference:.3g} in log-prob, "
             f"allowed {bound:.3g} (parity.probe)"
         )
     # Two sides that both ignore the adapter agree perfectly.
-    effect = _largest_difference(await learner.score(drawn, which="current"), scored)
+    effect = _largest_difference(await learner.score(generated, which="current"), scored)
     if effect == 0.0:
         raise ParityError("a random adapter changes no log-prob: LoRA does not reach the model")
     return difference

@@ -24,17 +24,17 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
     """Rollouts as JSON objects; with `tokens` also token ids and log-probs."""
     rows = []
     for rollout in rollouts:
-        drawn = rollout.completion
+        completion = rollout.completion
         row: dict[str, Any] = {
-            "prompt_id": drawn.name.prompt_id,
-            "sample": drawn.name.sample,
-            "step": drawn.name.step,
-            "versions": [stretch.version for stretch in drawn.version_spans],
-            "version_tokens": [stretch.tokens for stretch in drawn.version_spans],
-            "adapter_sha256": drawn.adapter_sha256,
+            "prompt_id": completion.name.prompt_id,
+            "sample": completion.name.sample,
+            "step": completion.name.step,
+            "versions": [span.version for span in completion.version_spans],
+            "version_tokens": [span.tokens for span in completion.version_spans],
+            "adapter_sha256": completion.adapter_sha256,
             "text": rollout.text,
-            "num_tokens": len(drawn.tokens),
-            "stop_reason": drawn.stop_reason,
+            "num_tokens": len(completion.tokens),
+            "stop_reason": completion.stop_reason,
             "rewards": dict(rollout.rewards),
             "reward": rollout.reward,
             "advantage": rollout.advantage,
@@ -42,11 +42,11 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
         if rollout.source is not None:
             row["source"] = rollout.source
         if tokens:
-            row["prompt_tokens"] = drawn.prompt_tokens.tolist()
-            row["tokens"] = drawn.tokens.tolist()
-            row["logprobs"] = drawn.logprobs.tolist()
-            if drawn.processed_logprobs is not None:
-                row["processed_logprobs"] = drawn.processed_logprobs.tolist()
+            row["prompt_tokens"] = completion.prompt_tokens.tolist()
+            row["tokens"] = completion.tokens.tolist()
+            row["logprobs"] = completion.logprobs.tolist()
+            if completion.processed_logprobs is not None:
+                row["processed_logprobs"] = completion.processed_logprobs.tolist()
         rows.append(row)
     return rows
 

@@ -117,13 +117,13 @@ def test_a_step_has_as_many_prompts_as_fit():
     assert time_budget(left_s=170, prompts=(4, 3)).prompts_that_fit() == 0
 
 
-@pytest.mark.parametrize(("left_s", "imitates", "draws"), [(205.1, 4, 4), (204.9, 0, 3)])
-def test_an_sft_step_has_one_size(left_s: float, imitates: int, draws: int):
+@pytest.mark.parametrize(("left_s", "sft_prompts", "grpo_prompts"), [(205.1, 4, 4), (204.9, 0, 3)])
+def test_an_sft_step_has_one_size(left_s: float, sft_prompts: int, grpo_prompts: int):
     deadline = time_budget(left_s=left_s, prompts=(4, 1))
-    assert deadline.prompts_that_fit() == draws
+    assert deadline.prompts_that_fit() == grpo_prompts
     deadline.step_time.observe(100.0, phase="sft")
-    assert deadline.prompts_that_fit(phase="sft") == imitates
-    assert deadline.allows(7, phase="sft") is (imitates > 0)
+    assert deadline.prompts_that_fit(phase="sft") == sft_prompts
+    assert deadline.allows(7, phase="sft") is (sft_prompts > 0)
 
 
 def test_step_times_of_earlier_processes_are_recalled_by_phase():
