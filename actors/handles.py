@@ -163,7 +163,7 @@ class SamplerActors:
     """The sampler processes of a command that does not train.
 
     Attributes:
-        config: with the sizes to compile for.
+        config: of the run.
         devices: the reservation of their devices.
         actors: the Ray actors.
         samplers: one per actor.
@@ -183,9 +183,8 @@ class SamplerActors:
         actors = _spawn_samplers(config, sampler_lease, devices, first_bundle=0)
         return SamplerActors(config, devices, actors, _sampler_workers(actors))
 
-    async def start(self) -> None:
-        """Compiles the programs of all samplers."""
-        sizes = Sizes.of(self.config)
+    async def start(self, sizes: Sizes) -> None:
+        """Compiles the programs of all samplers for these sizes."""
         await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
 
     def kill(self) -> None:

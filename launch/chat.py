@@ -87,18 +87,22 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     from actors.handles import SamplerActors
     from launch.cluster import cluster, wait_for_devices
     from launch.preparation import open_model_files
+    from pipeline.contracts.sizes import Sizes
     from pipeline.evaluate.conversation import Conversation
     from pipeline.evaluate.measurement import open_adapter
     from pipeline.inputs.text.prompts import PromptMaker
 
-    config = _single_question_config(config, adapter=str(folder))
+    config = _single_sampler_config(config, adapter=str(folder))
+    plan = config.plan
     maker = PromptMaker(config.prompt, open_model_files(config))
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
         actors = SamplerActors.spawn(config)
         try:
             runner.run(wait_for_devices(actors.devices, config.plan, learner=False))
             print("Devices acquired; loading weights and compiling.", flush=True)
-            runner.run(actors.start())
+            # One question at a time.
+            sizes = Sizes(plan.sampler_shards, config.row_tokens * plan.learner_shards)
+            runner.run(actors.start(sizes))
             opened = runner.run(open_adapter(actors.samplers, str(folder)))
             print(f"tuned: {opened.what}", flush=True)
             conversation = Conversation(
@@ -109,20 +113,12 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
             actors.kill()
 
 
-def _single_question_config(config: Config, *, adapter: str) -> Config:
-    """Returns the run's configuration for one sampler that answers one question at a time."""
-    plan = config.plan
-    one = {
-        "fixed": True,
-        "calibration_share": None,
-        "slots": plan.sampler_shards,
-        "micro_batch_tokens": config.row_tokens * plan.learner_shards,
-        "slot_buckets": (),
-        "samplers": plan.samplers and 1,
-    }
+def _single_sampler_config(config: Config, *, adapter: str) -> Config:
+    """Returns the run's configuration with one sampler and the adapter to answer with."""
+    one_sampler = {"samplers": config.plan.samplers and 1}
     return config.model_copy(
         update={
-            "plan": plan.model_copy(update=one),
+            "plan": config.plan.model_copy(update=one_sampler),
             # Gives the LoRA's layout, too.
             "lora": config.lora.model_copy(update={"start": adapter}),
         }

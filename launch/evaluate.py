@@ -26,6 +26,7 @@ from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
     from actors.handles import SamplerActors
+    from pipeline.contracts.sizes import Sizes
     from pipeline.evaluate.measurement import Measured
     from pipeline.inputs.dataset.splits import LoadedSplit
     from pipeline.inputs.text.tokenizer import Tokenizer
@@ -45,6 +46,7 @@ class Prepared:
 
     Attributes:
         config: the protocol, and the plan of the samplers.
+        sizes: of the samplers.
         tokenizer: the model's.
         tests: the test split and the evaluation sets, by name.
         adapter: path of the adapter; None: only the base is evaluated.
@@ -53,6 +55,7 @@ class Prepared:
     """
 
     config: Config
+    sizes: Sizes
     tokenizer: Tokenizer
     tests: Mapping[str, LoadedSplit]
     adapter: str | None
@@ -111,7 +114,6 @@ def prepare(
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
-    from pipeline.contracts.sizes import sized
     from pipeline.inputs.dataset.load import load_tests
     from pipeline.inputs.dataset.rows import report_lines
     from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
@@ -126,7 +128,7 @@ def prepare(
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         result = folder / "evaluations" / f"{stamp}.json"
     tokenizer = open_model_files(config)
-    config = sized(config, first_sizes(config, RunFolder.of(config).plan))
+    sizes = first_sizes(config, RunFolder.of(config).plan)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
@@ -141,7 +143,7 @@ def prepare(
     notes = _notes(config, folder) if is_run and adapter == str(folder) else ()
     # `lora.start` gives the LoRA's layout here; the adapter that training started from is not used.
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": adapter})})
-    return Prepared(config, tokenizer, tests, adapter, result, notes)
+    return Prepared(config, sizes, tokenizer, tests, adapter, result, notes)
 
 
 def _adapter(folder: Path, *, is_run: bool, checkpoint: str | None, base_only: bool) -> str | None:
@@ -227,7 +229,7 @@ async def _start(actors: SamplerActors, prepared: Prepared) -> None:
     try:
         await wait_for_devices(actors.devices, prepared.config.plan, learner=False)
         print("Devices acquired; loading weights and compiling.", flush=True)
-        await actors.start()
+        await actors.start(prepared.sizes)
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:
         raise Refused(str(mistake).removeprefix("lora.start: ")) from mistake
@@ -248,6 +250,7 @@ async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured,
             actors.samplers,
             prompts,
             config=config,
+            slots=prepared.sizes.slots,
             tokenizer=prepared.tokenizer,
             path=path,
             advance=progress.advance,

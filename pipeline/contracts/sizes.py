@@ -66,11 +66,19 @@ def sized(config: Config, sizes: Sizes) -> Config:
     Raises:
         ConfigError: if a size does not suit the other settings.
     """
-    plan = config.plan
-    changed = {**dict(plan), **asdict(sizes)}
+    plan, update = config.plan, dict[str, object](asdict(sizes))
     if plan.slot_buckets is not None:
-        smaller_buckets = (size for size in plan.slot_buckets if size < sizes.slots)
-        changed["slot_buckets"] = tuple(smaller_buckets)
+        update["slot_buckets"] = tuple(size for size in plan.slot_buckets if size < sizes.slots)
+    return with_plan_settings(config, update)
+
+
+def with_plan_settings(config: Config, update: Mapping[str, object]) -> Config:
+    """The configuration with other settings in [plan], validated.
+
+    Raises:
+        ConfigError: if a setting does not suit the others.
+    """
+    changed = {**dict(config.plan), **update}
     try:
         return Config.model_validate({**dict(config), "plan": changed})
     except ValidationError as error:

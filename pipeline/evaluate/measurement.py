@@ -90,6 +90,7 @@ async def measure(
     tests: Mapping[str, Sequence[Prompt]],
     *,
     config: Config,
+    slots: int,
     tokenizer: Tokenizer,
     path: str | None,
     advance: Advance,
@@ -108,7 +109,7 @@ async def measure(
         completions = await answer(
             samplers,
             evaluation.requests(prompts, phase=name, samples=protocol.samples),
-            at_once=_REFILLS * config.slots,
+            at_once=_REFILLS * slots,
             temperature=protocol.temperature,
             adapter=adapter,
             advance=advance,

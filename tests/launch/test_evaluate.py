@@ -199,14 +199,14 @@ def test_mistakes_of_chat_give_one_line(
     assert len(shown.splitlines()) == 1
 
 
-def test_one_question_at_a_time_needs_one_sampler_and_few_slots(request_file: Path):
+def test_chat_needs_one_sampler(request_file: Path):
     settings = [("plan.samplers", "3"), ("plan.sampler_devices", "2")]
-    config = chat._single_question_config(load_config(request_file, settings), adapter="/a")
-    assert (config.plan.num_samplers, config.plan.slots) == (1, 2)
+    config = chat._single_sampler_config(load_config(request_file, settings), adapter="/a")
+    assert config.plan.num_samplers == 1
     assert config.lora.start == "/a"
     colocated = [("plan.placement", "colocated"), ("plan.learner_devices", "2")]
-    config = chat._single_question_config(load_config(request_file, colocated), adapter="/a")
-    assert (config.plan.samplers, config.plan.slots) == (None, 2)
+    config = chat._single_sampler_config(load_config(request_file, colocated), adapter="/a")
+    assert config.plan.samplers is None
 
 
 def test_without_a_terminal_each_line_is_a_question(monkeypatch: pytest.MonkeyPatch):

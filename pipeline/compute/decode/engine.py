@@ -23,7 +23,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
-from pipeline.compute.decode.programs import CompiledPrograms, DecodePrograms
+from pipeline.compute.decode.programs import CompiledSampler, DecodePrograms
 from pipeline.compute.decode.schedule import Group, HeldSlots, SlotAssignment, Slots
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.decode.stopping import StopStrings, TextOf
@@ -126,7 +126,7 @@ class Engine:
         self._place = by_row(policy.mesh)
         self._shards = batch_shards(policy.mesh)
         self._config: Config
-        self._programs: CompiledPrograms
+        self._programs: CompiledSampler
         self.resize(config, log=log)
         self._abort = threading.Event()
         self.work = DecodeWork()

@@ -72,7 +72,7 @@ class CompactProgram:
 
 
 @dataclass(frozen=True)
-class CompiledPrograms:
+class CompiledSampler:
     """The compiled programs of a sampler.
 
     Attributes:
@@ -308,7 +308,7 @@ class DecodePrograms:
         """Sharding of an array that is indexed by slot; three axes or more mean a ring."""
         return self._rings if x.ndim > 2 else by_row(self.policy.mesh)
 
-    def compile(self, log: BuildLog | None = None) -> CompiledPrograms:
+    def compile(self, log: BuildLog | None = None) -> CompiledSampler:
         """Compiles all programs, several at a time; allocates nothing.
 
         Args:
@@ -325,7 +325,7 @@ class DecodePrograms:
                 small: self._build_compact(large, small, builder)
                 for large, small in pairwise(sizes)
             }
-            return CompiledPrograms(
+            return CompiledSampler(
                 empty=empty.result(),
                 prefill=results(prefill),
                 fill=results(fill),

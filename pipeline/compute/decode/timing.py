@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
-from pipeline.compute.decode.programs import CompiledPrograms
+from pipeline.compute.decode.programs import CompiledSampler
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import batch_shards, by_row, mesh_of
@@ -31,7 +31,7 @@ _SLOTS_PER_ADMISSION = 8
 
 
 def sampler_speed(
-    programs: CompiledPrograms,
+    programs: CompiledSampler,
     weights: tuple[Params, Params],
     config: Config,
     vocabulary: Vocabulary,
@@ -70,7 +70,7 @@ class _Bench:
         state: the slots.
     """
 
-    programs: CompiledPrograms
+    programs: CompiledSampler
     weights: tuple[Params, Params]
     config: Config
     vocabulary: Vocabulary

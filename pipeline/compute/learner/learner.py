@@ -21,7 +21,7 @@ from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
 from pipeline.compute.learner.programs import (
     PER_UPDATE_METRICS,
     BySize,
-    CompiledPrograms,
+    CompiledLearner,
     LearnerPrograms,
 )
 from pipeline.compute.learner.scorer import score_completions
@@ -69,7 +69,7 @@ class Learner:
         self._teacher = _open_teacher(config.learner.teacher, policy)
         self._config: Config
         self._programs: LearnerPrograms
-        self._compiled: CompiledPrograms
+        self._compiled: CompiledLearner
         self.resize(config, log=log)
         self._zeros = policy.no_adapter()
         self._whole = replicated(policy.mesh)

@@ -51,7 +51,7 @@ PER_UPDATE_METRICS = ("loss", "policy_loss", "grad_norm", "lr", "skipped_updates
 
 
 @dataclass(frozen=True)
-class CompiledPrograms:
+class CompiledLearner:
     """The compiled programs of a learner.
 
     Attributes:
@@ -251,7 +251,7 @@ class LearnerPrograms:
             top_k=top_k,
         )
 
-    def compile(self, log: BuildLog | None = None) -> CompiledPrograms:
+    def compile(self, log: BuildLog | None = None) -> CompiledLearner:
         """Compiles all programs, several at a time; allocates nothing.
 
         Args:
@@ -270,7 +270,7 @@ class LearnerPrograms:
             apply = builder.build("apply", self.trace_apply())
             if self.config.run.has_sft_phase:
                 apply_sft = builder.build("apply_sft", self._trace_apply(self.apply_sft))
-            return CompiledPrograms(
+            return CompiledLearner(
                 score=results(score),
                 reference_top_k=results(reference_top_k),
                 gradient=results(gradient),

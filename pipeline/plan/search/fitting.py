@@ -13,7 +13,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.sizes import Sizes, with_plan_settings
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
 from pipeline.inputs.hub.model_shape import shape_of
@@ -257,7 +257,7 @@ def validated(config: Config) -> Config:
     Raises:
         ValueError: if a size does not suit the other settings.
     """
-    return sized(config, Sizes.of(config))
+    return with_plan_settings(config, {})
 
 
 def estimate_plan(

@@ -77,6 +77,7 @@ def run(
             samplers,
             TESTS,
             config=config,
+            slots=config.slots,
             tokenizer=CharTokenizer(),
             path=path,
             advance=told.append,

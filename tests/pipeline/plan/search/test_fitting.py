@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from configs.load import load_config, presets
 from configs.schema import Config
-from launch.chat import _single_question_config
+from launch.chat import _single_sampler_config
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
@@ -318,5 +318,5 @@ def test_a_resumed_run_starts_with_the_sizes_of_its_checkpoint(tmp_path: Path) -
 
 
 def test_chat_sets_its_own_sizes(tmp_path: Path) -> None:
-    one = _single_question_config(demo(tmp_path, *FREE), adapter="somewhere")
-    assert sized(one, Sizes.of(one)).plan.slot_ladder == (2,)
+    one = _single_sampler_config(demo(tmp_path, *FREE), adapter="somewhere")
+    assert sized(one, Sizes(2, 384)).plan.slot_ladder == (2,)
