@@ -177,7 +177,7 @@ def test_the_reason_is_reported_if_a_run_refuses_all_placements() -> None:
     cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("rollout.ahead", "one")]
     more = [("plan.learner_devices", "4"), ("learner.importance_cap", "2")]
     config = preset("gemma3_1b", *FREE, *split, *few, *cut, *more)
-    message = r"^v5e-4: no placement .*: rollout.cut_off = 0.9: of a sampler's 8 rollouts .* none"
+    message = r"^v5e-4: no placement .*: rollout.cut_off = 0.9: would truncate none .* 8 rollouts"
     with pytest.raises(ValueError, match=message):
         choose_placement(case(config, "v5e-4"))
 
