@@ -310,7 +310,7 @@ def test_nothing_remains_of_a_run_whose_ray_or_driver_is_killed(tmp_path: Path, 
     assert process.returncode == 1
     last = output.splitlines()[-1]
     assert last.startswith(f"Ray's process {victim} (pid ")
-    assert last.endswith("a run goes on from its last checkpoint with the same command")
+    assert last.endswith("the same command resumes the run from its last checkpoint")
     assert "Traceback" not in output
     assert "state-dump" not in output
     assert not folder.parent.exists()
