@@ -41,11 +41,6 @@ class Chip:
     layer_s: float
     chip_hour_usd: float | None = None
 
-    @property
-    def ridge_point(self) -> float:
-        """Ridge point of the roofline: operations per byte below which bandwidth is the limit."""
-        return self.bf16_flops / self.bytes_per_s
-
 
 @dataclass(frozen=True)
 class Topology:
