@@ -5,8 +5,8 @@ PY := .venv/bin/python
 UV ?= uv
 SEED ?= 0
 ARGS ?=
-# Tests of one file share fixtures; two processes suit two cores and 16 GiB.
-PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Two processes suit two cores and 16 GiB; each begins with half of the tests in their order.
+PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -14,7 +14,7 @@ PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 .NOTPARALLEL:
 # Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
-.PHONY: help demo demo-table deadline-table test test-latest lint format lock clean FORCE
+.PHONY: help demo demo-table deadline-table test test-latest lint style format lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -30,16 +30,23 @@ demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a 
 deadline-table: .venv/.runtime ## the demo with the smallest time budget, twice and four times that, as a table
 	$(PY) -m launch.demo.deadline_table $(ARGS)
 
-test: lint ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
-	$(PY) $(PYTEST)
+# Types are checked beside the tests: without mypy's cache that takes minutes of one core.
+test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
+	@log=$$(mktemp); $(PY) -m mypy >$$log 2>&1 & types=$$!; \
+	trap 'kill $$types 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
+	$(PY) $(PYTEST); tests=$$?; \
+	wait $$types; types_status=$$?; cat $$log; \
+	[ $$tests -ne 0 ] && exit $$tests; exit $$types_status
 
 test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
 	.venv-latest/bin/python $(PYTEST)
 
-lint: .venv/.dev ## style, format, types, layers
+lint: style ## style, format, types, layers
+	$(PY) -m mypy
+
+style: .venv/.dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy
 	.venv/bin/lint-imports
 
 format: .venv/.dev ## fix and format the sources
@@ -58,7 +65,8 @@ lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upg
 	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt
 
 clean: ## remove the environments and all caches; runs stay
-	rm -rf .venv .venv-latest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf .venv .venv-latest .mypy_cache .ruff_cache .pytest_cache .test_cache .hypothesis \
+	    .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One file for all supported Python versions and platforms, without names of download hosts; the same

@@ -1,17 +1,24 @@
 """JAX settings of the tests; must be imported before JAX.
 
-Eight virtual CPU devices. Most of a test's time is compilation, so XLA skips expensive passes, and
-all processes share one compilation cache.
+Eight virtual CPU devices. Most of a test's time would be compilation, so XLA skips expensive
+passes, and compiled programs are kept between runs in `.test_cache`, keyed by JAX with program,
+flags and version of jaxlib.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import sys
 import tempfile
+from pathlib import Path
 
+import pytest
+from hypothesis import settings
+
+from pipeline.compute.program_cache import ProgramCache
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
+
+KEPT = Path(__file__).parents[1] / ".test_cache"
 FLAGS = (
     "--xla_force_host_platform_device_count=8 "
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -21,14 +28,29 @@ assert "jax" not in sys.modules, "JAX was imported before the tests could choose
 os.environ["JAX_PLATFORMS"] = "cpu"
 if FLAGS not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="gemma-grpo-tests-")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
-
-from hypothesis import settings  # noqa: E402  # after the environment is set
 
 # No test may depend on how busy the machine is.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives this process the kept programs, and the processes that it starts."""
+    if config.getoption("numprocesses", None):
+        return  # the tests run in other processes
+    (KEPT / "xla").mkdir(parents=True, exist_ok=True)
+    # What else a run keeps, as measured speeds, would be different for the next run of the tests.
+    folder = tempfile.TemporaryDirectory(prefix="gemma-grpo-tests-")
+    config.add_cleanup(folder.cleanup)
+    (Path(folder.name) / "xla").symlink_to(KEPT / "xla")
+    os.environ[CACHE_VARIABLE] = folder.name
+    programs = ProgramCache(KEPT / "xla")
+    config.add_cleanup(programs.share)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs.path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves tests with a Ray cluster to the start: they are long, and others fill their waits."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)

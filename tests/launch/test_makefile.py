@@ -1,4 +1,4 @@
-"""The environment that `make` maintains: made once, filled once, renewed if needed."""
+"""What `make` maintains and runs: the environment, made and filled once, and the checks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Answers the probe of find_python.sh, and makes an environment whose python logs its arguments and
-# fails to install while the file `broken` exists.
+# Answers the probe of find_python.sh, and makes an environment whose python logs and prints its
+# arguments and fails in `python -m MODULE` while the file `broken-MODULE` exists.
 FAKE_PYTHON = """#!/bin/sh
 if [ "$1" = -I ]; then
     echo "$0"
 elif [ "$2" = venv ]; then
     mkdir -p "$3/bin"
-    printf '#!/bin/sh\\necho "$@" >>log\\n[ "$2" = pip ] && [ -e broken ] && exit 1\\nexit 0\\n' \\
-        >"$3/bin/python"
-    chmod +x "$3/bin/python"
+    printf '#!/bin/sh\\necho "$@" | tee -a log\\n! [ -e "broken-$2" ]\\n' >"$3/bin/python"
+    printf '#!/bin/sh\\n! [ -e broken-imports ]\\n' >"$3/bin/lint-imports"
+    chmod +x "$3/bin/python" "$3/bin/lint-imports"
     echo "made with ${0##*/}" >>log
 fi
 """
@@ -46,16 +46,28 @@ def outer_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ours}
 
 
+def run(project: Path, *arguments: str, python: str | None = "one") -> tuple[int, str]:
+    """Runs make; returns its status and output."""
+    environment = outer_environment()
+    if python is not None:
+        environment["PYTHON"] = str(project / python)
+    done = subprocess.run(
+        ["make", *arguments],
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
 def make(project: Path, target: str, python: str | None) -> tuple[int, list[str]]:
     """Runs make; returns its status, the environments made and the files installed."""
     log = project / "log"
     log.unlink(missing_ok=True)
-    environment = outer_environment()
-    if python is not None:
-        environment["PYTHON"] = str(project / python)
-    status = subprocess.run(
-        ["make", target], cwd=project, env=environment, capture_output=True, check=False
-    ).returncode
+    status, _ = run(project, target, python=python)
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return status, [line.split()[-1] for line in lines if line.startswith(("made", "-m pip"))]
 
@@ -72,9 +84,9 @@ def test_another_python_means_another_environment(project: Path) -> None:
 
 
 def test_an_interrupted_installation_is_repeated(project: Path) -> None:
-    (project / "broken").touch()
+    (project / "broken-pip").touch()
     assert make(project, ".venv/.runtime", "one") == (2, ["one", "requirements.txt"])
-    (project / "broken").unlink()
+    (project / "broken-pip").unlink()
     assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
 
 
@@ -102,8 +114,28 @@ def test_accelerator_dependencies_are_installed_by_name(project: Path) -> None:
 
 
 def test_make_alone_names_the_commands(project: Path) -> None:
-    result = subprocess.run(
-        ["make"], cwd=project, env=outer_environment(), capture_output=True, text=True, check=True
-    )
+    status, shown = run(project)
+    assert status == 0
     for command in ("demo", "demo-table", "test", "lint", "format", "lock", "clean", "help"):
-        assert f"\n  make {command} " in f"\n{result.stdout}"
+        assert f"\n  make {command} " in f"\n{shown}"
+
+
+@pytest.mark.parametrize("broken", ["nothing", "ruff", "imports", "mypy", "pytest"])
+def test_make_test_fails_if_a_check_fails_and_shows_all(project: Path, broken: str) -> None:
+    (project / f"broken-{broken}").touch()
+    status, shown = run(project, "test", "ARGS=tests/configs -k toml")
+    assert status == (0 if broken == "nothing" else 2)
+    lines = shown.splitlines()
+    assert "-m ruff check ." in lines
+    # Tests and types run beside each other; both are shown.
+    both = {"-m pytest -n 2 --dist worksteal tests/configs -k toml", "-m mypy"}
+    assert both <= set(lines) or broken in {"ruff", "imports"}
+
+
+def test_make_clean_removes_caches_and_keeps_runs(project: Path) -> None:
+    for name in (".venv", ".test_cache/xla", ".mypy_cache", "runs/mine", "tests/__pycache__"):
+        (project / name).mkdir(parents=True)
+    assert run(project, "clean")[0] == 0
+    left = {path.name for path in project.iterdir() if path.is_dir()}
+    assert left == {"launch", "runs", "tests"}
+    assert not (project / "tests/__pycache__").exists()
