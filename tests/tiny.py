@@ -1,7 +1,7 @@
 """A tiny random Gemma 3 for tests, with a configuration, policies, engines and learners.
 
-Seven layers, so that local and global layers occur and their pattern repeats; a window of 8;
-several query heads per kv head; head_dim different from width / heads. No parameter is zero, so
+Four layers, two local, a global and again a local one, so that their pattern repeats; a window of
+8; several query heads per kv head; head_dim different from width / heads. No parameter is zero, so
 that every parameter has an effect. Tests share objects that take seconds to compile.
 """
 
@@ -71,7 +71,8 @@ def hf_config(**changes: Any) -> dict[str, Any]:
     config = {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
-        "num_hidden_layers": 7,
+        "num_hidden_layers": 4,
+        "sliding_window_pattern": 3,
         "vocab_size": VOCAB,
         "hidden_size": 24,
         "intermediate_size": 40,
@@ -146,24 +147,24 @@ def make_config(**tables: dict[str, Any]) -> Config:
 
 
 @functools.cache
-def policy(*, layers: int = 7, **mesh: Any) -> Policy:
+def policy(*, layers: int = 4, **mesh: Any) -> Policy:
     """The shared float32 policy with this number of layers; `mesh` is devices, fsdp and tp."""
     return make_policy(num_hidden_layers=layers, **mesh)
 
 
 @functools.cache
-def base(*, layers: int = 7, **mesh: Any) -> Params:
+def base(*, layers: int = 4, **mesh: Any) -> Params:
     """The shared parameters; the same values on any mesh."""
     return make_base(policy(layers=layers, **mesh))
 
 
 @functools.cache
-def probe(*, layers: int = 7, **mesh: Any) -> Params:
+def probe(*, layers: int = 4, **mesh: Any) -> Params:
     """An adapter that changes every output; the same on any mesh."""
     return make_probe(policy(layers=layers, **mesh))
 
 
-def engine(*, layers: int = 7, **tables: dict[str, Any]) -> Engine:
+def engine(*, layers: int = 4, **tables: dict[str, Any]) -> Engine:
     """The shared engine of this configuration, on `plan.learner_devices` devices."""
     return _engine(layers, make_config(**tables))
 

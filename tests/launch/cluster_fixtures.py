@@ -13,21 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 900
 """Time limit in seconds, generous because the machine may be busy."""
 
-OF_RUNS = {
-    # With Ray's default, other tests could starve its workers.
-    "RAY_worker_niceness": "0",
-    # The other tests' flags save compile time, but cost more run time here.
-    "XLA_FLAGS": "",
-}
-"""Variables of runs, in addition to those of the tests."""
 
 CONFIG = """
 [run]
@@ -81,59 +77,139 @@ VALIDATED = [
 """Settings for validation after every step."""
 
 
+def environment_of_runs() -> dict[str, str]:
+    """Returns the environment of commands, in which they start private clusters."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        # Ray's variables of the test process belong to other clusters. Processes that tests kill
+        # may not write into the test process's compilation cache; they have their own.
+        if not key.startswith("RAY_") and key != "JAX_COMPILATION_CACHE_DIR"
+    }
+    return kept | {
+        # With Ray's default, other tests could starve its workers.
+        "RAY_worker_niceness": "0",
+        # Ray would start a worker for each CPU, which no actor uses: theirs have other variables.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        # The other tests' flags save compile time, but cost more run time here.
+        "XLA_FLAGS": "",
+    }
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], *, folder: Path = PROJECT
+) -> subprocess.Popen[str]:
+    """Starts a command in a session of its own."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], text: str = "") -> tuple[int, str]:
+    """Gives a process its input and waits for its end; returns its status and output."""
+    try:
+        output, _ = process.communicate(text, timeout=PATIENCE_S)
+    finally:
+        process.terminate()  # no effect if it has ended
+    return process.returncode, output
+
+
+def run_alone(command: Sequence[str]) -> tuple[int, str]:
+    """Runs a command on a private cluster; returns its status and output."""
+    return finish(start(command, environment_of_runs()))
+
+
+def family(process: int) -> list[psutil.Process]:
+    """Returns a process and all processes below it."""
+    root = psutil.Process(process)
+    return [root, *root.children(recursive=True)]
+
+
 @dataclass(frozen=True)
 class Head:
     """A running cluster.
 
     Attributes:
         gcs: address that `ray.init` takes.
-        dashboard: address that `ray job` takes.
-        environment: for processes that talk to it.
+        process: of the head.
+        environment: for processes that talk to it: `ray job` and `ray.init`.
     """
 
     gcs: str
-    dashboard: str
+    process: int
     environment: dict[str, str]
 
-    def ray(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs `ray ARGUMENTS`."""
-        return subprocess.run(
-            [sys.executable, "-m", "ray.scripts.scripts", *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
+    def start(self, *command: object) -> subprocess.Popen[str]:
+        """Starts a command that joins the cluster."""
+        environment = self.environment | {"RAY_ADDRESS": self.gcs}
+        return start([str(argument) for argument in command], environment)
+
+    def run(self, *command: object, text: str = "") -> tuple[int, str]:
+        """Runs a command that joins the cluster; returns its status and output."""
+        return finish(self.start(*command), text)
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        """Returns the processes of the actors of a class."""
+        found = []
+        for process in family(self.process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if name in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def is_up(self) -> bool:
+        """Whether jobs can be submitted."""
+        with contextlib.suppress(OSError):  # the server is not up, or not with all its parts
+            return bool(self.get("/api/jobs/"))
+        return False
+
+    def nodes(self) -> int:
+        """Returns the number of nodes."""
+        return self.get("/api/v0/nodes?limit=100").count('"ALIVE"')
+
+    def get(self, path: str) -> str:
+        """Returns the dashboard's answer to a request."""
+        token = Path(self.environment["RAY_AUTH_TOKEN_PATH"]).read_text()
+        request = urllib.request.Request(
+            self.environment["RAY_API_SERVER_ADDRESS"] + path,
+            headers={"Authorization": f"Bearer {token}"},
         )
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return str(answer.read(), "utf-8")
 
 
 @contextlib.contextmanager
-def running_head(*, cpus: int = 4) -> Iterator[Head]:
-    """Starts a cluster with four fake TPU chips on its own ports; stops it afterwards."""
+def running_head() -> Iterator[Head]:
+    """Starts a cluster with four CPUs and four fake TPU chips; stops it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="gg-"))
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     gcs, dashboard, agent, grpc = _free_ports(4)
-    environment = {
-        # Ray variables of the test process belong to other clusters.
-        **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+    environment = environment_of_runs() | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "RAY_DISABLE_IMPORT_WARNING": "1",
-        **OF_RUNS,
     }
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--no-monitor", "--disable-usage-stats"]
     command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
-    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", str(cpus)]
+    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", "4"]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--resources", '{"TPU": 4}', "--object-store-memory", str(256 * 2**20)]
-    head = Head(f"127.0.0.1:{gcs}", environment["RAY_API_SERVER_ADDRESS"], environment)
+    starting = Head(f"127.0.0.1:{gcs}", 0, environment)
     try:
-        with _running(command, environment, folder / "log") as process:
-            _wait_until_up(head, process, folder / "log")
-            yield head
+        with _running(command, environment, folder / "log", starting.is_up) as process:
+            yield replace(starting, process=process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -156,29 +232,89 @@ def running_node(head: Head, log: Path, *, without: Path | None = None) -> Itera
     if without is not None:
         mounted = f"mount -t tmpfs none {shlex.quote(str(without))} && exec {shlex.join(command)}"
         command = ["unshare", "--mount", "sh", "-c", mounted]
-    with _running(command, head.environment, log) as process:
-        _wait_for_cpus(head, "/4.0 CPU", process, log)
+    with _running(command, head.environment, log, lambda: head.nodes() == 2):
         yield
     # The head notices the end with a delay.
-    _wait_for_cpus(head, "/0.0 CPU", process, log)
-
-
-def _wait_for_cpus(head: Head, shown: str, node: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until `ray status` shows this number of CPUs."""
     deadline = time.monotonic() + PATIENCE_S
-    while True:
-        status = head.ray("status").stdout
-        if shown in status or (shown == "/0.0 CPU" and " CPU" not in status):
-            return
-        assert shown == "/0.0 CPU" or node.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, f"{status}{log.read_text()}"
+    while head.nodes() != 1:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+HOLDS = r"""
+import ray, sys
+from actors.handles import spawn
+from actors.placement import Lease, Reservation
+
+class Holder:
+    pass
+
+ray.init(log_to_driver=False)
+leases = [Lease({sys.argv[1]: 1}, {})] * int(sys.argv[2])
+devices = Reservation("run first", leases)
+actors = [
+    spawn(Holder, lease=one, name=f"run first: {number}", strategy=devices.bundle(number))
+    for number, one in enumerate(leases)
+]
+ray.get([actor.__ray_ready__.remote() for actor in actors])
+print("\nholding", flush=True)  # not in a line of Ray's own
+sys.stdin.readline()
+devices.release()
+print("\nreleased", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def holding(head: Head, resource: str, count: int) -> Iterator[Callable[[], None]]:
+    """Runs another run, named "first", that holds devices; yields a function that frees them."""
+    process = head.start(sys.executable, "-c", HOLDS, resource, count)
+    next_line(process, "holding")
+
+    def release() -> None:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        next_line(process, "released")
+
+    yield release
+    status, output = finish(process, "\n\n")
+    assert status == 0, output
+
+
+def next_line(process: subprocess.Popen[str], prefix: str) -> str:
+    """Returns the next line with this prefix."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(prefix):
+            return line.rstrip("\n")
+    raise AssertionError(f"no line {prefix}: exit status {process.wait()}")
 
 
 @contextlib.contextmanager
 def _running(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, is_up: Callable[[], bool]
+) -> Iterator[int]:
+    """Runs a `ray start`; yields its process when it is up.
+
+    On a busy machine Ray gives up after 30 s; then it is started again.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(_process(command, environment, log))
+        while not is_up():
+            assert time.monotonic() < deadline, log.read_text()
+            if process.poll() is not None:
+                process = stack.enter_context(_process(command, environment, log))
+            time.sleep(0.1)
+        yield process.pid
+
+
+@contextlib.contextmanager
+def _process(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("w") as output:
+    with log.open("a") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
@@ -190,15 +326,6 @@ def _running(
             process.wait(60)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _wait_until_up(head: Head, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        if head.ray("job", "list").returncode == 0:
-            return
-    raise AssertionError(log.read_text())
 
 
 def _free_ports(count: int) -> list[int]:
@@ -218,13 +345,50 @@ def write_config(folder: Path, *, name: str) -> Path:
 
 def train_command(config: Path, *settings: str) -> list[str]:
     """Returns the command line of `launch.train` for a configuration."""
-    return [sys.executable, "-m", "launch.train", str(config), *settings]
+    return launch("train", config, *settings)
 
 
-def private_environment() -> dict[str, str]:
-    """Returns an environment in which a run starts a private cluster."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    return kept | OF_RUNS
+def launch(name: str, *arguments: object) -> list[str]:
+    """Returns the command line of a command."""
+    return [sys.executable, "-m", f"launch.{name}", *map(str, arguments)]
+
+
+def submit(
+    head: Head, *arguments: object, folder: Path = PROJECT, **variables: str
+) -> tuple[int, str]:
+    """Submits a run as a job; returns the status and output of `launch/submit.sh`."""
+    environment = head.environment | {"GEMMA_GRPO_PYTHON": sys.executable} | variables
+    command = ["bash", f"{PROJECT}/launch/submit.sh", *map(str, arguments)]
+    return finish(start(command, environment, folder=folder))
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    """A submitted run of two steps.
+
+    Attributes:
+        run: its folder.
+        status: of its submission.
+        output: of its submission.
+    """
+
+    run: Path
+    status: int
+    output: str
+
+
+def finished_job(head: Head, folder: Path) -> FinishedJob:
+    """Submits a run in `folder` and waits for its end."""
+    config = write_config(folder, name="finished")
+    status, output = submit(head, config, WANDB_API_KEY="k" * 40, WANDB_MODE="offline")
+    return FinishedJob(folder / "runs" / "finished", status, output)
+
+
+def copy_run(run: Path, folder: Path) -> tuple[Path, Path]:
+    """Copies a finished run below `folder`; returns its configuration and its folder."""
+    copy = folder / "runs" / run.name
+    shutil.copytree(run, copy)
+    return write_config(folder, name=run.name), copy
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:

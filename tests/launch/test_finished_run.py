@@ -1,13 +1,12 @@
-"""Evaluate, chat and export of a finished run, on private clusters."""
+"""Evaluate, chat and export of a finished run, and the same run in another placement."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    PROJECT,
     VALIDATED,
-    private_environment,
+    Head,
+    copy_run,
+    holding,
+    launch,
+    running_node,
     train_command,
     write_config,
 )
@@ -26,83 +28,49 @@ from tests.launch.cluster_fixtures import (
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 
 
-def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        cwd=PROJECT,
-        env=private_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(command: Sequence[str], text: str = "") -> tuple[int, str]:
-    with start(command) as process:
-        try:
-            output, _ = process.communicate(text, timeout=PATIENCE_S)
-        finally:
-            process.terminate()  # no effect if it has ended
-    return process.returncode, output
-
-
-def launch(name: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", f"launch.{name}", *map(str, arguments)]
-
-
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of two steps."""
-    folder = tmp_path_factory.mktemp("finished")
-    config = write_config(folder, name="finished")
-    status, output = finish(train_command(config))
-    assert status == 0, output
-    return folder / "runs" / "finished"
-
-
-def test_an_evaluation_repeats_the_answers_of_the_run(run: Path):
+def test_an_evaluation_repeats_the_answers_of_the_run(head: Head, finished: Path):
     """Twice as many samplers with other batches give the same answers, up to ties."""
     settings = ["--plan.samplers=2", "--plan.slots=3", "--plan.prompt_buckets=[48]"]
-    status, output = finish(launch("evaluate", run, *settings))
+    status, output = head.run(*launch("evaluate", finished, *settings))
     assert status == 0, output
-    (file,) = (run / "evaluations").glob("*.json")
+    (file,) = (finished / "evaluations").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     rows = read_jsonl(file.with_suffix(".answers.jsonl"))
     assert f"{file}\n{file.with_suffix('.answers.jsonl')}\n" in output
     for policy, name in (("base", "test_before"), ("tuned", "test_after")):
-        expected = [row["text"] for row in read_jsonl(run / "rollouts" / f"{name}.jsonl")]
+        expected = [row["text"] for row in read_jsonl(finished / "rollouts" / f"{name}.jsonl")]
         texts = [row["text"] for row in rows if row["policy"] == policy]
         assert len(texts) == len(expected) == 8
         assert sum(one != other for one, other in zip(texts, expected, strict=True)) <= 1
     one = found["sets"]["test"]
     assert (one["prompts"], one["base"]["n"], one["tuned"]["n"]) == (8, 8, 8)
     assert f"{one['base']['accuracy']:.1%} -> {one['tuned']['accuracy']:.1%}" in output
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((finished / "summary.json").read_text(encoding="utf-8"))
     assert found["tuned"]["sha256"] == summary["adapter_sha256"]
     assert (found["tuned"]["version"], found["base"]["version"]) == (2, 0)
     assert found["base"]["sha256"] != found["tuned"]["sha256"]
     assert "answers: 1 a prompt, greedy, at most 40 tokens" in output
 
 
-def test_a_colocated_run_on_two_devices_samples_the_same(run: Path, tmp_path: Path):
+def test_a_colocated_run_on_two_devices_samples_the_same(
+    head: Head, finished: Path, tmp_path: Path
+):
     """Placement does not change the policy: equal rollouts up to ties."""
     config = write_config(tmp_path, name="colocated")
     settings = ["--budget.steps=1", "--plan.placement=colocated", "--plan.learner_devices=2"]
     settings += ["--plan.micro_batch_tokens=1664"]
     # A harmful update is not exported: the best version is read from its file.
     settings += [*VALIDATED, "--learner.lr=1.0"]
-    status, output = finish(train_command(config, *settings))
+    status, output = head.run(*train_command(config, *settings))
     assert status == 0, output
     colocated = tmp_path / "runs" / "colocated"
     texts = [
         [row["text"] for row in read_jsonl(folder / "rollouts" / "step_000001.jsonl")]
-        for folder in (run, colocated)
+        for folder in (finished, colocated)
     ]
     same = sum(one == other for one, other in zip(*texts, strict=True))
     assert same >= len(texts[0]) - 1
@@ -112,50 +80,47 @@ def test_a_colocated_run_on_two_devices_samples_the_same(run: Path, tmp_path: Pa
     assert found["eval"]["after"] == found["eval"]["before"]
 
 
-def test_base_and_tuned_answer_side_by_side(run: Path):
+def test_base_and_tuned_answer_side_by_side(head: Head, finished: Path):
     questions = "tom has 9 books. he sells 4. how many books are left?\n" + "x" * 99 + "\n"
-    status, output = finish(launch("chat", run), questions)
+    status, output = head.run(*launch("chat", finished), text=questions)
     assert status == 2, output  # the second question is too long, the first was answered
     lines = output.splitlines()
     title = next(number for number, line in enumerate(lines) if line.startswith("base  "))
     assert lines[title].split() == ["base", "|", "tuned"]
-    assert f"tuned: step 2 of {run}" in output
+    assert f"tuned: step 2 of {finished}" in output
     assert lines[title + 2].count("<reasoning>") == 2
     assert "rollout.max_prompt_tokens = 64" in output
 
 
-def test_an_export_after_training_equals_the_runs_own(run: Path, tmp_path: Path):
+def test_an_export_after_training_equals_the_runs_own(head: Head, finished: Path, tmp_path: Path):
     out = tmp_path / "out"
-    status, output = finish(launch("export", run, "--out", out, "--checkpoint", "last"))
+    status, output = head.run(*launch("export", finished, "--out", out, "--checkpoint", "last"))
     assert status == 0, output
     assert "hf: written and loaded back: log-probs of " in output
     assert output.endswith(f"exported: {out}\n")
     for file in ("model.safetensors", "adapter/adapter_model.safetensors", "config.json"):
-        assert (out / file).read_bytes() == (run / "export" / file).read_bytes(), file
+        assert (out / file).read_bytes() == (finished / "export" / file).read_bytes(), file
 
 
-def test_a_folder_without_an_adapter_is_refused(run: Path):
-    status, output = finish(
-        launch("evaluate", run, "--checkpoint", run / "rollouts", "--lora.rank=2")
+def test_a_folder_without_an_adapter_is_refused(head: Head, finished: Path):
+    checkpoint = finished / "rollouts"
+    status, output = head.run(
+        *launch("evaluate", finished, "--checkpoint", checkpoint, "--lora.rank=2")
     )
     assert status == 2, output
-    assert f"{run / 'rollouts'} is no PEFT folder" in output
+    assert f"{checkpoint} is no PEFT folder" in output
     assert "Traceback" not in output
 
 
-def test_ctrl_c_ends_an_evaluation_in_order(run: Path, tmp_path: Path):
+def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path: Path):
     file = tmp_path / "result.json"
-    process = start(launch("evaluate", run, "--base-only", "--json", file))
+    process = head.start(*launch("evaluate", finished, "--base-only", "--json", file))
     assert process.stdout is not None
     timer = threading.Timer(PATIENCE_S, process.kill)
     timer.start()
     for line in process.stdout:
         if line.startswith("Devices acquired"):
             break
-    processes = [
-        psutil.Process(process.pid),
-        *psutil.Process(process.pid).children(recursive=True),
-    ]
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     timer.cancel()
@@ -163,5 +128,39 @@ def test_ctrl_c_ends_an_evaluation_in_order(run: Path, tmp_path: Path):
     assert "stopping: nothing is written" in output
     assert "Traceback" not in output
     assert not file.exists()
-    _, alive = psutil.wait_procs(processes, timeout=60)
+    _, alive = psutil.wait_procs(head.actors("SamplerActor"), timeout=PATIENCE_S)
     assert not alive
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    found = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace of its own: run as root")
+def test_invariant_12_a_learner_on_a_node_without_the_checkpoints_changes_nothing(
+    head: Head, finished: Path, tmp_path: Path
+):
+    config, run = copy_run(finished, tmp_path)
+    before = contents(run)
+    # Only the second node has free CPUs.
+    with (
+        holding(head, "CPU", 4),
+        running_node(head, tmp_path / "node.log", without=tmp_path / "runs"),
+    ):
+        status, output = head.run(*train_command(config, "--budget.steps=4"))
+    assert status == 2, output
+    assert f"the journal in {run} on host" in output
+    assert "lists checkpoints up to step 2, and the learner finds none" in output
+    assert "Traceback" not in output
+    assert contents(run) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -23,12 +22,14 @@ from launch.exits import Failure
 from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    PROJECT,
-    private_environment,
+    environment_of_runs,
+    family,
+    next_line,
     train_command,
     wait_for_lines,
     write_config,
 )
+from tests.launch.cluster_fixtures import start as start_process
 
 
 class FakeRay:
@@ -244,34 +245,68 @@ def test_the_reaper_ends_the_cluster_of_its_folder_and_no_other(tmp_path: Path):
         process.communicate()
 
 
-# --- real runs on clusters of their own
+# --- real clusters
 
 
-def running(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
-    """Starts a run, waits for two steps; returns its process and folder."""
-    config = write_config(tmp_path, name="killed")
-    process = subprocess.Popen(
-        train_command(config, "--budget.steps=500", "--checkpoint.every_steps=1"),
-        cwd=PROJECT,
-        env=private_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for_lines(tmp_path / "runs" / "killed" / "metrics.jsonl", 2, process)
-    return process, tmp_path / "runs" / "killed"
+BARE = """
+import asyncio, sys
+from launch.exits import Failure
+from launch.private_cluster import private_cluster
+
+async def wait():
+    with private_cluster(num_cpus=1, log_to_driver=False, object_store_memory=2**27):
+        print("started", flush=True)
+        await asyncio.Event().wait()
+
+try:
+    asyncio.run(wait())
+except Failure as failure:
+    sys.exit(str(failure))
+"""
+"""A command that does nothing on its cluster."""
 
 
 def cluster_of(process: subprocess.Popen[str]) -> tuple[Path, list[psutil.Process]]:
-    """Returns the cluster's folder and all processes of a run."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    """Returns the cluster's folder and all processes of a command."""
+    processes = family(process.pid)
     commands = []
-    for one in family:
+    for one in processes:
         with suppress(psutil.NoSuchProcess):  # Ray starts short-lived helpers
             commands.append(one.cmdline())
     (folder,) = (Path(line[-1]) for line in commands if reaper.__file__ in line)
-    return folder, family
+    return folder, processes
+
+
+def kill(process: subprocess.Popen[str], victim: str) -> tuple[str, Path]:
+    """Kills a process of a command and its cluster; checks that nothing of them remains.
+
+    Returns:
+        The command's output and the cluster's folder.
+    """
+    folder, processes = cluster_of(process)
+    assert {"raylet", "gcs_server"} <= {one.name() for one in processes}
+    if victim == "driver":
+        process.kill()
+    else:
+        next(one for one in processes if one.name() == victim).kill()
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert alive == []
+    assert reaper.processes(str(folder)) == []
+    return output, folder
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.parametrize("victim", ["driver", "gcs_server"])
+def test_nothing_remains_of_a_command_whose_ray_or_driver_is_killed(victim: str):
+    process = start_process([sys.executable, "-c", BARE], environment_of_runs())
+    next_line(process, "started")
+    output, folder = kill(process, victim)
+    if victim != "driver":
+        assert process.returncode == 1
+        assert output.startswith(f"Ray's process {victim} (pid ")
+        assert not folder.parent.exists()
 
 
 def is_open(process: psutil.Process) -> list[str]:
@@ -289,41 +324,21 @@ def is_open(process: psutil.Process) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("victim", ["driver", "raylet", "gcs_server"])
-def test_nothing_remains_of_a_run_whose_ray_or_driver_is_killed(tmp_path: Path, victim: str):
-    process, run = running(tmp_path)
-    folder, family = cluster_of(process)
-    assert {"raylet", "gcs_server"} <= {one.name() for one in family}
-    assert [line for one in family for line in is_open(one)] == []
+def test_a_run_is_private_and_reports_the_end_of_its_raylet(tmp_path: Path):
+    config = write_config(tmp_path, name="killed")
+    process = start_process(train_command(config, "--budget.steps=500"), environment_of_runs())
+    run = tmp_path / "runs" / "killed"
+    wait_for_lines(run / "metrics.jsonl", 1, process)
+    folder, processes = cluster_of(process)
+    assert [line for one in processes for line in is_open(one)] == []
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert (folder.parent / "token").stat().st_mode & 0o777 == 0o600
-    if victim == "driver":
-        process.kill()
-    else:
-        next(one for one in family if one.name() == victim).kill()
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
-    assert alive == []
-    assert reaper.processes(str(folder)) == []
-    if victim == "driver":
-        return
+    output, _ = kill(process, "raylet")
     assert process.returncode == 1
     last = output.splitlines()[-1]
-    assert last.startswith(f"Ray's process {victim} (pid ")
+    assert last.startswith("Ray's process raylet (pid ")
     assert last.endswith("the same command resumes the run from its last checkpoint")
     assert "Traceback" not in output
     assert "state-dump" not in output
     assert not folder.parent.exists()
     assert last in [entry["error"] for entry in RunFolder(run).events("failed")]
-    steps = len((run / "metrics.jsonl").read_text().splitlines()) + 1
-    again = subprocess.run(
-        train_command(tmp_path / "killed.toml", f"--budget.steps={steps}"),
-        cwd=PROJECT,
-        env=private_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "resuming after step" in again.stdout
-    assert json.loads((run / "summary.json").read_text())["steps"] == steps

@@ -1,11 +1,11 @@
-"""Runs on private clusters, as `make demo` starts them: killed, interrupted, resumed."""
+"""Whole runs: killed, interrupted, resumed; with little memory; rehearsed."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,9 +14,13 @@ from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
-    PROJECT,
     VALIDATED,
-    private_environment,
+    Head,
+    copy_run,
+    environment_of_runs,
+    family,
+    finish,
+    start,
     train_command,
     wait_for_lines,
     write_config,
@@ -42,23 +46,6 @@ AHEAD = [
 ]
 
 
-def start(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        cwd=PROJECT,
-        env=private_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, output
-
-
 def metrics(run):
     rows = RunFolder(run).metrics
     return [{k: v for k, v in row.items() if not k.startswith(TIMINGS)} for row in rows]
@@ -72,29 +59,24 @@ def journal(run):
     return list(RunFolder(run).entries())
 
 
-def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    root = psutil.Process(process.pid)
-    return [root, *root.children(recursive=True)]
-
-
 @pytest.mark.parametrize("how", [PARTIAL, pytest.param(AHEAD, marks=pytest.mark.slow)])
-def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
+def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     whole = write_config(tmp_path, name="whole")
-    status, output = finish(start(*train_command(whole, *settings)))
+    status, output = head.run(*train_command(whole, *settings))
     assert status == 0, output
 
     killed = write_config(tmp_path, name="killed")
-    process = start(*train_command(killed, *settings))
+    process = start(train_command(killed, *settings), environment_of_runs())
     run = tmp_path / "runs" / "killed"
     wait_for_lines(run / "metrics.jsonl", 3, process)
-    for one in family(process):
+    for one in family(process.pid):
         one.kill()
     process.communicate(timeout=PATIENCE_S)
     assert not (run / "summary.json").exists()
     assert RunFolder(run).recorded_used_s > 0
 
-    status, output = finish(start(*train_command(killed, *settings)))
+    status, output = head.run(*train_command(killed, *settings))
     assert status == 0, output
     assert "resuming after step 2" in output
     assert summary(run)["resumed_from"] == 2
@@ -110,7 +92,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
         path = f"rollouts/{name}.jsonl"
         assert (run / path).read_bytes() == (expected / path).read_bytes(), name
 
-    status, output = finish(start(*train_command(killed, *settings)))
+    status, output = head.run(*train_command(killed, *settings))
     assert status == 0
     assert "is finished after 4 steps" in output
 
@@ -120,79 +102,69 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(tmp_path, how):
     # `ray job stop` sends SIGTERM, too; test_jobs.py tests it.
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
-def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path, number, status):
+def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, number, status):
     config = write_config(tmp_path, name="interrupted")
-    process = start(*train_command(config, "--budget.steps", "500", "--checkpoint.every_steps=400"))
+    settings = ["--budget.steps=500", "--checkpoint.every_steps=400"]
+    process = start(train_command(config, *settings), environment_of_runs())
     run = tmp_path / "runs" / "interrupted"
     wait_for_lines(run / "metrics.jsonl", 1, process)
-    all_rollouts = family(process)
+    processes = family(process.pid)
     process.send_signal(number)
     found, output = finish(process)
     assert found == status, output
     assert summary(run)["ended"] == "interrupted"
     assert (run / "checkpoints" / str(summary(run)["steps"])).is_dir()
-    _, alive = psutil.wait_procs(all_rollouts, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not alive
 
 
-def test_a_machine_without_the_requested_chips_is_refused(tmp_path):
+def test_chips_that_the_cluster_does_not_have_are_refused(head: Head, tmp_path: Path):
     config = write_config(tmp_path, name="chips")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
     settings += ["--plan.learner_devices", "8", "--plan.micro_batch_tokens", "6656"]
-    process = start(*train_command(config, *settings))
-    status, output = finish(process)
+    status, output = head.run(*train_command(config, *settings))
     assert status == 2
-    assert "needs 8 TPU, and this machine has 0" in output
+    assert "needs 8 TPU in the cluster, which has 4" in output
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dead_sampler_ends_the_run_with_a_message_and_the_same_command_resumes(tmp_path):
+def test_a_dead_sampler_ends_the_run_with_a_message(head: Head, tmp_path: Path):
     config = write_config(tmp_path, name="dead")
-    settings = ["--budget.steps=4", "--checkpoint.every_steps=1"]
-    process = start(*train_command(config, *settings))
-    run = tmp_path / "runs" / "dead"
-    wait_for_lines(run / "metrics.jsonl", 2, process)
-    samplers = [one for one in family(process) if "SamplerActor" in " ".join(one.cmdline())]
-    assert samplers
-    os.kill(samplers[0].pid, signal.SIGKILL)
+    process = head.start(*train_command(config, "--budget.steps=500"))
+    wait_for_lines(tmp_path / "runs" / "dead" / "metrics.jsonl", 1, process)
+    (sampler,) = head.actors("SamplerActor")
+    os.kill(sampler.pid, signal.SIGKILL)
     status, output = finish(process)
     assert status == 1, output
     assert "the same command continues" in output
-    status, output = finish(start(*train_command(config, *settings)))
-    assert status == 0, output
-    assert summary(run)["steps"] == 4
 
 
-def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(tmp_path):
-    config = write_config(tmp_path, name="limited")
-    settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664"]
+def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(
+    head: Head, finished: Path, tmp_path: Path
+):
+    config, run = copy_run(finished, tmp_path)
+    settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664", "--budget.steps=3"]
     settings += ["--plan.calibration_share=0"]  # given sizes are used uncalibrated
-    status, output = finish(start(*train_command(config, *settings, "--budget.steps=1")))
-    assert status == 0, output
-    run = tmp_path / "runs" / "limited"
-    whole = {"slots": 16, "micro_batch_tokens": 1664}
-    assert json.loads((run / "plan.json").read_text())["in_force"] == whole
     # A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
-    settings += ["--plan.hbm_gib=0.14", "--budget.steps=2"]
-    status, output = finish(start(*train_command(config, *settings)))
+    status, output = head.run(*train_command(config, *settings, "--plan.hbm_gib=0.14"))
     assert status == 0, output
     (entry,) = (row for row in journal(run) if row["event"] == "replan")
-    assert (entry["step"], entry["phase"], entry["from"]) == (1, "update", whole)
+    whole = {"slots": 16, "micro_batch_tokens": 1664}
+    assert (entry["step"], entry["phase"], entry["from"]) == (2, "update", whole)
     assert entry["to"] == {**whole, "micro_batch_tokens": 832}
     assert {"gradient 1", "score 1", "apply"} <= entry["programs"].keys()
     assert "gradient 2 needs" in entry["reason"]
     assert entry["reason"] in output
     assert json.loads((run / "plan.json").read_text())["at_checkpoint"] == entry["to"]
     # The step is recorded once, with all of its rollouts.
-    assert [row["step"] for row in metrics(run)] == [1, 2]
-    assert summary(run)["samples"] == 2 * 16
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3]
+    assert summary(run)["samples"] == 3 * 16
 
 
-def test_a_rehearsal_runs_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
+def test_a_rehearsal_runs_every_phase_beside_the_run_and_leaves_nothing(head: Head, tmp_path: Path):
     path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
     settings = ["--plan.slots=8", "--rollout.prompts_per_step=2", *VALIDATED]
-    process = start(*train_command(path, *settings, "--rehearse", "--json", str(found)))
-    status, output = finish(process)
+    status, output = head.run(*train_command(path, *settings, "--rehearse", "--json", str(found)))
     assert status == 0, output
     figures = json.loads(found.read_text())
     assert figures["works"] is True

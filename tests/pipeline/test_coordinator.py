@@ -1,4 +1,4 @@
-"""The training loop: order of calls, and runs that are interrupted or killed and resumed."""
+"""The training loop: what a run leaves behind, also when it is interrupted, killed and resumed."""
 
 from __future__ import annotations
 
@@ -47,35 +47,6 @@ def watched(folder: Path, **tables: Mapping[str, Any]) -> Config:
 
 def process(config: Config, disk: Disk, script: Script | None = None) -> Process:
     return Process(config, disk=disk, script=script, data=make_data(validation=3))
-
-
-def test_the_loop_in_order(tmp_path: Path):
-    run = Process(make_config(tmp_path, budget={"steps": 2}), disk=Disk())
-    assert run.run() == "finished"
-    assert run.script.calls == [
-        "learner.publish probe",
-        "sampler0.load -1",
-        "sampler0.generate:probe 0",
-        "learner.score probe",
-        "learner.score",
-        "learner.publish 0",
-        "sampler0.load 0",
-        "sampler0.generate:test 0",
-        "sampler0.generate:train 0",
-        "scorer.score",
-        "learner.update 0",
-        "learner.publish 1",
-        "sampler0.load 1",
-        "sampler0.generate:train 1",
-        "scorer.score",
-        "learner.update 1",
-        "learner.publish 2",
-        "sampler0.load 2",
-        "learner.save 2",
-        "learner.save 2",
-        "sampler0.generate:test 0",
-        "learner.export 2",
-    ]
 
 
 def test_a_step_trains_on_a_group_for_each_of_its_prompts(tmp_path: Path):
@@ -562,14 +533,6 @@ def test_a_damaged_evaluation_before_is_measured_again_with_the_initial_policy(
         file.write_text("".join(lines), encoding="utf-8")
     second = process(config, disk)
     second.run()
-    calls = second.script.calls
-    again = calls.index("learner.publish 0")
-    assert calls[again : again + 3] == [
-        "learner.publish 0",
-        "sampler0.load 0",
-        "sampler0.generate:test 0",
-    ]
-    assert again < calls.index("sampler0.generate:train 1")
     (entry,) = second.events("answers_damaged")
     assert entry["what"].startswith(f"{file} is ")
     assert left_behind(second.folder) == left_behind(whole.folder)

@@ -72,12 +72,12 @@ def test_a_ring_has_the_size_of_the_window_or_the_row(window: int | None, longes
 
 
 def test_bytes_per_row_equal_a_hand_count():
-    # Keys and values, 2 kv heads of 8, 4 bytes; 6 local layers of 8 slots, a global one of 40.
+    # Keys and values, 2 kv heads of 8, 4 bytes; 3 local layers of 8 slots, a global one of 40.
     found = bytes_per_row(tiny.policy().architecture, max_tokens=40)
-    assert found == 2 * 2 * 8 * 4 * (6 * 8 + 40)
+    assert found == 2 * 2 * 8 * 4 * (3 * 8 + 40)
     # One byte per number, and a float32 scale for each of the 2 kv heads.
     found = bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
-    assert found == 2 * 2 * (8 + 4) * (6 * 8 + 40)
+    assert found == 2 * 2 * (8 + 4) * (3 * 8 + 40)
 
 
 def to_int8_values(x: np.ndarray) -> np.ndarray:

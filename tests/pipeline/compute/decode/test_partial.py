@@ -33,7 +33,7 @@ BOUND = 2e-5
 positions that magnify rounding; see test_engine_property.py."""
 
 
-def keeping(*, layers: int = 7, **tables: dict[str, Any]) -> Engine:
+def keeping(*, layers: int = 4, **tables: dict[str, Any]) -> Engine:
     """An engine that can continue truncated rollouts."""
     names = KEEP.keys() | tables.keys()
     merged = {name: KEEP.get(name, {}) | tables.get(name, {}) for name in names}

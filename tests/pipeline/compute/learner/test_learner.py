@@ -39,9 +39,9 @@ def usual(**changes: Any) -> Learner:
 
 
 def deep() -> Learner:
-    """A learner with seven layers, two updates per batch, KL, warm-up and decay."""
+    """A learner with local and global layers, two updates per batch, KL, warm-up and decay."""
     changes = {"lr": 2e-3, "updates_per_batch": 2, "kl_coef": 0.1}
-    return tiny.learner(layers=7, learner=changes | {"schedule": "cosine", "warmup_steps": 3})
+    return tiny.learner(layers=4, learner=changes | {"schedule": "cosine", "warmup_steps": 3})
 
 
 def host(adapter: Mapping[str, Any]) -> dict[str, np.ndarray]:

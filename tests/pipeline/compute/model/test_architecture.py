@@ -47,14 +47,14 @@ def test_gemma_2_is_read():
 @pytest.mark.parametrize(
     ("changes", "full"),
     [
-        ({}, [5]),
+        ({"sliding_window_pattern": None}, [5]),
         ({"sliding_window_pattern": 3}, [2, 5]),
         ({"layer_types": ["full_attention", *["sliding_attention"] * 6]}, [0]),
         (tiny.GEMMA2, [1, 3, 5]),
     ],
 )
 def test_windows_follow_the_pattern(changes: dict[str, Any], full: list[int]):
-    found = read(**changes)
+    found = read(**{"num_hidden_layers": 7, **changes})
     windows = [found.window(layer) for layer in range(7)]
     assert [layer for layer, window in enumerate(windows) if window is None] == full
     assert {window for window in windows if window is not None} == {tiny.WINDOW}
