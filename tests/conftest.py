@@ -46,9 +46,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     (Path(folder.name) / "xla").symlink_to(KEPT / "xla")
     os.environ[CACHE_VARIABLE] = folder.name
-    programs = ProgramCache(KEPT / "xla")
-    config.add_cleanup(programs.share)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs.path)
+    exchange = ProgramExchange()
+    config.pluginmanager.register(exchange)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(exchange.programs.path)
+
+
+class ProgramExchange:
+    """Exchanges compiled programs with other processes after each file of tests.
+
+    Attributes:
+        programs: the programs of this process.
+    """
+
+    def __init__(self) -> None:
+        self.programs = ProgramCache(KEPT / "xla")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        if nextitem is None or nextitem.path != item.path:
+            self.programs.share()
+            self.programs.fetch()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

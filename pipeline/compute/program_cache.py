@@ -35,13 +35,18 @@ class ProgramCache:
         own_folders.mkdir(parents=True, exist_ok=True)
         self._own = LockedFolder(own_folders, prefix="")
         self._names = set[str]()  # entries that are or were shared
-        for entry in shared.glob(f"*{_SUFFIX}"):
-            self._link(entry)
+        self.fetch()
 
     @property
     def path(self) -> Path:
         """The folder in which this process's JAX reads and writes."""
         return self._own.path
+
+    def fetch(self) -> None:
+        """Makes entries available that other processes have shared."""
+        for entry in self._shared.glob(f"*{_SUFFIX}"):
+            if entry.name not in self._names:
+                self._link(entry)
 
     def share(self) -> None:
         """Moves new entries to the shared folder; call it between compilations."""

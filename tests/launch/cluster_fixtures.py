@@ -77,7 +77,7 @@ VALIDATED = [
 """Settings for validation after every step."""
 
 
-def environment_of_runs() -> dict[str, str]:
+def private_environment() -> dict[str, str]:
     """Returns the environment of commands, in which they start private clusters."""
     kept = {
         key: value
@@ -124,7 +124,7 @@ def finish(process: subprocess.Popen[str], text: str = "") -> tuple[int, str]:
 
 def run_alone(command: Sequence[str]) -> tuple[int, str]:
     """Runs a command on a private cluster; returns its status and output."""
-    return finish(start(command, environment_of_runs()))
+    return finish(start(command, private_environment()))
 
 
 def family(process: int) -> list[psutil.Process]:
@@ -193,7 +193,7 @@ def running_head() -> Iterator[Head]:
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     gcs, dashboard, agent, grpc = _free_ports(4)
-    environment = environment_of_runs() | {
+    environment = private_environment() | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",

@@ -22,7 +22,7 @@ from launch.exits import Failure
 from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    environment_of_runs,
+    private_environment,
     family,
     next_line,
     train_command,
@@ -300,7 +300,7 @@ def kill(process: subprocess.Popen[str], victim: str) -> tuple[str, Path]:
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.parametrize("victim", ["driver", "gcs_server"])
 def test_nothing_remains_of_a_command_whose_ray_or_driver_is_killed(victim: str):
-    process = start_process([sys.executable, "-c", BARE], environment_of_runs())
+    process = start_process([sys.executable, "-c", BARE], private_environment())
     next_line(process, "started")
     output, folder = kill(process, victim)
     if victim != "driver":
@@ -326,7 +326,7 @@ def is_open(process: psutil.Process) -> list[str]:
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_a_run_is_private_and_reports_the_end_of_its_raylet(tmp_path: Path):
     config = write_config(tmp_path, name="killed")
-    process = start_process(train_command(config, "--budget.steps=500"), environment_of_runs())
+    process = start_process(train_command(config, "--budget.steps=500"), private_environment())
     run = tmp_path / "runs" / "killed"
     wait_for_lines(run / "metrics.jsonl", 1, process)
     folder, processes = cluster_of(process)

@@ -1,4 +1,4 @@
-"""Whole runs: killed, interrupted, resumed; with little memory; rehearsed."""
+"""Whole runs: killed, interrupted, resumed; with little memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.launch.cluster_fixtures import (
     VALIDATED,
     Head,
     copy_run,
-    environment_of_runs,
+    private_environment,
     family,
     finish,
     start,
@@ -67,7 +67,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
     assert status == 0, output
 
     killed = write_config(tmp_path, name="killed")
-    process = start(train_command(killed, *settings), environment_of_runs())
+    process = start(train_command(killed, *settings), private_environment())
     run = tmp_path / "runs" / "killed"
     wait_for_lines(run / "metrics.jsonl", 3, process)
     for one in family(process.pid):
@@ -105,7 +105,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, number, status):
     config = write_config(tmp_path, name="interrupted")
     settings = ["--budget.steps=500", "--checkpoint.every_steps=400"]
-    process = start(train_command(config, *settings), environment_of_runs())
+    process = start(train_command(config, *settings), private_environment())
     run = tmp_path / "runs" / "interrupted"
     wait_for_lines(run / "metrics.jsonl", 1, process)
     processes = family(process.pid)
@@ -159,18 +159,3 @@ def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(
     # The step is recorded once, with all of its rollouts.
     assert [row["step"] for row in metrics(run)] == [1, 2, 3]
     assert summary(run)["samples"] == 3 * 16
-
-
-def test_a_rehearsal_runs_every_phase_beside_the_run_and_leaves_nothing(head: Head, tmp_path: Path):
-    path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
-    settings = ["--plan.slots=8", "--rollout.prompts_per_step=2", *VALIDATED]
-    status, output = head.run(*train_command(path, *settings, "--rehearse", "--json", str(found)))
-    assert status == 0, output
-    figures = json.loads(found.read_text())
-    assert figures["works"] is True
-    phases = {phase["phase"]: phase for phase in figures["phases"]}
-    assert {"start and load", "compile", "decode", "update", "restore", "export"} <= phases.keys()
-    # Sampler and learner are separate processes here: both report their memory.
-    assert phases["decode"]["compiled_gib"] > 0
-    assert phases["update"]["compiled_gib"] > 0
-    assert {one.name for one in tmp_path.iterdir()} == {"mine.toml", "found.json"}

@@ -11,7 +11,7 @@ import pytest
 
 from launch import upload
 from launch.upload import user_modules
-from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, environment_of_runs
+from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, private_environment
 
 FILES = {
     "my_rewards.py": "import helpers\nfrom pkg.parts import near\nfrom rewards.base import score\n",
@@ -118,7 +118,7 @@ def submit(folder: Path) -> Submit:
 
     def run(function: str) -> subprocess.CompletedProcess[str]:
         (folder / "my.toml").write_text(text.replace("rewards.correctness:exact_answer", function))
-        environment = environment_of_runs() | {"GEMMA_GRPO_PYTHON": sys.executable}
+        environment = private_environment() | {"GEMMA_GRPO_PYTHON": sys.executable}
         environment |= {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1", "WANDB_MODE": "disabled"}
         return subprocess.run(
             ["bash", f"{PROJECT}/launch/submit.sh", "my.toml"],
