@@ -22,9 +22,9 @@ from launch.exits import Failure
 from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    private_environment,
     family,
     next_line,
+    private_environment,
     train_command,
     wait_for_lines,
     write_config,
