@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Fault = Literal["hang", "500", "403", "close"]
+Fault = Literal["hang", "500", "403"]
 
 
 class WandbServer(ThreadingHTTPServer):
@@ -96,7 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.server.fault == "hang":
             self.server.healed.wait()
-        if self.server.fault in {"hang", "close"}:
             self.close_connection = True
         elif self.server.fault is not None:
             self._reply({"error": "out of order"}, status=int(self.server.fault))
