@@ -8,23 +8,21 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from actors.colocated_actor import ColocatedActor
 from actors.handles import RunActors
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation, rehearsal, session, train
 from launch.rehearsal import FullLengthWorker, full_length_data, one_step, temporary_folder
-from pipeline.compute.model.sharding import make_mesh
-from pipeline.contracts.adapters import AdapterRef, Published, Restored
+from pipeline.contracts.adapters import Restored
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest
 from pipeline.contracts.sizes import WorkerPhase
@@ -42,27 +40,24 @@ from tests.fakes import (
     make_config,
     make_data,
 )
-from tests.launch.cluster_fixtures import PROJECT, write_config
+from tests.launch.cluster_fixtures import (
+    PATIENCE_S,
+    PROJECT,
+    VALIDATED,
+    private_environment,
+    train_command,
+    write_config,
+)
 from tests.launch.small_run import everything_below
 
 DEMO = PROJECT / "launch" / "demo" / "tiny_gemma3"
 SMALL = {
     "plan.placement": "colocated",
     "plan.slots": "8",
-    "plan.slot_buckets": "[4]",
     "plan.row_tokens": "104",
     "plan.micro_batch_tokens": "104",
     "rollout.prompts_per_step": "2",
     "data.train.limit": "8",
-}
-MORE = {
-    "rollout.partial": "keep",
-    "rollout.cut_off": "0.5",
-    "learner.importance_cap": "2.0",
-    "learner.kl_coef": "0.1",
-    "data.validation.path": "launch/demo/data/validation.jsonl",
-    "data.validation.limit": "4",
-    "eval.every_steps": "1",
 }
 FAKED = {
     # The fakes' completions have up to 68 tokens.
@@ -263,27 +258,6 @@ class Scorer(FakeScorer):
         pass
 
 
-class InProcess:
-    """A colocated actor, called without Ray."""
-
-    def __init__(self, actor: ColocatedActor) -> None:
-        self.actor = actor
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **named: Any) -> Any:
-            return getattr(self.actor, name)(*args, **named)
-
-        return call
-
-    async def publish(self, which: AdapterRef = "current") -> Published:
-        (version, sha256), payload = self.actor.publish(which=which)
-        return Published(version, sha256, payload)
-
-    async def load(self, published: Published) -> str:
-        payload: Any = published.payload
-        return self.actor.load(published.version, published.sha256, payload)
-
-
 @dataclass(frozen=True)
 class FakeRunActors:
     """Stands in for `actors.handles.RunActors`."""
@@ -360,28 +334,35 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     return script
 
 
-def test_a_step_works_with_random_weights_and_nothing_is_left(
-    path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    def one_device(**_: object) -> Any:
-        return make_mesh(jax.devices()[:1])
-
-    def spawn(config: Config) -> FakeRunActors:
-        worker = InProcess(ColocatedActor(config))
-        return FakeRunActors([worker], worker, Scorer(Script(), config), one_process=True)
-
-    monkeypatch.setattr("pipeline.compute.opening.open_mesh", one_device)
-    monkeypatch.setattr(RunActors, "spawn", spawn)
+@pytest.mark.ray
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_step_works_with_random_weights_and_nothing_is_left(tmp_path: Path):
+    write_model(tmp_path / "model")
+    path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
     # An existing run of that name, with other settings, does not matter.
     other = load_config(path)
-    run = RunFolder.of(other)
-    run.create(other)
-    found = path.parent / "found.json"
-    assert command("--random-weights", "--json", str(found), **MORE) == 0
-    run.close()
+    with contextlib.closing(RunFolder.of(other)) as run:
+        run.create(other)
+        before = everything_below(tmp_path)
+        settings = {
+            **SMALL,
+            "model.path": str(tmp_path / "model"),
+            "rollout.partial": "keep",
+            "rollout.cut_off": "0.5",
+            "learner.importance_cap": "2.0",
+            "learner.kl_coef": "0.1",
+        }
+        arguments = [*(f"--{key}={value}" for key, value in settings.items()), *VALIDATED]
+        ended = subprocess.run(
+            train_command(path, *arguments, "--rehearse", "--random-weights", "--json", str(found)),
+            cwd=PROJECT,
+            env=private_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert everything_below(tmp_path) - {"found.json"} == before
     figures = json.loads(found.read_text())
     assert (figures["works"], figures["random_weights"]) == (True, True)
     phases = {phase["phase"]: phase for phase in figures["phases"]}
@@ -393,12 +374,11 @@ def test_a_step_works_with_random_weights_and_nothing_is_left(
         assert phases[name]["compiled_gib"] > 0
         assert phases[name]["planned_gib"] > 0
     assert all(phase["measured_s"] > 0 for phase in phases.values())
-    shown = capsys.readouterr().out
-    assert "writing 3" in shown
-    assert shown.splitlines()[-1].startswith("everything fits and works with plan.slots = 8")
-    assert "tokens 40.0" in shown
-    assert "W&B" not in shown
-    assert "finished" not in shown
+    assert "writing 3" in ended.stdout
+    *_, last = ended.stdout.splitlines()
+    assert last.startswith("everything fits and works with plan.slots = 8")
+    assert "W&B" not in ended.stdout
+    assert "finished" not in ended.stdout
 
 
 def test_a_failed_phase_exits_with_1_and_shows_the_others(
@@ -453,7 +433,7 @@ def test_a_signal_ends_a_rehearsal_in_order(
     number: signal.Signals,
     status: int,
 ):
-    script.on["learner.update 0"] = lambda: os.kill(os.getpid(), number)
+    script.on["sampler0.generate:test 0"] = lambda: os.kill(os.getpid(), number)
     assert command("--random-weights", **FAKED) == status
     shown = capsys.readouterr().out
     assert "stopping: nothing is kept" in shown
@@ -501,22 +481,7 @@ def refused(command: Command, capsys: pytest.CaptureFixture[str], *flags: str, *
     return capsys.readouterr().err
 
 
-def test_a_model_without_weights_is_refused_without_random_weights(
-    command: Command, capsys: pytest.CaptureFixture[str]
-):
-    assert "lacks model.safetensors" in refused(command, capsys)
-
-
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
-    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
-    shown = refused(command, capsys, "--random-weights")
-    assert "a rehearsal temporarily writes 0.0 GiB there, and 0.0 are free" in shown
-
-
-def test_mistakes_are_reported_before_random_weights_are_written(
+def test_requests_are_refused_before_anything_is_written(
     path: Path,
     command: Command,
     capsys: pytest.CaptureFixture[str],
@@ -526,37 +491,28 @@ def test_mistakes_are_reported_before_random_weights_are_written(
         pytest.fail("weights were written")
 
     monkeypatch.setattr(rehearsal, "write_random_weights", never)
-    gone = str(path.parent / "gone.jsonl")
-    shown = refused(command, capsys, "--random-weights", **{"data.train.path": gone})
-    assert f"no file {gone}" in shown
-
-
-def test_random_weights_need_a_tokenizer_and_a_shape(
-    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
-):
     model = path.parent / "model"
-    (model / "tokenizer.model").unlink()
-    shown = refused(command, capsys, "--random-weights")
-    assert f"no tokenizer at {model}: it has neither tokenizer.model nor tokenizer.json" in shown
+    assert "lacks model.safetensors" in refused(command, capsys)
+    gone = {"data.train.path": str(path.parent / "gone.jsonl")}
+    assert "no file " in refused(command, capsys, "--random-weights", **gone)
+    shown = refused(command, capsys, "--random-weights", **{"run.dir": str(path)})
+    assert shown == f'run.dir = "{path}": {path} is a file; choose another\n'
+    shown = refused(command, capsys, "--json", "/nowhere/at/all.json")
+    assert shown == "command line: --json: no folder /nowhere/at\n"
     kaggle = {"model.path": "kaggle://google/gemma-3/flax/gemma3-1b-it"}
     shown = refused(command, capsys, "--random-weights", **kaggle)
     assert "provides its tokenizer only with the weights; set model.tokenizer" in shown
-    (model / "config.json").unlink()
+    (model / "tokenizer.model").unlink()
     shown = refused(command, capsys, "--random-weights")
-    assert "has no config.json" in shown
+    assert f"no tokenizer at {model}: it has neither tokenizer.model nor tokenizer.json" in shown
+    (model / "config.json").unlink()
+    assert "has no config.json" in refused(command, capsys, "--random-weights")
 
 
-def test_a_file_as_the_folder_of_runs_is_refused(
-    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+def test_a_disk_that_is_too_small_is_refused(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    shown = refused(command, capsys, "--random-weights", **{"run.dir": str(path)})
-    assert shown == f'run.dir = "{path}": {path} is a file; choose another\n'
-
-
-def test_the_json_file_must_be_writable(
-    path: Path, command: Command, capsys: pytest.CaptureFixture[str]
-):
-    shown = refused(command, capsys, "--json", "/nowhere/at/all.json")
-    assert shown == "command line: --json: no folder /nowhere/at\n"
-    shown = refused(command, capsys, "--json", str(path.parent))
-    assert shown == f"command line: --json: {path.parent} is a folder; name a file\n"
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+    shown = refused(command, capsys, "--random-weights")
+    assert "a rehearsal temporarily writes 0.0 GiB there, and 0.0 are free" in shown
