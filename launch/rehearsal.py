@@ -94,10 +94,7 @@ def rehearse(config: Config, *, random_weights: bool, json_file: Path | None) ->
         change = partial(full_length_actors, config=run.config, observed=observed)
         status = asyncio.run(run_session(run, started=time.monotonic(), rehearse=change))
         if status in {0, EXIT_FAILED} and run.folder.holds_run:
-            evaluated = {"test": len(data.test.prompts)}
-            if data.validation is not None:
-                evaluated["validation"] = len(data.validation.prompts)
-            found = figures(run.config, observed, shape=shape, evaluated=evaluated)
+            found = figures(run.config, observed, shape=shape)
             found["random_weights"] = random_weights
             print("", *lines(found), sep="\n", flush=True)
             if json_file is not None:

@@ -70,20 +70,13 @@ class Observed:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def figures(
-    config: Config,
-    observed: Sequence[Observed],
-    *,
-    shape: ModelShape | None,
-    evaluated: Mapping[str, int],
-) -> Figures:
+def figures(config: Config, observed: Sequence[Observed], *, shape: ModelShape | None) -> Figures:
     """All figures: seconds, and GiB of the fullest device.
 
     Args:
         config: of the rehearsed run, which has ended.
         observed: of each process.
         shape: of the model; None: unknown, so nothing is planned.
-        evaluated: number of prompts by split.
     """
     folder = RunFolder.of(config)
     plan, replans = folder.plan, list(folder.events(REPLAN))
@@ -91,6 +84,11 @@ def figures(
     planned_s, planned_bytes = dict[str, Seconds](), dict[str, int]()
     if shape is not None and config.plan.platform != "gpu":
         in_force = sized(config, Sizes.of_json(plan["in_force"]))
+        counts = {entry["name"]: entry["n"] for entry in folder.events("evaluated")}
+        evaluated = {
+            "test": counts.get("test_before", 0),
+            "validation": counts.get("validation", 0),
+        }
         planned_s = planned_seconds(config, in_force, shape, evaluated)
         planned_bytes = planned_memory(in_force, shape)
     measured_s = measured_seconds(folder)

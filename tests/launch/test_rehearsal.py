@@ -202,26 +202,6 @@ def test_another_state_after_the_restore_stops_the_run(tmp_path: Path, damaged: 
 # --- the temporary folder
 
 
-def fill(folder: Path) -> None:
-    for name in ("model/weights", "mine/config.json", "note"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
-
-
-@pytest.mark.parametrize("how", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_the_folder_is_deleted_after_a_failure_or_a_signal(
-    tmp_path: Path, how: type[BaseException]
-):
-    def end() -> None:
-        with temporary_folder(make_config(tmp_path / "runs")) as folder:
-            fill(folder)
-            raise how
-
-    with pytest.raises(how):
-        end()
-    assert everything_below(tmp_path) == set()
-
-
 def test_leftovers_of_a_killed_rehearsal_are_deleted_and_the_run_is_not(tmp_path: Path):
     config = make_config(tmp_path)
     run = RunFolder.of(config)
@@ -230,7 +210,9 @@ def test_leftovers_of_a_killed_rehearsal_are_deleted_and_the_run_is_not(tmp_path
     left = tmp_path / ".rehearsal-run"
     left.mkdir()
     (left / ".lock").touch()
-    fill(left)
+    for name in ("model/weights", "mine/config.json", "note"):
+        (left / name).parent.mkdir(exist_ok=True)
+        (left / name).touch()
     with temporary_folder(config) as folder:
         assert [path.name for path in folder.iterdir()] == [".lock"]
     run.close()
@@ -240,7 +222,7 @@ def test_leftovers_of_a_killed_rehearsal_are_deleted_and_the_run_is_not(tmp_path
 def test_two_rehearsals_at_once_are_refused(tmp_path: Path):
     config = make_config(tmp_path)
     with temporary_folder(config) as folder:
-        fill(folder)
+        (folder / "note").touch()
         again = temporary_folder(config)
         with pytest.raises(ValueError, match="another process is using"), again:
             pass
@@ -387,11 +369,20 @@ def test_a_failed_phase_exits_with_1_and_shows_the_others(
     def fail() -> None:
         raise RuntimeError("the chips are gone")
 
-    script.on["learner.update 0"] = fail
-    assert command("--random-weights", **FAKED) == 1
+    script.on["learner.export 2"] = fail
+    sft = {
+        "run.phases": '["sft", "grpo"]',
+        "budget.steps": "200",
+        "sft.train.path": "launch/demo/data/demonstrations.jsonl",
+        "sft.train.limit": "8",
+        "sft.sequences_per_step": "2",
+    }
+    assert command("--random-weights", **FAKED, **sft) == 1
     shown = capsys.readouterr().out
     assert shown.endswith("FAILED: RuntimeError: the chips are gone\n")
-    assert "\nevaluation" in shown
+    assert "\nSFT update" in shown
+    assert "\nrestore" in shown
+    assert "\nexport" not in shown.partition("rehearsal of")[2]
     assert "the same command continues" not in shown
 
 

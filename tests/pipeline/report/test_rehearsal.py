@@ -45,6 +45,7 @@ def record(folder: RunFolder, *events: dict[str, Any]) -> None:
     for entry in (
         {"event": "calibrated", "seconds": 20.0},
         {"event": "started", "elapsed_s": 50.0},
+        {"event": "evaluated", "name": "test_before", "n": 8},
         {"event": "reserved", "reason": "test evaluation", "seconds": 3.0},
         {"event": "reserved", "reason": "validation evaluation", "seconds": 2.0},
         {"event": "reserved", "reason": "validation evaluation", "seconds": 1.0},
@@ -101,7 +102,7 @@ def found(folder: Path, *events: dict[str, Any], **plan: Any) -> dict[str, Any]:
     sampler.peaks["sampling"] = 4 * GIB
     learner = Observed(MemoryUse({"gradient 8": 9 * GIB, "score 8": 2 * GIB}, None, None))
     learner.seconds |= {"checkpoint": 0.75, "restore": 0.5}
-    return figures(config, [sampler, learner], shape=SHAPE, evaluated=PROMPTS)
+    return figures(config, [sampler, learner], shape=SHAPE)
 
 
 def row(figures: dict[str, Any], name: str) -> list[str]:
@@ -134,7 +135,7 @@ def test_small_sizes_are_in_mib_and_gpus_are_not_planned_for(tmp_path: Path):
     config = make_config(tmp_path, plan={**PLAN, "platform": "gpu"})
     record(RunFolder.of(config))
     use = Observed(MemoryUse({"gradient 8": 2**19}))
-    table = figures(config, [use], shape=SHAPE, evaluated=PROMPTS)
+    table = figures(config, [use], shape=SHAPE)
     assert row(table, "update") == ["update", "7.00", "0.50"]
     assert any("MiB planned" in line for line in lines(table))
     assert "on the device: this platform reports no memory in use" in lines(table)
