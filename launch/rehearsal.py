@@ -14,6 +14,7 @@ import asyncio
 import json
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -80,7 +81,7 @@ def rehearse(config: Config, *, random_weights: bool, json_file: Path | None) ->
     if shape is not None:
         _check_disk(config, shape, weights=random_weights)
     # Until the session listens: without a handler SIGTERM would leave the folder behind.
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with temporary_folder(config) as folder:
         inside = _inside(config, folder)
         if random_weights:
@@ -101,10 +102,6 @@ def rehearse(config: Config, *, random_weights: bool, json_file: Path | None) ->
                 text = json.dumps(found, indent=2, ensure_ascii=False)
                 json_file.write_text(text + "\n", encoding="utf-8")
     return status
-
-
-def _exit(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
 
 
 # --- the run: configuration, data, workers

@@ -77,8 +77,6 @@ def test_the_configuration_is_of_one_step_with_the_programs_of_the_run(tmp_path:
         run={"phases": ["sft", "grpo"]},
         sft={"train": {"path": "demonstrations.jsonl"}, "steps": 40, "warmup_steps": 10},
         learner={"schedule": "cosine", "warmup_steps": 5},
-        rollout={"prompts_per_step": 2, "max_prompt_tokens": 8, "max_new_tokens": 80},
-        plan={"slots": 4},
         budget={"steps": 100},
     )
     one = one_step(config)
@@ -92,8 +90,7 @@ def test_a_time_budget_keeps_its_seconds_for_measuring_sizes(tmp_path: Path):
     config = make_config(
         tmp_path,
         learner={"schedule": "linear", "warmup_steps": 5},
-        rollout={"prompts_per_step": 4, "min_prompts_per_step": 2, "max_prompt_tokens": 8}
-        | {"max_new_tokens": 80, "group_size": 2},
+        rollout={"min_prompts_per_step": 1},
         plan={"fixed": False},
         budget={"time": "9h", "steps": None},
     )
@@ -116,9 +113,8 @@ def test_training_data_have_the_maximum_length_and_evaluations_are_short(tmp_pat
     assert len(found.validation.prompts) == 8
     assert not found.sets
     # A step has 4 rollouts: only an evaluation fills 24 slots.
-    slots = make_config(
-        tmp_path, plan={"slots": 12, "samplers": 2}, eval={"samples": 2} | {"temperature": 1.0}
-    )
+    evaluation = {"samples": 2, "temperature": 1.0}
+    slots = make_config(tmp_path, plan={"slots": 12, "samplers": 2}, eval=evaluation)
     assert len(full_length_data(data, slots).test.prompts) == 12
 
 
@@ -156,8 +152,7 @@ def request(phase: str) -> RolloutRequest:
 def test_rollouts_are_held_and_the_longest_prefill_is_run(tmp_path: Path):
     sampler = Sampler(Script())
     sampler.adapter = "0" * 64
-    rollout = {"partial": "keep", "cut_off": 0.5, "group_size": 2, "prompts_per_step": 2}
-    rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
+    rollout = {"partial": "keep", "cut_off": 0.5}
     config = make_config(tmp_path, rollout=rollout, learner={"importance_cap": 2.0})
     worker = FullLengthWorker(sampler, config)
     for phase in ("probe", "test", "train"):
@@ -447,22 +442,16 @@ def test_sigterm_while_weights_are_written_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (
-            ["--rehearse", "--dry-run"],
-            "--dry-run: has no effect with --rehearse; remove one of them",
-        ),
-        (
-            ["--rehearse", "--extend", "5"],
-            "--extend: has no effect with --rehearse; remove one of them",
-        ),
-        (["--random-weights"], "--random-weights: needs --rehearse; add it, or remove this flag"),
-        (["--json", "a.json"], "--json: needs --rehearse; add it, or remove this flag"),
+        ("--rehearse --dry-run", "--dry-run: has no effect with --rehearse; remove one of them"),
+        ("--rehearse --extend 5", "--extend: has no effect with --rehearse; remove one of them"),
+        ("--random-weights", "--random-weights: needs --rehearse; add it, or remove this flag"),
+        ("--json a.json", "--json: needs --rehearse; add it, or remove this flag"),
     ],
 )
 def test_flags_without_effect_are_refused(
-    path: Path, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    path: Path, flags: str, line: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert train.main([str(path), *flags]) == 2
+    assert train.main([str(path), *flags.split()]) == 2
     assert capsys.readouterr().err == f"command line: {line}\n"
 
 
