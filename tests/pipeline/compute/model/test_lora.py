@@ -225,7 +225,7 @@ def test_no_adapter_parameter_is_also_a_base_parameter():
     policy = tiny.policy()
     assert not policy.adapter_shapes.keys() & policy.base_shapes.keys()
     assert not [name for name in policy.base_shapes if "lora" in name]
-    assert len(policy.base_shapes) == 2 + 7 * (6 + 6)
+    assert len(policy.base_shapes) == 2 + 4 * (6 + 6)
 
 
 def test_the_adapter_of_a_bfloat16_base_is_float32():
