@@ -29,7 +29,7 @@ def test_every_setting_is_read():
     config = found.config
     assert (found.query_scale, found.query_key_norm) == (0.25, True)
     assert (found.attention_softcap, found.final_softcap) == (None, None)
-    assert (config.num_layers, config.num_embed, config.embed_dim) == (7, tiny.VOCAB, 24)
+    assert (config.num_layers, config.num_embed, config.embed_dim) == (4, tiny.VOCAB, 24)
     assert (config.hidden_dim, config.num_heads, config.head_dim) == (40, 4, 8)
     assert (config.num_kv_heads, config.sliding_window_size) == (1, tiny.WINDOW)
     assert (config.global_base_frequency, config.local_base_frequency) == (5e5, 2e4)
