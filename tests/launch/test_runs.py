@@ -16,7 +16,6 @@ from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     VALIDATED,
     Head,
-    copy_run,
     family,
     finish,
     private_environment,
@@ -139,23 +138,26 @@ def test_a_dead_sampler_ends_the_run_with_a_message(head: Head, tmp_path: Path):
     assert "the same command continues" in output
 
 
-def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(
-    head: Head, finished: Path, tmp_path: Path
-):
-    config, run = copy_run(finished, tmp_path)
-    settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664", "--budget.steps=3"]
+def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(head: Head, tmp_path):
+    config = write_config(tmp_path, name="limited")
+    settings = ["--plan.fixed=false", "--plan.micro_batch_tokens=1664"]
     settings += ["--plan.calibration_share=0"]  # given sizes are used uncalibrated
+    status, output = head.run(*train_command(config, *settings, "--budget.steps=1"))
+    assert status == 0, output
+    run = tmp_path / "runs" / "limited"
+    whole = {"slots": 16, "micro_batch_tokens": 1664}
+    assert json.loads((run / "plan.json").read_text())["in_force"] == whole
     # A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
-    status, output = head.run(*train_command(config, *settings, "--plan.hbm_gib=0.14"))
+    settings += ["--plan.hbm_gib=0.14", "--budget.steps=2"]
+    status, output = head.run(*train_command(config, *settings))
     assert status == 0, output
     (entry,) = (row for row in journal(run) if row["event"] == "replan")
-    whole = {"slots": 16, "micro_batch_tokens": 1664}
-    assert (entry["step"], entry["phase"], entry["from"]) == (2, "update", whole)
+    assert (entry["step"], entry["phase"], entry["from"]) == (1, "update", whole)
     assert entry["to"] == {**whole, "micro_batch_tokens": 832}
     assert {"gradient 1", "score 1", "apply"} <= entry["programs"].keys()
     assert "gradient 2 needs" in entry["reason"]
     assert entry["reason"] in output
     assert json.loads((run / "plan.json").read_text())["at_checkpoint"] == entry["to"]
     # The step is recorded once, with all of its rollouts.
-    assert [row["step"] for row in metrics(run)] == [1, 2, 3]
-    assert summary(run)["samples"] == 3 * 16
+    assert [row["step"] for row in metrics(run)] == [1, 2]
+    assert summary(run)["samples"] == 2 * 16
