@@ -117,16 +117,6 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert not alive
 
 
-def test_chips_that_the_cluster_does_not_have_are_refused(head: Head, tmp_path: Path):
-    config = write_config(tmp_path, name="chips")
-    settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
-    settings += ["--plan.learner_devices", "8", "--plan.micro_batch_tokens", "6656"]
-    status, output = head.run(*train_command(config, *settings))
-    assert status == 2
-    assert "needs 8 TPU in the cluster, which has 4" in output
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_dead_sampler_ends_the_run_with_a_message(head: Head, tmp_path: Path):
     config = write_config(tmp_path, name="dead")
     process = head.start(*train_command(config, "--budget.steps=500"))
