@@ -166,9 +166,9 @@ class Head:
         return found
 
     def is_up(self) -> bool:
-        """Whether jobs can be submitted."""
+        """Whether jobs can be submitted, and drivers can join."""
         with contextlib.suppress(OSError):  # the server is not up, or not with all its parts
-            return bool(self.get("/api/jobs/"))
+            return bool(self.get("/api/jobs/")) and self.nodes() == 1
         return False
 
     def nodes(self) -> int:
