@@ -1,8 +1,8 @@
 """A tiny random Gemma 3 for tests, with a configuration, policies, engines and learners.
 
-Four layers, two local, a global and again a local one, so that their pattern repeats; a window of
-8; several query heads per kv head; head_dim different from width / heads. No parameter is zero, so
-that every parameter has an effect. Tests share objects that take seconds to compile.
+What tests share, because it takes seconds to compile, has four layers: two local ones, a global and
+again a local one. A window of 8; several query heads per kv head; head_dim different from width /
+heads. No parameter is zero, so that every parameter has an effect.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def hf_config(**changes: Any) -> dict[str, Any]:
     config = {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
-        "num_hidden_layers": 4,
-        "sliding_window_pattern": 3,
+        "num_hidden_layers": 7,
         "vocab_size": VOCAB,
         "hidden_size": 24,
         "intermediate_size": 40,
@@ -149,7 +148,7 @@ def make_config(**tables: dict[str, Any]) -> Config:
 @functools.cache
 def policy(*, layers: int = 4, **mesh: Any) -> Policy:
     """The shared float32 policy with this number of layers; `mesh` is devices, fsdp and tp."""
-    return make_policy(num_hidden_layers=layers, **mesh)
+    return make_policy(num_hidden_layers=layers, sliding_window_pattern=3, **mesh)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def test_every_setting_is_read():
     config = found.config
     assert (found.query_scale, found.query_key_norm) == (0.25, True)
     assert (found.attention_softcap, found.final_softcap) == (None, None)
-    assert (config.num_layers, config.num_embed, config.embed_dim) == (4, tiny.VOCAB, 24)
+    assert (config.num_layers, config.num_embed, config.embed_dim) == (7, tiny.VOCAB, 24)
     assert (config.hidden_dim, config.num_heads, config.head_dim) == (40, 4, 8)
     assert (config.num_kv_heads, config.sliding_window_size) == (1, tiny.WINDOW)
     assert (config.global_base_frequency, config.local_base_frequency) == (5e5, 2e4)
@@ -47,14 +47,14 @@ def test_gemma_2_is_read():
 @pytest.mark.parametrize(
     ("changes", "full"),
     [
-        ({"sliding_window_pattern": None}, [5]),
+        ({}, [5]),
         ({"sliding_window_pattern": 3}, [2, 5]),
         ({"layer_types": ["full_attention", *["sliding_attention"] * 6]}, [0]),
         (tiny.GEMMA2, [1, 3, 5]),
     ],
 )
 def test_windows_follow_the_pattern(changes: dict[str, Any], full: list[int]):
-    found = read(**{"num_hidden_layers": 7, **changes})
+    found = read(**changes)
     windows = [found.window(layer) for layer in range(7)]
     assert [layer for layer, window in enumerate(windows) if window is None] == full
     assert {window for window in windows if window is not None} == {tiny.WINDOW}
