@@ -221,13 +221,6 @@ def test_rslora_scales_by_the_root_of_the_rank():
     )
 
 
-def test_no_adapter_parameter_is_also_a_base_parameter():
-    policy = tiny.policy()
-    assert not policy.adapter_shapes.keys() & policy.base_shapes.keys()
-    assert not [name for name in policy.base_shapes if "lora" in name]
-    assert len(policy.base_shapes) == 2 + 4 * (6 + 6)
-
-
 def test_the_adapter_of_a_bfloat16_base_is_float32():
     policy = tiny.make_policy(dtype="bfloat16", num_hidden_layers=1)
     base = tiny.make_base(policy)
