@@ -23,6 +23,8 @@ import psutil
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 900
 """Time limit in seconds, generous because the machine may be busy."""
+_POLL_S = 0.5
+"""Between two questions to a cluster, which cost it more than those to a file."""
 
 
 CONFIG = """
@@ -238,7 +240,7 @@ def running_node(head: Head, log: Path, *, without: Path | None = None) -> Itera
     deadline = time.monotonic() + PATIENCE_S
     while head.nodes() != 1:
         assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
+        time.sleep(_POLL_S)
 
 
 HOLDS = r"""
@@ -250,13 +252,10 @@ class Holder:
     pass
 
 ray.init(log_to_driver=False)
-leases = [Lease({sys.argv[1]: 1}, {})] * int(sys.argv[2])
-devices = Reservation("run first", leases)
-actors = [
-    spawn(Holder, lease=one, name=f"run first: {number}", strategy=devices.bundle(number))
-    for number, one in enumerate(leases)
-]
-ray.get([actor.__ray_ready__.remote() for actor in actors])
+lease = Lease({sys.argv[1]: int(sys.argv[2])}, {})
+devices = Reservation("run first", [lease])
+actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.bundle(0))
+ray.get(actor.__ray_ready__.remote())
 print("\nholding", flush=True)  # not in a line of Ray's own
 sys.stdin.readline()
 devices.release()
@@ -306,7 +305,7 @@ def _running(
             assert time.monotonic() < deadline, log.read_text()
             if process.poll() is not None:
                 process = stack.enter_context(_process(command, environment, log))
-            time.sleep(0.1)
+            time.sleep(_POLL_S)
         yield process.pid
 
 
