@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,9 +22,11 @@ SEQ = 3 * tiny.WINDOW
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, SEQ)).astype(np.int32)
 
 
-def hidden(base: Params, adapter: Params, tokens: Any) -> jax.Array:
+def hidden(
+    base: Params, adapter: Params, tokens: Any, *, policy: Policy | None = None
+) -> jax.Array:
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return tiny.policy().bind(base, adapter)(jnp.asarray(tokens), positions)[0]
+    return (policy or tiny.policy()).bind(base, adapter)(jnp.asarray(tokens), positions)[0]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +34,12 @@ def run() -> Any:
     return jax.jit(hidden)
 
 
-def test_logits_equal_those_of_tunix(run: Any):
-    config = tiny.policy().architecture.config
+def test_logits_equal_those_of_tunix():
+    policy = tiny.make_policy()  # seven layers: in Tunix the sixth is global
+    config = policy.architecture.config
     model = nnx.eval_shape(lambda: gemma3.Gemma3(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
-    base = tiny.base()
+    base = tiny.make_base(policy)
     flat = [
         (path, variable.replace(base[".".join(map(str, path))]))
         for path, variable in nnx.to_flat_state(state)
@@ -47,7 +51,8 @@ def test_logits_equal_those_of_tunix(run: Any):
         positions = jnp.broadcast_to(jnp.arange(SEQ), TOKENS.shape)
         return nnx.merge(graphdef, state)(jnp.asarray(TOKENS), positions, None, causal)[0]
 
-    ours = run(base, tiny.policy().no_adapter(), TOKENS) @ base["embedder.input_embedding"].T
+    ours = jax.jit(partial(hidden, policy=policy))(base, policy.no_adapter(), TOKENS)
+    ours = ours @ base["embedder.input_embedding"].T
     np.testing.assert_allclose(
         ours, logits(nnx.from_flat_state(flat)), rtol=0, atol=2e-5 * float(jnp.abs(ours).max())
     )
