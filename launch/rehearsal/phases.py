@@ -32,7 +32,7 @@ from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.plan.size_choice import Calibrated
+from pipeline.plan.size_choice import StepTimes
 from pipeline.rollout.scoring import reward_inputs
 from pipeline.rollout.workers import Workers
 from rewards.base import Outcome, Tags
@@ -61,7 +61,7 @@ class Setup:
     tokenizer: Tokenizer
     workers: Workers
     processes: Sequence[ReportsMemory]
-    calibrate: Callable[[], Awaitable[Calibrated | None]]
+    calibrate: Callable[[], Awaitable[StepTimes | None]]
     restore: Callable[[], Awaitable[Restored]]
     export: Path
     target: Target | None
@@ -167,7 +167,7 @@ class Rehearsal:
         self._first = self.setup.workers.sizes.in_force
         if calibrated is None:
             return PhaseOutcome("nothing is measured")
-        return PhaseOutcome(f"about {calibrated.choice.tokens_per_s:,.0f} trained tokens a second")
+        return PhaseOutcome(f"about {calibrated.tokens_per_s:,.0f} trained tokens a second")
 
     async def _probe(self) -> PhaseOutcome:
         largest = await self._workers.probe(self.setup.data.train.prompts)

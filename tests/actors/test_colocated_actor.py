@@ -21,19 +21,17 @@ from pipeline.compute.opening import OpenedModel
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import LearnerSpeed, Lengths, SamplerSpeed
+from pipeline.contracts.speeds import Lengths, Speeds
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.search.fitting import PlanCase
-from pipeline.plan.size_choice import SizeLadder
 from pipeline.plan.size_controller import SizeController, Worker
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 ROW = 42
-LADDER = SizeLadder((4, 2, 1), (2, 1))
 
 
 class InProcess:
@@ -48,10 +46,10 @@ class InProcess:
     async def building(self) -> Building:
         return self.actor.building()
 
-    async def sampler_speed(self) -> SamplerSpeed:
+    async def sampler_speed(self) -> Speeds:
         return self.actor.sampler_speed()
 
-    async def learner_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> Speeds:
         return self.actor.learner_speed()
 
 
@@ -74,7 +72,7 @@ def begin(config: Config) -> CalibrationStart:
     demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
     topology, lengths = topology_of(config, None), Lengths.expected(config)
     case = PlanCase(config, shape_of(demo), topology, lengths)
-    return CalibrationStart(LADDER.top(config), case, LADDER, {"key": 1})
+    return CalibrationStart(Sizes(4, 2 * ROW), case)
 
 
 def test_calibration_finds_sizes_and_leaves_the_adapter_unchanged(actor: ColocatedActor):
@@ -91,11 +89,9 @@ def test_calibration_finds_sizes_and_leaves_the_adapter_unchanged(actor: Colocat
         return before, found
 
     before, found = asyncio.run(start())
-    assert found.choice.sizes == controller.in_force
-    assert controller.in_force.slots in LADDER.slots
-    assert found.speeds.segment_s.keys() >= {4, 2, 1}
-    assert found.speeds.micro_batch_s.keys() == {2, 1}
-    assert found.speeds.device == "1 x cpu"
+    assert found.best == controller.in_force
+    assert found.slots.keys() >= {4, 2, 1}
+    assert found.micro_batch_tokens.keys() == {2 * ROW, ROW}
     after = jax.device_get(actor.learner.state.adapter)
     for name, value in before.items():
         np.testing.assert_array_equal(value, after[name])
@@ -113,7 +109,7 @@ class Tight(InProcess):
 
     limit: float | None = None
 
-    async def learner_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> Speeds:
         actor = self.actor
         if self.limit is None:
             gc.collect()  # arrays of other tests do not count
@@ -136,5 +132,6 @@ def test_a_memory_limit_counts_during_calibration(actor: ColocatedActor):
         )
 
     found = asyncio.run(start())
-    assert (found.speeds.full_slots, found.speeds.full_rows) == ((), (2,))
+    assert controller.room == {"micro_batch_tokens": ROW}
+    assert found.best == controller.in_force
     assert controller.in_force.micro_batch_tokens == ROW

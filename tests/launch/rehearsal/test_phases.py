@@ -111,7 +111,7 @@ class Rehearsing:
         """Applies `chosen` sizes, if there are any."""
         self.script.note("calibrate")
         if self.chosen is not None:
-            self.setup.workers.sizes.choose(self.chosen)
+            self.setup.workers.sizes.in_force = self.chosen
 
     async def restore(self) -> Restored:
         self.script.note("learner.restore")

@@ -161,7 +161,7 @@ def test_fixed_sizes_are_not_measured() -> None:
         assert {one.spent_s["calibration"] for one in found.outcomes.values()} == {0}
 
 
-def test_measuring_time_is_at_least_that_of_the_largest_sizes_and_at_most_that_of_all() -> None:
+def test_measuring_time_is_at_least_that_of_the_planned_sizes() -> None:
     tiny, whole = (
         planned(*FREE_9H, ("plan.calibration_share", share)) for share in ("0.000001", "0.5")
     )
