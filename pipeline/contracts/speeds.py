@@ -43,8 +43,8 @@ class Speeds:
     def __or__(self, newer: Speeds) -> Speeds:
         """Adds measurements; newer ones replace older ones of the same size."""
         tables = {name: {**getattr(self, name), **getattr(newer, name)} for name in _TABLES}
-        both = replace(self, device=self.device or newer.device, **tables)
-        return both.limited(newer.room)
+        device = self.device or newer.device
+        return Speeds(device, **tables, room=self.room).limited(newer.room)
 
     def limited(self, room: Mapping[str, int]) -> Speeds:
         """Adds sizes above which memory does not suffice."""
@@ -54,11 +54,11 @@ class Speeds:
 
     def scaled(self, factor: float) -> Speeds:
         """Multiplies all seconds by `factor`."""
-        tables = {
+        tables: dict[str, Table] = {
             name: {size: factor * seconds for size, seconds in getattr(self, name).items()}
             for name in _TABLES
         }
-        return replace(self, **tables)
+        return Speeds(self.device, **tables, room=self.room)
 
     def to_json(self) -> dict[str, Any]:
         """The speeds as the journal and the cache store them."""

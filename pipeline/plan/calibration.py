@@ -198,18 +198,19 @@ class _Climb:
             self.controller.in_force = best
             # Of slots that were measured as a bucket of more slots, not all buckets are known.
             measured = speeds.fill_s if name == "slots" else known
-            found = {getattr(one, name): one for one in neighbours(self.case, best, name)}
-            left = [
-                size
-                for size, sizes in found.items()
-                if size not in {*measured, *tried} and sizes.at_most(speeds.room) == sizes
+            near = [
+                sizes
+                for sizes in neighbours(self.case, best, name)
+                if getattr(sizes, name) not in {*measured, *tried}
+                and sizes.at_most(speeds.room) == sizes
             ]
-            if not left or self.now() + _SLACK * self.last_s > until:
+            if not near or self.now() + _SLACK * self.last_s > until:
                 return speeds
-            size, began = left[0], self.now()
+            sizes, began = near[0], self.now()
+            size: int = getattr(sizes, name)
             tried.add(size)
             try:
-                await self.controller.try_sizes(worker, found[size])
+                await self.controller.try_sizes(worker, sizes)
                 speeds |= await measure()
             except OutOfMemory as error:
                 self.controller.say(f"measuring plan.{name} = {size}: {error}")

@@ -35,7 +35,7 @@ def test_a_run_measures_the_planned_sizes_first(tmp_path: Path):
 
 
 def test_configured_sizes_are_upper_bounds(tmp_path: Path):
-    bounds = {"plan__slots": 12, "plan__micro_batch_tokens": 3 * ROW}
+    bounds: dict[str, Any] = {"plan__slots": 12, "plan__micro_batch_tokens": 3 * ROW}
     run = start(tmp_path, segment=lambda _: 0.01, batch=lambda _: 0.01, **bounds)
     assert run.chosen() == Sizes(12, 3 * ROW)
 
@@ -59,8 +59,8 @@ def test_from_any_size_the_climb_ends_within_2_percent_of_the_best_of_a_recorded
 ):
     table = {2**n: 2**n * 32 / tokens for n, tokens in enumerate(recorded)}
     for begins in (1, 8, 28, 64):
-        case = {"plan__calibration_share": 0.5, "begins": Sizes(begins, ROW)}
-        run = start(tmp_path / str(begins), segment=lambda n: _at(table, n), **case)
+        sizes = Sizes(begins, ROW)
+        run = start(tmp_path / str(begins), begins=sizes, segment=lambda n: _at(table, n))
         found = run.chosen()
         assert run.beginning.case is not None
         speeds = Speeds("", table, {416: 0.002}, {64: 0.001}, {1: 1.0})
@@ -122,8 +122,8 @@ def test_neighbours_out_of_memory_are_ruled_out(tmp_path: Path, when: str):
 @pytest.mark.parametrize("when", ["most", "compiles"])
 def test_planned_sizes_out_of_memory_are_reduced_even_beyond_the_share(tmp_path: Path, when: str):
     most = Sizes(20, 4 * ROW)
-    late = {"begins": Sizes(64, 14 * ROW), "prepare_s": 10.0, "plan__calibration_share": 0.001}
-    run = start(tmp_path, **late, **{when: most})
+    late: dict[str, Any] = {"prepare_s": 10.0, "plan__calibration_share": 0.001}
+    run = start(tmp_path, begins=Sizes(64, 14 * ROW), **late, **{when: most})
     assert run.chosen().at_most(most.to_json()) == run.controller.in_force
     assert {"replan", "calibrated"} <= {entry["event"] for entry in run.journal()}
     # Not tried again in this process, even if real lengths would favour larger ones.
@@ -144,7 +144,11 @@ def test_neighbours_are_measured_within_the_share_of_the_budget(tmp_path: Path):
     slow |= {"prepare_s": 20.0, "begins": Sizes(64, 14 * ROW)}
     whole = start(tmp_path / "all", **slow, plan__calibration_share=0.5)
     assert whole.chosen() == Sizes(1, ROW)
-    hours = {"budget__steps": "none", "budget__time": "2h", "learner__schedule": "constant"}
+    hours: dict[str, Any] = {
+        "budget__steps": "none",
+        "budget__time": "2h",
+        "learner__schedule": "constant",
+    }
     for share, given in ((72, {}), (28.8, hours | {"plan__calibration_share": 0.004})):
         run = start(tmp_path / str(share), **slow, **given)
         assert calibration_share_s(run.config) == pytest.approx(share)
@@ -214,7 +218,7 @@ def test_the_next_run_of_the_same_shapes_starts_with_cached_speeds(tmp_path: Pat
     assert [entry["kept"] for entry in entries] == [False, True]
     assert entries[0]["speeds"] == entries[1]["speeds"]
     # Another step size and other bounds: a different choice from the same speeds.
-    other = {"rollout__prompts_per_step": 4, "plan__micro_batch_tokens": ROW}
+    other: dict[str, Any] = {"rollout__prompts_per_step": 4, "plan__micro_batch_tokens": ROW}
     third = start(tmp_path / "c", **slow, **other)
     assert third.beginning.cached is not None
     assert third.beginning.sizes.micro_batch_tokens == ROW

@@ -147,11 +147,11 @@ def test_measuring_sizes_counts_in_the_budget() -> None:
     def steps(*overrides: tuple[str, str]) -> int:
         return planned(*FREE_9H, *overrides).grpo_steps
 
-    none, some, more = (steps(("plan.calibration_share", s)) for s in ("0.0", "0.005", "0.02"))
+    none, some, more = (steps(("plan.calibration_share", s)) for s in ("0.0", "0.001", "0.02"))
     assert none > some > more
     assert more == steps()  # default
-    found = planned(*FREE_9H, ("plan.calibration_share", "0.005"))
-    assert found.share_s == 0.005 * 9 * 3600
+    found = planned(*FREE_9H, ("plan.calibration_share", "0.001"))
+    assert found.share_s == 0.001 * 32_400
     assert found.outcomes["expected"].spent_s["calibration"] == found.share_s
 
 
