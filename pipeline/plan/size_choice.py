@@ -121,13 +121,8 @@ def largest_sizes(case: PlanCase) -> Sizes:
         max_useful_slots(config) * unit.slots,
         max_useful_rows(config, case.lengths) * unit.micro_batch_tokens,
     )
-    return useful.at_most(
-        {
-            name: getattr(config.plan, name)
-            for name in ("slots", "micro_batch_tokens")
-            if getattr(config.plan, name) is not None
-        }
-    )
+    bounds = config.plan.model_dump(include=set(useful.to_json()), exclude_none=True)
+    return useful.at_most(bounds)
 
 
 def neighbours(case: PlanCase, sizes: Sizes, name: SizeName) -> list[Sizes]:

@@ -151,7 +151,13 @@ class Engine:
 
     def speed(self, base: Params, adapter: Params) -> Speeds:
         """Measures the programs; see `pipeline.compute.decode.timing`."""
-        return sampler_speed(self._programs, (base, adapter), self._config, self._vocabulary)
+        return sampler_speed(
+            self._programs,
+            (base, adapter),
+            self._config,
+            mesh=self._policy.mesh,
+            vocabulary=self._vocabulary,
+        )
 
     def generate(
         self,

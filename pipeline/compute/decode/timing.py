@@ -11,14 +11,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
 from pipeline.compute.decode.programs import CompiledSampler
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.model.policy import Params
-from pipeline.compute.model.sharding import batch_shards, by_row, mesh_of
+from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.timing import device_name, fastest_s, plain_token
 from pipeline.contracts.speeds import Speeds
@@ -33,6 +33,8 @@ def sampler_speed(
     programs: CompiledSampler,
     weights: tuple[Params, Params],
     config: Config,
+    *,
+    mesh: Mesh,
     vocabulary: Vocabulary,
 ) -> Speeds:
     """Times prefill, fill and segments with all slots busy, each at half of its positions.
@@ -43,16 +45,17 @@ def sampler_speed(
         programs: compiled for the configuration's sizes.
         weights: base and adapter.
         config: with sizes.
+        mesh: the devices.
         vocabulary: special token ids.
     """
-    bench = _Bench(programs, weights, config, plain_token(vocabulary), programs.empty())
+    bench = _Bench(programs, weights, config, mesh, plain_token(vocabulary), programs.empty())
     slots, prefill_s, fill_s = config.slots, dict[int, float](), dict[int, float]()
     for bucket in config.prompt_buckets:
         positions, read_s, one_fill_s = bench.prompts(bucket)
         prefill_s[positions] = read_s
         fill_s[slots] = max(fill_s.get(slots, 0.0), one_fill_s)
     segment_s = {size: bench.segment(size) for size in programs.segment}
-    return Speeds(device_name(bench.mesh), segment_s, prefill_s, fill_s)
+    return Speeds(device_name(mesh), segment_s, prefill_s, fill_s)
 
 
 @dataclass
@@ -62,23 +65,20 @@ class _Bench:
     programs: CompiledSampler
     weights: tuple[Params, Params]
     config: Config
+    mesh: Mesh
     token: int
     state: DecodeState
-
-    @property
-    def mesh(self) -> Mesh:
-        sharding = self.state.length.sharding
-        assert isinstance(sharding, NamedSharding)
-        return mesh_of(sharding)
 
     def prompts(self, bucket: int) -> tuple[int, float, float]:
         """Positions of one prefill, its seconds, and the seconds of a fill."""
         place, shards = by_row(self.mesh), batch_shards(self.mesh)
-        prompts = _prompts(self.config, self.token, bucket, shards)
+        rows = shards * self.config.prefill_rows(bucket)
+        prompts = np.full((rows, bucket), self.token, np.int32)
+        lengths = np.full(rows, bucket - 1, np.int32)
         table = _admissions(self.config, self.token, bucket, shards)
 
         def read() -> Caches:
-            inputs = jax.device_put(prompts, place)
+            inputs = jax.device_put((prompts, lengths), place)
             return jax.block_until_ready(self.programs.prefill[bucket](*self.weights, *inputs))
 
         caches = read()
@@ -90,7 +90,7 @@ class _Bench:
 
         # `caches` stays allocated during the second prefill, as in sampling.
         read_s, fill_s = (fastest_s(work, repeats=REPEATS) for work in (read, fill))
-        return prompts[0].size, read_s, fill_s
+        return prompts.size, read_s, fill_s
 
     def segment(self, slots: int) -> float:
         """Seconds of a segment; compacts the state to this number of slots."""
@@ -121,13 +121,6 @@ class _Bench:
             jax.device_get((state.tokens, state.logprobs, state.processed_logprobs, state.count))
 
         return fastest_s(turn, repeats=REPEATS, before=halfway)
-
-
-def _prompts(config: Config, token: int, bucket: int, shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts that fill a bucket, and their lengths, as arguments of a prefill."""
-    rows = shards * config.prefill_rows(bucket)
-    prompts = np.full((rows, bucket), token, np.int32)
-    return prompts, np.full(rows, bucket - 1, np.int32)
 
 
 def _admissions(config: Config, token: int, bucket: int, shards: int) -> SlotAdmissions[np.ndarray]:

@@ -43,10 +43,17 @@ def process(config: Config, disk: Disk) -> Process:
     return Process(config, disk=disk, data=make_data(validation=3, sft=4))
 
 
-def full(phase: WorkerPhase, then: Callable[[], None] | None = None) -> Callable[[], None]:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Process:
+    """A run with enough memory."""
+    run = process(config(tmp_path_factory.mktemp("whole")), Disk())
+    assert run.run() == "finished"
+    assert run.events("replan") == []
+    return run
+
+
+def full(phase: WorkerPhase) -> Callable[[], None]:
     def run_out() -> None:
-        if then is not None:
-            then()
         raise OutOfMemory(phase, "RESOURCE_EXHAUSTED: so many bytes")
 
     return run_out
@@ -112,10 +119,11 @@ steps, the first of them supervised."""
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(tmp_path: Path, call: str):
+def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(
+    tmp_path: Path, whole: Process, call: str
+):
     phase, step = CALLS[call]
-    whole, run = process(config(tmp_path / "a"), Disk()), process(config(tmp_path / "b"), Disk())
-    assert whole.run() == "finished"
+    run = process(config(tmp_path), Disk())
     run.script.on[call] = full(phase)
     assert run.run() == "finished"
     assert run.learner.adapter == whole.learner.adapter
@@ -137,25 +145,19 @@ def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(tmp_path: Pat
     assert plan_of(run.folder)["in_force"] == after.to_json()
     used = run.learner if call.startswith("learner") else run.samplers[0]
     assert used.sizes == [WHOLE, after]
-    assert list(whole.folder.events("replan")) == []
 
 
 def test_sizes_are_reduced_until_a_call_fits(tmp_path: Path):
-    run = process(config(tmp_path), Disk())
-    name = "sampler0.generate:train 1"
+    made, used = controller(tmp_path), list[int]()
 
-    def twice_more() -> None:
-        run.script.on[name] = full(
-            "generate", lambda: run.script.on.update({name: full("generate")})
-        )
+    async def work() -> None:
+        used.append(made.in_force.slots)
+        if made.in_force.slots > 3:
+            raise OutOfMemory("generate", "full")
 
-    run.script.on[name] = full("generate", twice_more)
-    assert run.run() == "finished"
-    entries = run.events("replan")
-    assert [entry["from"]["slots"] for entry in entries] == [8, 6, 4]
-    assert [entry["to"]["slots"] for entry in entries] == [6, 4, 3]
-    assert {entry["step"] for entry in entries} == {1}
-    assert run.samplers[0].sizes[-1] == Sizes(3, 4 * ROW)
+    asyncio.run(made.call(Worker("sampler", Compiling(most=8)), work))
+    assert used == [8, 6, 4, 3]
+    assert made.in_force == Sizes(3, 4 * ROW)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +170,10 @@ def test_sizes_are_reduced_until_a_call_fits(tmp_path: Path):
     ],
 )
 def test_out_of_memory_with_fixed_sizes_ends_the_run_with_a_checkpoint_and_a_message(
-    tmp_path: Path, call: str, phase: WorkerPhase, saved: set[int]
+    tmp_path: Path, whole: Process, call: str, phase: WorkerPhase, saved: set[int]
 ):
-    fixed, disk = config(tmp_path / "cut", fixed=True), Disk()
-    first = process(fixed, disk)
+    disk = Disk()
+    first = process(config(tmp_path, fixed=True), disk)
     first.script.on[call] = full(phase)
     with pytest.raises(NothingSmaller) as told:
         first.run()
@@ -183,9 +185,7 @@ def test_out_of_memory_with_fixed_sizes_ends_the_run_with_a_checkpoint_and_a_mes
         assert words in str(told.value)
     assert first.events("replan") == []
     # The remedy of the message: the same run with sizes that may change.
-    whole = process(config(tmp_path / "whole", fixed=True), Disk())
-    whole.run()
-    second = process(config(tmp_path / "cut"), disk)
+    second = process(config(tmp_path), disk)
     second.script.on["sampler0.generate:train 3"] = full("generate")
     assert second.run() == "finished"
     assert left_behind(second.folder) == left_behind(whole.folder)
