@@ -30,9 +30,9 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.aot.cost_figures import whole_logits
+from launch.bench.whole_logits import whole_logits
+from pipeline.compute.aot.compile import hbm_bytes
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.aot.cost_figures import HBM, memory_spaces
 
 which, model, dump = sys.argv[1:]
 config = load_config(f"configs/{model}_gsm8k_v5e8.toml")
@@ -62,7 +62,7 @@ reports = {
 }
 for name, program in programs.items():
     report = reports[name.split()[0]].pop(0)  # in the order in which they were compiled
-    total = memory_spaces(report.read_text())[HBM]
+    total = hbm_bytes(report.read_text())
     sizes = (policy.architecture.config.embed_dim, policy.architecture.config.hidden_dim)
     large = whole_logits(parse(program.as_text()), vocab=vocab, model=sizes)
     print(json.dumps({"name": name, "gib": total / 2**30, "large": [str(b) for b in large]}))

@@ -51,14 +51,14 @@ class Topology:
         chip: the kind of chip.
         chips: number of chips.
         hosts: number of machines.
-        compiler: the TPU compiler's name of the topology; None: it cannot be compiled for here.
+        has_compiler: whether the TPU compiler can compile for it on any machine.
     """
 
     name: str
     chip: Chip
     chips: int
     hosts: int
-    compiler: str | None = None
+    has_compiler: bool = False
 
     @property
     def is_linked(self) -> bool:
@@ -73,7 +73,7 @@ class Topology:
                 f"{self.name} has {self.hosts} hosts and a run uses one: it can be planned for, "
                 "with data parallelism over the hosts, but not trained on"
             )
-        if self.chip.platform == "tpu" and self.compiler is None:
+        if self.chip.platform == "tpu" and not self.has_compiler:
             return f"{self.name} can be planned for, from its published limits, but not trained on"
         return None
 
@@ -95,8 +95,7 @@ _CORE_FLOPS, _CORE_BYTES_PER_S = 50e9, 8e9
 
 
 def _topologies() -> dict[str, Topology]:
-    compiled = {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4"}
-    found = [Topology(f"v5e-{n}", _V5E, n, 1, name) for n, name in compiled.items()]
+    found = [Topology(f"v5e-{n}", _V5E, n, 1, has_compiler=True) for n in (1, 4, 8)]
     found += [Topology(f"v5e-{n}", _V5E, n, n // 8) for n in (16, 32, 64, 128, 256)]
     # The number in the name of a v5p topology counts cores; a chip has two.
     found += [Topology(f"v5p-{2 * n}", _V5P, n, -(-n // 4)) for n in (4, 8, 16, 32, 64)]

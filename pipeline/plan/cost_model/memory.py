@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, split_name
-from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.program_memory import (
     MemoryParts,
     ProcessArrays,
     program_memory,
     slots_memory,
 )
+from pipeline.plan.cost_model.programs import phase_programs
 
 PARTS = (
     "base",
@@ -61,22 +61,12 @@ def estimate_memory(config: Config, shape: ModelShape) -> dict[str, PhaseMemory]
         Phases `prefill`, `decode`, `score` and `update`; in colocated placement, where one process
         runs all of them in turn, also `colocated`: the fullest of them.
     """
-    rows = max(batch_shape(config, pad=0).sizes)
-    programs = {
-        "prefill": [f"prefill {bucket}" for bucket in config.prompt_buckets],
-        "decode": [f"segment {config.slots}"],
-        "score": [
-            f"score {rows}",
-            *([f"reference_top_k {rows}"] if config.learner.uses_reference_top_k else []),
-        ],
-        "update": [f"gradient {rows}"],
-    }
     found = {
         phase: max(
             (memory_during(config, shape, program, phase=phase) for program in names),
             key=lambda memory: memory.total,
         )
-        for phase, names in programs.items()
+        for phase, names in phase_programs(config).items()
     }
     if config.plan.placement == "colocated":
         fullest = max(found.values(), key=lambda memory: memory.total)

@@ -55,6 +55,18 @@ def programs_of(config: Config) -> tuple[str, ...]:
     )
 
 
+def phase_programs(config: Config) -> dict[str, tuple[str, ...]]:
+    """The programs of each phase of a step at its largest sizes, the largest program last."""
+    rows, scoring = config.micro_batch_rows, ["score"]
+    scoring += ["reference_top_k"] if config.learner.uses_reference_top_k else []
+    return {
+        "prefill": tuple(f"prefill {bucket}" for bucket in sorted(config.prompt_buckets)),
+        "decode": (f"segment {config.slots}",),
+        "score": tuple(f"{kind} {rows}" for kind in scoring),
+        "update": (f"gradient {rows}",),
+    }
+
+
 def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     """All programs that samplers and learner compile, by their names in `BuildLog`, once each.
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from configs.schema import Config
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
+from pipeline.contracts.programs import split_name
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.program_memory import ProcessArrays
 
@@ -192,6 +193,10 @@ class RooflineModel:
         load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
+    def segment(self, slots: int) -> Seconds:
+        """A decode segment with `slots` slots on a shard, its flush included."""
+        return self.decode_step(slots) * self.config.segment_steps + self.flush(slots)
+
     def prefill(self, positions: int, *, seq: int) -> Seconds:
         """Prefill of `positions` prompt positions on a shard, in prompts of `seq` positions."""
         tp = self.config.plan.tp_of_sampler
@@ -226,6 +231,24 @@ class RooflineModel:
         links = 2 * size if self.config.plan.learner_devices > 1 else 0.0
         load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
+
+    def program(self, name: str, *, seq: float) -> Seconds:
+        """One run of a program; for names see `contracts.programs`.
+
+        Args:
+            name: a prefill, segment, gradient, score or reference_top_k.
+            seq: mean positions of a packed sequence.
+        """
+        kind, size = split_name(name)
+        if kind == "prefill":
+            return self.prefill(self.config.prefill_rows(size) * size, seq=size)
+        if kind == "segment":
+            return self.segment(size // self.config.plan.sampler_shards)
+        positions = size * self.config.row_tokens // self.config.plan.learner_shards
+        if kind == "gradient":
+            return self.gradient(positions, seq=seq)
+        assert kind in {"score", "reference_top_k"}, name
+        return self.score(positions, seq=seq)
 
     def knee(self) -> int:
         """Slots of a shard above which doubling them raises the speed by less than a quarter."""

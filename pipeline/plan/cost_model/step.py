@@ -151,7 +151,7 @@ def estimate_sampling(
     )
     decode, slot_steps = fixed_time(0.0, chip=chip), 0.0
     for slots, number in schedule.segments.items():
-        decode += (model.decode_step(slots) * steps + model.flush(slots)) * number
+        decode += model.segment(slots) * number
         slot_steps += slots * shards * steps * number
     bucket = config.prompt_bucket(min(round(lengths.prompt), config.rollout.max_prompt_tokens))
     rows = config.prefill_rows(bucket)
