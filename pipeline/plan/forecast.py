@@ -19,8 +19,7 @@ from pipeline.contracts.model_shape import DTYPE_BYTES
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.control.estimates import SAFETY
 from pipeline.inputs.dataset.batching import batch_shape
-from pipeline.plan.cost_model.compile_time import compile_s
-from pipeline.plan.cost_model.programs import built_programs
+from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, with_plan

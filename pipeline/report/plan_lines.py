@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from configs.toml_text import show_value
+from pipeline.plan.cost_model.memory import PARTS
+from pipeline.plan.search.suggestions import settings_text
 from pipeline.report.plan_report import COMPILER, ESTIMATED, REGIMES, compiled_size
 
 Figures = Mapping[str, Any]
@@ -16,21 +17,11 @@ Figures = Mapping[str, Any]
 _MARKS = "~ estimated; = by the TPU compiler, whose times are a model, too; nothing is measured"
 _MARK = {ESTIMATED: "~", COMPILER: "="}
 """Mark of a figure, by its `source`."""
-_PARTS = {
-    "base": "base",
-    "adapter": "adapter",
-    "optimizer": "optimizer",
-    "kv_local": "KV local",
-    "kv_global": "KV global",
-    "activations": "activations",
-    "head": "head",
-    "temporaries": "temporaries",
-}
 
 
 def lines(report: Figures) -> Iterator[str]:
     """The lines of the report, with a blank line between sections."""
-    parts = (_head, _chosen, _memory, _remedies, _step, _compared, _verified, _budget, _gains)
+    parts = (_head, _chosen, _memory, _step, _compared, _verified, _budget, _changes)
     for number, part in enumerate(parts):
         found = list(part(report))
         if found and number:
@@ -76,14 +67,7 @@ def _chosen(report: Figures) -> Iterator[str]:
         f"{plan['row_tokens']} per shard), remat {plan['remat']}"
     )
     if plan["set"]:
-        yield f"  settings for it in [plan]: {_settings(plan['set'])}"
-
-
-def _settings(values: Figures) -> str:
-    return ", ".join(
-        f"no {key}" if value is None else f"{key} = {show_value(value)}"
-        for key, value in values.items()
-    )
+        yield f"  settings for it in [plan]: {settings_text(plan['set'])}"
 
 
 def _memory(report: Figures) -> Iterator[str]:
@@ -97,25 +81,16 @@ def _memory(report: Figures) -> Iterator[str]:
     )
     compiled = any(figures["compiled"] for figures in memory.values())
     there = factor * report["topology"]["hbm_gib"]
-    rows = [["", *_PARTS.values(), "total", "compiled" if compiled else ""]]
+    names = [name.replace("kv_", "KV ") for name in PARTS]
+    rows = [["", *names, "total", "compiled" if compiled else ""]]
     for phase, figures in memory.items():
-        parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in _PARTS]
+        parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in PARTS]
         known = ""
         if figures["compiled"]:
             total = figures["compiled"]["gib"]
             known = compiled_size(None if total is None else factor * total, there)
         rows.append([phase, *parts, f"~{factor * figures['gib']:.2f}", known])
     yield from table(rows)
-
-
-def _remedies(report: Figures) -> Iterator[str]:
-    found = report["remedies"]
-    if report["plan"]["fits"] or report["verified"]["by_compiler"]:
-        return
-    yield "changes that make it fit, each planned again; GiB of the fullest phase:"
-    if not any(one["settings"].keys() - {"plan.hbm_gib"} for one in found):
-        yield "  no setting that takes less memory makes it fit, nor do all of them together"
-    yield from (f"  {one['change']}: ~{one['gib']:.2f} of ~{one['limit_gib']:.2f}" for one in found)
 
 
 def _step(report: Figures) -> Iterator[str]:
@@ -132,7 +107,6 @@ def _step(report: Figures) -> Iterator[str]:
         f"the slots' decode steps generate a token, ~{step['padding']:.0%} of the learner's "
         "positions are padding"
     )
-    yield f"above ~{step['knee_slots']} slots per shard, more slots hardly generate faster"
     if step["most_prompts"] > step["prompts"]:
         yield (
             f'dynamic sampling ("{step["dynamic_sampling"]}"): the number of groups without signal '
@@ -180,7 +154,7 @@ def _compared(report: Figures) -> Iterator[str]:
     yield "slots per shard, tokens per micro-batch; times of links between chips are not measured"
     best = next(one for one in compared if one["same_run"])
     if best["fits"] and not best["chosen"] and best["set"]:
-        yield f"settings for the fastest in [plan]: {_settings(best['set'])}"
+        yield f"settings for the fastest in [plan]: {settings_text(best['set'])}"
 
 
 def _speed(one: Figures, *, fits: bool) -> tuple[str, str]:
@@ -220,18 +194,6 @@ def _verified(report: Figures) -> Iterator[str]:
         rows.append([name, *cells, f"~{1e3 * one['estimated']['seconds']:.1f}", fits])
     yield from table(rows)
     yield from (f"searched: {line}" for line in verified["searched"])
-    yield from (f"larger: {_larger(one, there)}" for one in verified["larger"])
-
-
-def _larger(one: Figures, there: float) -> str:
-    gain = one["estimated"]["gain"]
-    if gain == 0:
-        return str(one["what"])
-    gain = f"{one['what']}: trained tokens per second ~{gain:+.1%}"
-    if one["fits"] is None:
-        return gain
-    size = compiled_size(one["gib"], there)
-    return f"{gain}, {size} GiB, {'fits' if one['fits'] else 'does not fit'}"
 
 
 def _budget(report: Figures) -> Iterator[str]:
@@ -295,17 +257,28 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h"
 
 
-def _gains(report: Figures) -> Iterator[str]:
-    gains = report["gains"]
-    titles = {
-        False: "hardware limits, gain in trained tokens per second:",
-        True: "settings that change the run, gain in trained tokens per second:",
-    }
-    for is_setting, title in titles.items():
-        found = [gain for gain in gains if gain["is_setting"] == is_setting]
-        if found:
-            yield title
-        yield from (f"  {gain['change']} ~{gain['share']:+.0%}" for gain in found)
+def _changes(report: Figures) -> Iterator[str]:
+    """One table: what would gain most, or what would make the plan fit."""
+    found, fits = report["changes"], report["plan"]["fits"]
+    by_settings = [one for one in found if one["settings"].keys() - {"plan.hbm_gib"}]
+    if not (fits or by_settings or report["verified"]["by_compiler"]):
+        yield "no setting that takes less memory makes it fit, nor do all of them together"
+    if not found:
+        return
+    title = "changes that gain most" if fits else "changes that make it fit"
+    rows = [[f"{title}, each planned again", "tokens/s", "gain", "GiB", "of", "by"]]
+    rows += [
+        [
+            one["change"],
+            f"~{one['tokens_per_s']:,.0f}",
+            "" if one["gain"] is None else f"~{one['gain']:+.0%}",
+            f"~{one['gib']:.2f}",
+            f"~{one['limit_gib']:.2f}",
+            "settings" if one["settings"] else "hardware",
+        ]
+        for one in found
+    ]
+    yield from table(rows)
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -54,7 +54,6 @@ class StepEstimate:
         tokens: completion tokens, which are generated and trained.
         padding: share of the learner's positions that are padding.
         slots_useful: see `SamplingEstimate`.
-        knee: slots of a shard above which more hardly raise the speed.
         ahead: whether other chips generate and score the next step's rollouts during the update.
     """
 
@@ -63,7 +62,6 @@ class StepEstimate:
     tokens: float
     padding: float
     slots_useful: float
-    knee: int
     ahead: bool = False
 
     @property
@@ -123,7 +121,6 @@ def estimate_step(
         tokens=size * lengths.completion,
         padding=1 - size * lengths.sequence / positions,
         slots_useful=sampling.slots_useful,
-        knee=model.knee(),
         # Virtual CPU devices share the same cores.
         ahead=rollout.ahead != "off" and chip.platform != "cpu",
     )

@@ -85,13 +85,12 @@ class PlanCase:
 
         The limit is `limit_bytes`, or `compiled_limit_bytes` for phases in `memory_ratio`.
         """
-        return max(self._share(one) for phase, one in memory.items() if phase != "colocated")
-
-    def _share(self, memory: PhaseMemory) -> float:
-        ratio = self.memory_ratio.get(memory.phase)
-        if ratio is None:
-            return memory.total / self.limit_bytes
-        return ratio * memory.total / self.compiled_limit_bytes
+        return max(
+            self.memory_ratio[phase] * one.total / self.compiled_limit_bytes
+            if phase in self.memory_ratio
+            else one.total / self.limit_bytes
+            for phase, one in memory.items()
+        )
 
     def roofline(self, config: Config) -> RooflineModel:
         """Times of a configuration's programs on these chips."""
@@ -127,8 +126,7 @@ class SizedPlan:
     @property
     def fullest(self) -> PhaseMemory:
         """The phase that uses the most memory."""
-        phases = [memory for phase, memory in self.memory.items() if phase != "colocated"]
-        return max(phases, key=lambda memory: memory.total)
+        return max(self.memory.values(), key=lambda memory: memory.total)
 
 
 @dataclass(frozen=True)
@@ -346,17 +344,10 @@ def _best_update(
         memory = estimate_memory(with_plan(config, option.update), case.shape)
         return case.memory_share({phase: memory[phase] for phase in phases})
 
-    by_speed = sorted(options, key=_seconds)
+    by_speed = sorted(options, key=lambda one: one.seconds)
     fastest = next((one for one in by_speed if memory_share(one) <= 1), None)
     if fastest is None:
         return min(by_speed, key=memory_share).update
     good = [one for one in options if one.seconds <= (1 + _TIE) * fastest.seconds]
-    return next(one for one in sorted(good, key=_preference) if memory_share(one) <= 1).update
-
-
-def _seconds(option: SizeOption) -> float:
-    return option.seconds
-
-
-def _preference(option: SizeOption) -> tuple[int, int]:
-    return option.changed, option.size
+    good.sort(key=lambda one: (one.changed, one.size))
+    return next(one for one in good if memory_share(one) <= 1).update
