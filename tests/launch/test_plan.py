@@ -124,7 +124,6 @@ def test_a_plan_that_does_not_fit_has_no_budget(
     assert "settings for it" not in out
     figures = json.loads(path.read_text())
     assert figures["budget"] is None
-    assert figures["gains"] == []
     assert figures["plan"]["set"] == {}
 
 
@@ -133,10 +132,10 @@ def test_the_shortage_and_its_remedies_are_reported(capsys: pytest.CaptureFixtur
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
     out, _ = shown(capsys, four, *small, status=1)
     assert "one device: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
-    assert '  model.quantization = "nf4": ~' in out
-    assert "  --topology v5e-4 (" in out
+    assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
+    assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
     shown(capsys, four, *small, "--model.quantization", "nf4")
-    (needed,) = re.findall(r"  plan\.hbm_gib = ([\d.]+): ~", out)
+    (needed,) = re.findall(r"^plan\.hbm_gib = ([\d.]+)  ", out, re.MULTILINE)
     shown(capsys, four, *small, "--plan.hbm_gib", needed)
     shown(capsys, four, *small, "--plan.hbm_gib", f"{float(needed) - 0.02:.2f}", status=1)
     out, _ = shown(capsys, four, "--topology", "v5e-1", "--plan.hbm_gib", "2", status=1)

@@ -132,7 +132,9 @@ class Module:
                 break
             if not goes_on:
                 return count
-            carried = self._value(body, body.root.name, (carried,))
+            before, carried = carried, self._value(body, body.root.name, (carried,))
+            if carried == before:
+                break
         raise ValueError(f"loop {loop.name}: the program does not determine its trip count")
 
     def _value(self, where: Computation, name: str, given: tuple[_Value, ...] | None) -> _Value:
