@@ -17,6 +17,8 @@ Figures = Mapping[str, Any]
 _MARKS = "~ estimated; = by the TPU compiler, whose times are a model, too; nothing is measured"
 _MARK = {ESTIMATED: "~", COMPILER: "="}
 """Mark of a figure, by its `source`."""
+_SPEEDS = {"sampling": "sampling_s", "learning": "learning_s", "step": "step_s"}
+"""Seconds of a compared plan, by their titles."""
 
 
 def lines(report: Figures) -> Iterator[str]:
@@ -55,12 +57,9 @@ def _chosen(report: Figures) -> Iterator[str]:
     yield f"chosen: {plan['name']}; {sizes}"
     if plan["short"]:
         yield f"  DOES NOT FIT: {plan['short']}"
-    positions, layers = plan["cache_positions"], plan["layers"]
     yield (
         f"  slots {plan['slots']} ({plan['slots_per_shard']} per shard), segments of "
-        f"{plan['segment_steps']}, prefill {plan['prefill_tokens']}; caches of "
-        f"{positions['local']} positions in {layers['local']} layers, {positions['global']} in "
-        f"{layers['global']}"
+        f"{plan['segment_steps']}, prefill {plan['prefill_tokens']}"
     )
     yield (
         f"  micro-batches of {plan['micro_batch_tokens']} tokens ({plan['rows_per_shard']} x "
@@ -137,42 +136,33 @@ def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, s
 
 def _compared(report: Figures) -> Iterator[str]:
     compared, plan = report["compared"], report["plan"]
-    rows = [["placements compared", "slots", "tokens", "remat", "GiB", "s/step", "tokens/s", ""]]
-    rows += [
-        [
-            one["name"],
-            str(one["slots_per_shard"]),
-            str(one["micro_batch_tokens"]),
-            one["remat"],
-            f"~{one['gib']:.2f}",
-            *_speed(one, fits=plan["fits"] if one["chosen"] else one["fits"]),
-            _verdict(one, plan),
-        ]
-        for one in compared
-    ]
+    rows = [["placements compared", "slots", "tokens", "remat", "GiB", *_SPEEDS, "tokens/s", ""]]
+    for one in compared:
+        speed = [""] * (len(_SPEEDS) + 1)
+        if plan["fits"] if one["chosen"] else one["fits"]:
+            speed = [f"~{one[key]:.2f}" for key in _SPEEDS.values()]
+            speed.append(f"~{one['tokens_per_s']:,.0f}")
+        sizes = [str(one[key]) for key in ("slots_per_shard", "micro_batch_tokens", "remat")]
+        rows.append([one["name"], *sizes, f"~{one['gib']:.2f}", *speed, _verdict(one, plan)])
     yield from table(rows)
-    yield "slots per shard, tokens per micro-batch; times of links between chips are not measured"
+    yield (
+        "slots per shard, tokens per micro-batch, seconds of a step; times of links between chips "
+        "are not measured"
+    )
     best = next(one for one in compared if one["same_run"])
     if best["fits"] and not best["chosen"] and best["set"]:
         yield f"settings for the fastest in [plan]: {settings_text(best['set'])}"
-
-
-def _speed(one: Figures, *, fits: bool) -> tuple[str, str]:
-    """Seconds of a step and tokens per second, for a plan that fits."""
-    return (f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}") if fits else ("", "")
 
 
 def _verdict(one: Figures, plan: Figures) -> str:
     if one["chosen"] and plan["fits"]:
         return "chosen"
     if not one["fits"]:
-        return f"does not fit: {one['why']}"
+        return f"does not fit: {one['short']}"
     if one["chosen"]:
         return "does not fit"
-    other = "" if one["same_run"] else "a different run"
-    if not plan["fits"]:
-        return other or "fits"
-    return f"~{one['gain']:+.0%}: {other and other + '; '}{one['why']}"
+    verdict = f"~{one['gain']:+.0%}" if plan["fits"] else "fits"
+    return verdict if one["same_run"] else f"{verdict}, a different run"
 
 
 def _verified(report: Figures) -> Iterator[str]:

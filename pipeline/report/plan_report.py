@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.contracts.topology import GIB
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.cost_model.roofline import Seconds
-from pipeline.plan.cost_model.step import PHASES
 from pipeline.plan.forecast import SCENARIOS, Forecast
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
 from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
@@ -130,7 +129,6 @@ def _verified(found: PlanReport) -> Figures:
 
 def _plan(found: PlanReport) -> Figures:
     case, plan = found.case, found.plan
-    config, shape, rollout = plan.config, case.shape, case.config.rollout
     return {
         "name": plan.name,
         "configured": plan.configured,
@@ -139,17 +137,35 @@ def _plan(found: PlanReport) -> Figures:
         "short": None if plan.fits else _short(found),
         "reserve_gib": (case.topology.chip.hbm_gib * GIB - case.limit_bytes) / GIB,
         "limit_gib": case.limit_bytes / GIB,
+        **_sizes(plan),
+        "set": _settings_to_set(case, plan) if plan.fits else {},
+    }
+
+
+def _settings(plan: SizedPlan) -> Figures:
+    return {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
+
+
+def _sizes(plan: SizedPlan) -> Figures:
+    config = plan.config
+    return {
         **_settings(plan),
         "slots_per_shard": config.slots // config.plan.sampler_shards,
         "rows_per_shard": config.micro_batch_rows // config.plan.learner_shards,
         "row_tokens": config.row_tokens,
-        "layers": {"local": shape.local_layers, "global": shape.global_layers},
-        "cache_positions": {
-            "local": min(shape.window, rollout.max_tokens),
-            "global": rollout.max_tokens,
-        },
-        "set": _settings_to_set(case, plan) if plan.fits else {},
     }
+
+
+def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:
+    """Settings of [plan] that turn the configuration into this plan.
+
+    Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
+    """
+    given, values = case.config.plan, _settings(plan)
+    if not given.fixed:
+        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
+        values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
+    return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 
 def _short(found: PlanReport) -> str:
@@ -171,22 +187,6 @@ def compiled_size(gib: float | None, there: float) -> str:
 
 def _gib(size: int | None) -> float | None:
     return None if size is None else size / GIB
-
-
-def _settings(plan: SizedPlan) -> Figures:
-    return {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
-
-
-def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:
-    """Settings of [plan] that turn the configuration into this plan.
-
-    Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
-    """
-    given, values = case.config.plan, _settings(plan)
-    if not given.fixed:
-        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
-        values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
-    return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 
 def _memory(found: PlanReport) -> Figures:
@@ -246,45 +246,24 @@ def _step(found: PlanReport) -> Figures:
 
 
 def _compared(one: SizedPlan, found: PlanReport) -> Figures:
-    config, chosen = one.config, found.estimated
+    chosen = found.estimated
     return {
         "source": ESTIMATED,
         "name": one.name,
         "chosen": one is chosen,
         "same_run": one.same_run,
-        "slots_per_shard": config.slots // config.plan.sampler_shards,
-        "micro_batch_tokens": config.plan.micro_batch_tokens,
-        "remat": config.plan.remat,
         "fits": one.fits,
+        "short": None if one.fits else shortage(found.case, one),
+        **_sizes(one),
         "fullest": one.fullest.phase,
         "gib": one.fullest.total / GIB,
+        "sampling_s": one.step.sampling.expected,
+        "learning_s": one.step.learning.expected,
         "step_s": one.step.total.expected,
         "tokens_per_s": one.step.tokens_per_s,
         "gain": one.step.tokens_per_s / chosen.step.tokens_per_s - 1,
-        "why": _why(found.case, one, chosen),
         "set": _settings_to_set(found.case, one),
     }
-
-
-def _why(case: PlanCase, one: SizedPlan, chosen: SizedPlan) -> str:
-    """The main difference from the chosen plan."""
-    if not one.fits:
-        return shortage(case, one).partition(": ")[2]
-    if one is chosen:
-        return "chosen"
-    if one.step.ahead and not chosen.step.ahead:
-        return "generates the next step's rollouts during the update (rollout.ahead)"
-    spent = {
-        phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
-        for phase in PHASES
-    }
-    total = one.step.total.expected - chosen.step.total.expected
-    phase = max(spent, key=lambda name: spent[name] if total > 0 else -spent[name])
-    if abs(total) < 1e-9:
-        return "the same"
-    word = "longer" if spent[phase] > 0 else "shorter"
-    regime = one.step.seconds[phase].regime
-    return f"{phase} ~{abs(spent[phase]):.2f} s {word}, bound by {REGIMES[regime]}"
 
 
 def _budget(case: PlanCase, forecast: Forecast) -> Figures:

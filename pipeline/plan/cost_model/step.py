@@ -65,15 +65,20 @@ class StepEstimate:
     ahead: bool = False
 
     @property
+    def sampling(self) -> Seconds:
+        """Time of generating and scoring the rollouts."""
+        return self.seconds["prefill"] + self.seconds["decode"] + self.seconds["rewards"]
+
+    @property
+    def learning(self) -> Seconds:
+        """Time of scoring by the policies and of the update."""
+        return self.seconds["score"] + self.seconds["update"]
+
+    @property
     def total(self) -> Seconds:
         """Time of the step; with `ahead` sampling and learning overlap."""
-        sampling = self._sum("prefill", "decode", "rewards")
-        learning = self._sum("score", "update")
-        both = sampling.longer(learning) if self.ahead else sampling + learning
+        both = self.sampling.longer(self.learning) if self.ahead else self.sampling + self.learning
         return both + self.seconds["sync"]
-
-    def _sum(self, first: str, *others: str) -> Seconds:
-        return sum((self.seconds[phase] for phase in others), self.seconds[first])
 
     @property
     def tokens_per_s(self) -> float:

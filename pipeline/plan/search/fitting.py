@@ -189,7 +189,7 @@ def planned_sizes(case: PlanCase) -> Sizes:
     assert own.configured, "a run's own placement is on its own topology"
     found = _as_configured(case, own.name)
     if not found.fits:
-        raise ValueError(f"plan: no sizes fit: {shortage(case, found)}")
+        raise ValueError(f"plan: no sizes fit: {own.name}: {shortage(case, found)}")
     return Sizes.of(found.config)
 
 
@@ -233,13 +233,13 @@ def shortage(case: PlanCase, plan: SizedPlan) -> str:
     if base > case.limit_bytes:
         copied = plan.config.plan.rollout_weights != "shared"
         what = "the base and its copy for rollouts alone take" if copied else "the base alone takes"
-        return f"{plan.name}: {what} ~{base / GIB:.2f} {limit}"
+        return f"{what} ~{base / GIB:.2f} {limit}"
     if resident > case.limit_bytes:
         what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
-        return f"{plan.name}: {what}, in {full.phase}"
+        return f"{what}, in {full.phase}"
     largest = max(full.parts, key=lambda name: full.parts[name])
     return (
-        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} {limit}, "
+        f"{full.phase} takes ~{full.total / GIB:.2f} {limit}, "
         f"{largest} ~{full.parts[largest] / GIB:.2f}"
     )
 
