@@ -49,7 +49,7 @@ class Expectations:
         case = PlanCase(config, target.shape, target.topology, Lengths.expected(config))
         plan = estimate_plan(case, config.run.name, config, configured=True)
         outlook = forecast(case, plan)
-        times = RunTimes.of(case, plan, outlook.rows, compiling=outlook.compile)
+        times = RunTimes.of(case, plan, outlook.evaluated, compiling=outlook.compile_s)
         return Expectations(config, target.shape, case.roofline(config), times)
 
     def sampling(self, work: DecodeWork, *, seq: int) -> Seconds:

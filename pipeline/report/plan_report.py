@@ -97,7 +97,7 @@ def plan_figures(found: PlanReport) -> Figures:
         "memory": _memory(found),
         "step": _step(found),
         "compared": [_compared(one, found) for one in found.choice.compared],
-        "budget": _budget(case, found.forecast) if found.plan.fits else None,
+        "budget": _budget(found) if found.plan.fits else None,
         "changes": [_change(one, found) for one in found.changes],
     }
 
@@ -226,6 +226,7 @@ def _step(found: PlanReport) -> Figures:
     compiled = {one.phase for one in programs.values() if one.report.seconds > 0}
     return {
         "source": ESTIMATED,
+        **asdict(step),
         "seconds": {
             phase: {
                 **_ranged(seconds, source=COMPILER if phase in compiled else ESTIMATED),
@@ -237,11 +238,7 @@ def _step(found: PlanReport) -> Figures:
         "dynamic_sampling": rollout.dynamic_sampling,
         "prompts": rollout.prompts_per_step,
         "most_prompts": rollout.max_prompts_per_step or rollout.prompts_per_step,
-        "rollouts": step.rollouts,
-        "tokens": step.tokens,
         "tokens_per_s": step.tokens_per_s,
-        "slots_useful": step.slots_useful,
-        "padding": step.padding,
     }
 
 
@@ -251,7 +248,6 @@ def _compared(one: SizedPlan, found: PlanReport) -> Figures:
         "source": ESTIMATED,
         "name": one.name,
         "chosen": one is chosen,
-        "same_run": one.same_run,
         "fits": one.fits,
         "short": None if one.fits else shortage(found.case, one),
         **_sizes(one),
@@ -266,29 +262,19 @@ def _compared(one: SizedPlan, found: PlanReport) -> Figures:
     }
 
 
-def _budget(case: PlanCase, forecast: Forecast) -> Figures:
-    outcomes = forecast.outcomes
+def _budget(found: PlanReport) -> Figures:
+    forecast, outcomes = found.forecast, found.forecast.outcomes
     return {
         "source": ESTIMATED,
-        "steps_given": case.config.budget.steps,
-        "time_given_s": forecast.time_s,
+        **asdict(forecast),
+        "steps_given": found.case.config.budget.steps,
         "enough": outcomes["expected"].enough,
         "enough_when_slow": outcomes["high"].enough,
         "steps": _around([outcomes[scenario].steps for scenario in SCENARIOS]),
         "wall_s": _around([outcomes[scenario].wall_s for scenario in SCENARIOS]),
-        "outcomes": {scenario: asdict(outcomes[scenario]) for scenario in SCENARIOS},
-        "grpo_steps": forecast.grpo_steps,
-        "samples": forecast.samples,
-        "tokens": forecast.tokens,
-        "cost_usd": forecast.cost_usd,
-        "chip_hour_usd": case.topology.chip.chip_hour_usd,
-        "disk_gib": {name: size / GIB for name, size in forecast.disk_bytes.items()},
-        "programs": forecast.programs,
-        "compile_s": _ranged(forecast.compile),
-        "calibration_s": _ranged(forecast.calibration),
-        "calibration_share_s": forecast.share_s,
-        "evaluated": dict(forecast.rows),
-        "guessed": list(forecast.guessed),
+        "chip_hour_usd": found.case.topology.chip.chip_hour_usd,
+        "compile_s": _ranged(forecast.compile_s),
+        "calibration_s": _ranged(forecast.calibration_s),
     }
 
 

@@ -107,7 +107,7 @@ def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str
     many += ["--rollout.prompts_per_step", "256"]
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
-    assert "DOES NOT FIT: as configured" in out
+    assert "DOES NOT FIT: decode takes" in out
     assert "settings for the fastest in [plan]: " in out  # sizes that would fit
 
 
@@ -131,7 +131,7 @@ def test_the_shortage_and_its_remedies_are_reported(capsys: pytest.CaptureFixtur
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
     out, _ = shown(capsys, four, *small, status=1)
-    assert "one device: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
+    assert "  DOES NOT FIT: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
     assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
     assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
     shown(capsys, four, *small, "--model.quantization", "nf4")

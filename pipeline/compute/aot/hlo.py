@@ -26,8 +26,6 @@ _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 CALLING = {"call", "conditional", "async-start", "fusion"}
 """Opcodes of instructions that run the computations they call once."""
 
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -42,19 +40,10 @@ class Shape:
         return prod(self.dims)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the elements, without padding of the layout."""
-        return self.elements * self._bits // 8
-
-    @property
     def itemsize(self) -> int:
         """Bytes of an element, at least 1."""
-        return max(1, self._bits // 8)
-
-    @property
-    def _bits(self) -> int:
-        found = re.search(r"\d+", self.dtype)
-        return _BITS[self.dtype] if self.dtype in _BITS else int(found[0] if found else 0)
+        bits = re.search(r"\d+", self.dtype)
+        return max(1, int(bits[0]) // 8) if bits else 1
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,6 @@ class SizedPlan:
         step: times of a step.
         memory: memory of a chip, by phase.
         fits: whether every phase fits.
-        same_run: whether the run computes the same updates as the configuration.
     """
 
     name: str
@@ -121,7 +120,6 @@ class SizedPlan:
     step: StepEstimate
     memory: Mapping[str, PhaseMemory]
     fits: bool
-    same_run: bool = True
 
     @property
     def fullest(self) -> PhaseMemory:
@@ -136,22 +134,15 @@ class PlacementChoice:
     Attributes:
         chosen: the plan.
         compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
-            Plans that would be a different run are listed but never chosen.
     """
 
     chosen: SizedPlan
     compared: tuple[SizedPlan, ...]
 
     @property
-    def best(self) -> SizedPlan:
-        """The fastest plan of the same run that fits; if none fits, the closest to fitting."""
-        return next(plan for plan in self.compared if plan.same_run)
-
-    @property
     def others(self) -> tuple[SizedPlan, ...]:
-        """Other plans of the same run that fit, the fastest first."""
-        same = (plan for plan in self.compared if plan.same_run and plan.fits)
-        return tuple(plan for plan in same if plan is not self.chosen)
+        """Other plans that fit, the fastest first."""
+        return tuple(plan for plan in self.compared if plan.fits and plan is not self.chosen)
 
 
 def choose_placement(case: PlanCase) -> PlacementChoice:
@@ -170,10 +161,9 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
 
     refused: list[str] = []
     ranked = sorted(_sized_plans(case, refused), key=rank)
-    configured = next((plan for plan in ranked if plan.configured), None)
-    chosen = next((plan for plan in ranked if plan.same_run), None)
-    if chosen is None:
+    if not ranked:
         raise ValueError(_no_placement(case, refused))
+    chosen, configured = ranked[0], next((plan for plan in ranked if plan.configured), None)
     if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
         chosen = configured
     return PlacementChoice(chosen, tuple(ranked))
@@ -282,11 +272,9 @@ def _sized_plans(case: PlanCase, refused: list[str]) -> Iterator[SizedPlan]:
         if own is not None and config.plan == own.config.plan:
             continue
         try:
-            found = estimate_plan(case, candidate.name, validated(config))
+            yield estimate_plan(case, candidate.name, validated(config))
         except ConfigError as error:
             refused.append(str(error))
-            continue
-        yield replace(found, same_run=candidate.same_run)
 
 
 def _as_configured(case: PlanCase, name: str) -> SizedPlan:

@@ -165,6 +165,8 @@ def _speed_settings(config: Config) -> Iterator[Settings]:
     if plan.rollout_weights == "shared":
         rounds = config.model.dtype != "float32" and not learner.importance_cap
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
+    if rollout.ahead == "off":  # validated: split placements only
+        yield {"rollout.ahead": "one"} | ({} if learner.importance_cap else _CAPPED)
     top_k = {} if learner.teacher is not None else _NO_TOP_K
     yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}
     yield {"rollout.top_k": 0, "rollout.top_p": 1, "rollout.min_p": 0}
@@ -251,7 +253,7 @@ def _topologies(case: PlanCase) -> Iterator[Change]:
             continue
         other = replace(case, topology=topology_of(case.config, name))
         try:
-            best = choose_placement(other).best
+            best = choose_placement(other).compared[0]
         except ValueError:
             continue  # no placement on it suits the configuration
         if best.fits:

@@ -83,13 +83,11 @@ def test_the_cheapest_branch_of_a_conditional_counts():
     assert estimated_seconds(parse(dear)) == pytest.approx((1833 + five_products) / TPU_CLOCK_HZ)
 
 
-def test_the_bytes_of_a_shape():
-    assert Shape("bf16", (3, 5)).bytes == 30
-    assert Shape("pred", (8,)).bytes == 8
-    assert Shape("s4", (8,)).bytes == 4
-    assert Shape("f8e4m3fn", (8,)).bytes == 8
-    assert Shape("f32", ()).bytes == 4
-    assert Shape("token", ()).bytes == 0
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("bf16", 2), ("pred", 1), ("s4", 1), ("f8e4m3fn", 1), ("f32", 4)]
+)
+def test_the_bytes_of_an_element(dtype, size):
+    assert Shape(dtype, (3, 5)).itemsize == size
 
 
 def test_all_parts_of_an_instruction_are_parsed():
