@@ -78,17 +78,10 @@ def _memory(report: Figures) -> Iterator[str]:
         f"{unit} per chip; a plan may use {limit * factor:,.2f}, with {reserve * factor:,.2f} in "
         "reserve"
     )
-    compiled = any(figures["compiled"] for figures in memory.values())
-    there = factor * report["topology"]["hbm_gib"]
-    names = [name.replace("kv_", "KV ") for name in PARTS]
-    rows = [["", *names, "total", "compiled" if compiled else ""]]
+    rows = [["", *(name.replace("kv_", "KV ") for name in PARTS), "total"]]
     for phase, figures in memory.items():
-        parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in PARTS]
-        known = ""
-        if figures["compiled"]:
-            total = figures["compiled"]["gib"]
-            known = compiled_size(None if total is None else factor * total, there)
-        rows.append([phase, *parts, f"~{factor * figures['gib']:.2f}", known])
+        sizes = [*figures["parts_gib"].values(), figures["gib"]]
+        rows.append([phase, *(f"~{factor * size:.2f}" for size in sizes)])
     yield from table(rows)
 
 
@@ -98,8 +91,8 @@ def _step(report: Figures) -> Iterator[str]:
     step = report["step"]
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
-        rows.append([phase, *_seconds(figures), REGIMES[figures["regime"]]])
-    rows.append(["total", *_seconds(step["total_s"]), ""])
+        rows.append([phase, *_marked(figures, "{:.2f}".format), REGIMES[figures["regime"]]])
+    rows.append(["total", *_marked(step["total_s"], "{:.2f}".format), ""])
     yield from table(rows)
     yield (
         f"~{step['tokens_per_s']:,.0f} trained tokens per second; ~{step['slots_useful']:.0%} of "
@@ -112,11 +105,6 @@ def _step(report: Figures) -> Iterator[str]:
             f"is unknown; the expected time assumes {step['prompts']} prompts per step, the high "
             f"end {step['most_prompts']}, the maximum (rollout.max_prompts_per_step)"
         )
-
-
-def _seconds(figures: Figures) -> list[str]:
-    expected, low, high = _marked(figures, lambda seconds: f"{seconds:.2f}")
-    return [expected, low, high]
 
 
 def _around(figures: Figures, show: Callable[[float], str], unit: str = "") -> str:

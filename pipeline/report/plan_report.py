@@ -94,7 +94,14 @@ def plan_figures(found: PlanReport) -> Figures:
         },
         "verified": _verified(found),
         "plan": _plan(found),
-        "memory": _memory(found),
+        "memory": {
+            phase: {
+                "source": ESTIMATED,
+                "parts_gib": {name: memory.parts[name] / GIB for name in PARTS},
+                "gib": memory.total / GIB,
+            }
+            for phase, memory in found.plan.memory.items()
+        },
         "step": _step(found),
         "compared": [_compared(one, found) for one in found.choice.compared],
         "budget": _budget(found) if found.plan.fits else None,
@@ -187,22 +194,6 @@ def compiled_size(gib: float | None, there: float) -> str:
 
 def _gib(size: int | None) -> float | None:
     return None if size is None else size / GIB
-
-
-def _memory(found: PlanReport) -> Figures:
-    programs = {} if found.verified is None else found.verified.programs
-    compiled = {
-        one.phase: {"source": COMPILER, "gib": _gib(one.hbm_bytes)} for one in programs.values()
-    }
-    return {
-        phase: {
-            "source": ESTIMATED,
-            "parts_gib": {name: memory.parts[name] / GIB for name in PARTS},
-            "gib": memory.total / GIB,
-            "compiled": compiled.get(phase),
-        }
-        for phase, memory in found.plan.memory.items()
-    }
 
 
 def _ranged(seconds: Seconds, *, source: str = ESTIMATED) -> Figures:

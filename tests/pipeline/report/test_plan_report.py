@@ -124,7 +124,6 @@ def test_every_figure_in_the_json_has_a_source(found: PlanReport) -> None:
         assert source == "estimated" or path.startswith(given), path
     compilers = {path for path, source in mixed.items() if source == "compiler"}
     assert {path for path in compilers if not path.startswith(".verified.")} == {
-        ".memory.update.compiled.gib",
         ".step.seconds.update.expected",
     }
     programs = ".verified.programs.gradient 8"
@@ -292,7 +291,6 @@ def test_the_compilers_figures_are_marked(found: PlanReport) -> None:
     text = text_lines(plan_figures(replace(found, verified=verified)))
     assert line(text, "verified: ").startswith("verified: 1 programs compiled in 61 s")
     assert re.match(r"gradient 8 +=6\.00 +=250\.0 +~200\.0 +fits", line(text, "gradient 8"))
-    assert _row(text, "update", 0).endswith("=6.00")
     assert re.match(r"update +=", [one for one in text if one.startswith("update")][1])
     assert line(text, "searched: ").endswith("=17.00 GiB in use on the chip")
 
@@ -312,9 +310,6 @@ def test_unreported_sizes_are_null(found: PlanReport) -> None:
     assert line(text, "  DOES NOT FIT").endswith(
         "segment 240 takes >15.75 GiB of the 15.59 that may be used"
     )
-    for phase, cell in {"decode": ">15.75", "update": "=6.00"}.items():
-        assert _row(text, phase, 0).endswith(cell)
-    assert not re.search("[=>]", _row(text, "score", 0))
     assert not any(
         one.startswith("seconds of a step") for one in text
     )  # a plan that does not fit has no step
