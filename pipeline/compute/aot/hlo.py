@@ -15,9 +15,10 @@ from math import prod
 from typing import TypeAlias
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+# Result, name, shape (in brackets if it is a tuple), opcode, and the rest with the operands first.
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)(\(.*)$")
+_OPERANDS = re.compile(r"\(.*?\)(?=$|, \w+=)")
 _SHAPE = re.compile(r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\]")
-_OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -208,37 +209,17 @@ def parse(text: str) -> Module:
 def _instruction(raw: str) -> Instruction:
     found = _INSTRUCTION.match(raw)
     assert found, raw
-    rest = found[3]
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    opcode = _OPCODE.match(rest, end)
-    assert opcode, raw
-    opening = opcode.end() - 1
-    operands = rest[opening : _closing(rest, opening)]
+    operands = _OPERANDS.match(found[5])
+    assert operands, raw
+    shapes = (
+        Shape(dtype, tuple(int(size) for size in dims.split(",") if size))
+        for dtype, dims in _SHAPE.findall(found[3])
+    )
     return Instruction(
         name=found[2],
-        opcode=opcode[1],
-        shapes=_shapes(rest[:end]),
-        operands=tuple(_OPERAND.findall(operands)),
-        text=rest[opening:],
+        opcode=found[4],
+        shapes=tuple(shapes),
+        operands=tuple(_OPERAND.findall(operands[0])),
+        text=found[5],
         is_root=bool(found[1]),
     )
-
-
-def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(
-        Shape(dtype, tuple(int(size) for size in dims.split(",") if size))
-        for dtype, dims in _SHAPE.findall(text)
-    )
-
-
-def _closing(text: str, opening: int) -> int:
-    """Index of the bracket that closes the one at `opening`."""
-    depth = 0
-    for place in range(opening, len(text)):
-        if text[place] == "(":
-            depth += 1
-        elif text[place] == ")":
-            depth -= 1
-            if depth == 0:
-                return place
-    raise AssertionError(text)
