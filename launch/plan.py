@@ -130,11 +130,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
         except NoCompiler as absent:
             why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
-    compiled_s = {}
-    if verified is not None:
-        compiled_s = {name: one.report.compile_s for name, one in verified.programs.items()}
-    outlook = forecast(case, plan, compiled_s=compiled_s)
-    report = PlanReport(case, choice, outlook, verified=verified, why_estimated=why)
+    report = PlanReport(case, choice, forecast(case, plan), verified=verified, why_estimated=why)
     # Suggestions compare estimates with estimates.
     if report.estimated.fits != plan.fits:
         return report

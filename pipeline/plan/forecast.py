@@ -98,19 +98,11 @@ class Forecast:
     guessed: tuple[str, ...]
 
 
-def forecast(
-    case: PlanCase, plan: SizedPlan, *, compiled_s: Mapping[str, float] | None = None
-) -> Forecast:
-    """Forecasts a run of a plan.
-
-    Args:
-        case: the planner's input.
-        plan: the chosen plan.
-        compiled_s: measured compile seconds by program.
-    """
+def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
+    """Forecasts a run of a plan."""
     config, chip = plan.config, case.topology.chip
     names = built_programs(config, case.shape)
-    compiling = compile_s(names, case.shape, chip=chip, known=compiled_s)
+    compiling = compile_s(names, case.shape, chip=chip)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     times = RunTimes.of(case, plan, counts, compiling=compiling)

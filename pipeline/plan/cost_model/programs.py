@@ -5,7 +5,7 @@ For names see `contracts.programs`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -162,13 +162,7 @@ def _without(table: Any, ignored: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ignored}
 
 
-def compile_s(
-    names: Sequence[str],
-    shape: ModelShape,
-    *,
-    chip: Chip,
-    known: Mapping[str, float] | None = None,
-) -> Seconds:
+def compile_s(names: Sequence[str], shape: ModelShape, *, chip: Chip) -> Seconds:
     """Seconds of tracing and compiling programs one after the other.
 
     Cached programs take less, busy cores take longer.
@@ -177,9 +171,7 @@ def compile_s(
         names: names of programs, as in `built_programs`.
         shape: the model.
         chip: the target of compilation.
-        known: measured seconds of some programs.
     """
     by_kind = _COMPILE_S_CPU if chip.platform == "cpu" else _COMPILE_S_TPU
-    estimated = {name: by_kind[name.partition(" ")[0]] * shape.layers for name in names}
-    measured = {name: known[name] for name in names if name in known} if known else {}
-    return fixed_time(sum((estimated | measured).values()), chip=chip)
+    per_layer = sum(by_kind[name.partition(" ")[0]] for name in names)
+    return fixed_time(per_layer * shape.layers, chip=chip)

@@ -113,15 +113,12 @@ def test_disk_space_counts_the_written_files() -> None:
     assert with_tokens.disk_gib["rollouts"] > 3 * found.disk_gib["rollouts"]
 
 
-def test_programs_are_counted_and_measured_compile_times_are_used() -> None:
+def test_programs_and_their_compile_times_are_counted() -> None:
     given = case(preset("gemma3_1b"))
     plan = choose_placement(given).chosen
     found = forecast(given, plan)
     # empty, 2 prefills, 2 fills, 4 segments, 3 x 3 of compactions, score, keep, gradient, apply
     assert found.programs == 22
-    known = forecast(given, plan, compiled_s={"gradient 8": 1.0, "gradient 99": 1000.0})
-    saved = found.compile_s.expected - known.compile_s.expected
-    assert saved == pytest.approx(26 * 2.0 - 1.0)
     assert found.compile_s.low < found.compile_s.expected < found.compile_s.high
     for pace in SCENARIOS:
         assert found.outcomes[pace].spent_s["compile"] == getattr(found.compile_s, pace)
