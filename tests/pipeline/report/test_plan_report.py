@@ -29,13 +29,16 @@ def planned(
     chip = replace(given.topology.chip, hbm_gib=gib)
     given = replace(given, topology=replace(given.topology, chip=chip))
     choice = choose_placement(given)
-    plan = choice.chosen
-    return PlanReport(given, choice, forecast(given, plan), suggestions(given, plan))
+    return PlanReport(given, choice, forecast(given, choice.chosen))
+
+
+def with_changes(found: PlanReport) -> PlanReport:
+    return replace(found, changes=suggestions(found.case, found.plan))
 
 
 @pytest.fixture(scope="module")
 def found() -> PlanReport:
-    return planned(*FREE)
+    return with_changes(planned(*FREE))
 
 
 def text_lines(figures: dict[str, Any]) -> list[str]:
@@ -157,9 +160,8 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("model", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
-def test_a_range_holds_its_value(model: str, budget: tuple[tuple[str, str], ...]) -> None:
-    figures = plan_figures(planned(*budget, model=model))
+def test_a_range_holds_its_value(budget: tuple[tuple[str, str], ...]) -> None:
+    figures = plan_figures(planned(*budget, model="gemma3_1b"))
     for what in ("steps", "wall_s", "compile_s"):
         found = figures["budget"][what]
         assert found["range"]["low"] <= found["expected"] <= found["range"]["high"], what
@@ -266,7 +268,7 @@ def test_a_plan_that_does_not_fit_names_the_shortage() -> None:
 
 
 def test_changes_that_make_a_plan_fit_are_reported_with_their_memory() -> None:
-    figures = plan_figures(planned(gib=8.0))
+    figures = plan_figures(with_changes(planned(gib=8.0)))
     text = text_lines(figures)
     assert line(text, "changes that make it fit, each planned again  ")
     assert any(one["settings"] for one in figures["changes"])

@@ -115,10 +115,8 @@ def test_configured_sizes_bound_planned_sizes() -> None:
         assert one.config.slots % plan.sampler_shards == 0
 
 
-@pytest.mark.parametrize("name", presets())
-def test_every_preset_has_a_plan_on_every_topology(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["configs/demo.toml", "configs/gemma3_4b_gsm8k_v5e8.toml"])
+def test_there_is_a_plan_on_every_topology(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
     config = load_config(name)
     own = config.plan

@@ -165,14 +165,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("overrides", CASES)
-@pytest.mark.parametrize("model", ["gemma3_1b", "gemma3_4b"])
-def test_a_run_accepts_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
-    given = case(preset(model, *overrides))
+def test_a_run_accepts_every_suggestion(overrides: tuple[tuple[str, str], ...]) -> None:
+    given = case(preset("gemma3_1b", *overrides))
     found = [one for one in suggestions(given, choose_placement(given).chosen) if one.settings]
     assert found
     for one in found:
         texts = {key: show_value(value) for key, value in one.settings.items()}
-        assert preset(model, *overrides, *texts.items()) != given.config
+        assert preset("gemma3_1b", *overrides, *texts.items()) != given.config
         for key, text in texts.items():
             assert (f"no {key}" if text == "none" else f"{key} = {text}") in one.text
 
@@ -223,7 +222,6 @@ def test_only_differing_settings_are_listed() -> None:
 FOUR = "gemma3_4b"
 TOO_LARGE = [
     ("v5e-1", (*FREE, ("plan.hbm_gib", "6"))),
-    ("v5e-8", (("plan.slots", "4096"), ("rollout.prompts_per_step", "256"))),
     ("v5e-8", (("plan.slots", "4096"), ("plan.hbm_gib", "5"))),
     ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2"))),
     ("v5e-8", (("plan.remat", "none"), ("plan.micro_batch_tokens", "131072"))),
