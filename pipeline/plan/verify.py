@@ -33,17 +33,12 @@ class CompilerCheck:
 
     Attributes:
         phase: the phase that it belongs to.
-        report: the compiler's report.
-        hbm_bytes: memory of a chip while it runs, with everything beside it; None: more than the
-            limit, by an unknown amount.
-        fits: whether that fits.
+        report: the compiler's report, with the memory of everything beside the program.
         estimated_s: estimated seconds of one run.
     """
 
     phase: str
     report: CompilerReport
-    hbm_bytes: int | None
-    fits: bool
     estimated_s: float
 
 
@@ -112,7 +107,9 @@ def verify(
     is_fixed = plan.configured and case.config.plan.fixed
     while not _all_fit(programs) and not is_fixed:
         searched += [
-            f"{name} does not fit: {_needed(one)}" for name, one in programs.items() if not one.fits
+            f"{name} does not fit: {_needed(one.report)}"
+            for name, one in programs.items()
+            if not one.report.fits
         ]
         learned = _with_compiled_memory(learned, plan, programs)
         following = plan_again(learned, plan)
@@ -170,13 +167,10 @@ def _check(case: PlanCase, config: Config, *, say: Say) -> Checks:
         total = report.hbm_bytes
         if total is not None:
             total += sum(memory_beside(config, case.shape, name).values())
-        found[name] = CompilerCheck(
-            phase=phases[name],
-            report=report,
-            hbm_bytes=total,
-            fits=report.fits and total is not None and total <= case.compiled_limit_bytes,
-            estimated_s=model.program(name, seq=case.lengths.sequence).expected,
-        )
+        fits = report.fits and total is not None and total <= case.compiled_limit_bytes
+        estimated_s = model.program(name, seq=case.lengths.sequence).expected
+        used = replace(report, fits=fits, hbm_bytes=total)
+        found[name] = CompilerCheck(phases[name], used, estimated_s)
     return found
 
 
@@ -185,16 +179,16 @@ def _with_compiled_memory(case: PlanCase, plan: SizedPlan, programs: Checks) -> 
     ratio = {}
     for one in programs.values():
         # If a program does not fit by itself, the reported memory may be too low.
-        least = 0.0 if one.fits else _LEAST_OVERSIZE * case.compiled_limit_bytes
-        ratio[one.phase] = max(one.hbm_bytes or 0, least) / plan.memory[one.phase].total
+        least = 0.0 if one.report.fits else _LEAST_OVERSIZE * case.compiled_limit_bytes
+        ratio[one.phase] = max(one.report.hbm_bytes or 0, least) / plan.memory[one.phase].total
     return replace(case, memory_ratio=ratio)
 
 
 def _all_fit(programs: Checks) -> bool:
-    return all(program.fits for program in programs.values())
+    return all(program.report.fits for program in programs.values())
 
 
-def _needed(program: CompilerCheck) -> str:
-    if program.hbm_bytes is None:
+def _needed(report: CompilerReport) -> str:
+    if report.hbm_bytes is None:
         return "by an unknown amount"
-    return f"={program.hbm_bytes / GIB:.2f} GiB in use on the chip"
+    return f"={report.hbm_bytes / GIB:.2f} GiB in use on the chip"

@@ -121,12 +121,9 @@ def _verified(found: PlanReport) -> Figures:
         "programs": {
             name: {
                 "phase": one.phase,
-                "fits": one.fits,
-                "gib": _gib(one.hbm_bytes),
-                "seconds": one.report.seconds,
+                **asdict(one.report),
+                "gib": _gib(one.report.hbm_bytes),
                 "estimated": {"source": ESTIMATED, "seconds": one.estimated_s},
-                "compile_s": one.report.compile_s,
-                "cached": one.report.cached,
             }
             for name, one in verified.programs.items()
         },
@@ -180,10 +177,10 @@ def _short(found: PlanReport) -> str:
         return shortage(found.case, found.plan)
     limit, there = found.case.compiled_limit_bytes / GIB, found.case.topology.chip.hbm_gib
     return "; ".join(
-        f"{name} takes {compiled_size(_gib(one.hbm_bytes), there)} GiB of the {limit:.2f} that "
-        "may be used"
+        f"{name} takes {compiled_size(_gib(one.report.hbm_bytes), there)} GiB of the {limit:.2f} "
+        "that may be used"
         for name, one in found.verified.programs.items()
-        if not one.fits
+        if not one.report.fits
     )
 
 

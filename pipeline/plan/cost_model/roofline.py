@@ -2,7 +2,7 @@
 
 The low end is the roofline (https://doi.org/10.1145/1498765.1498785): published operations or bytes
 per second of the chip, whichever takes longer. The expected time uses shares of these limits fitted
-to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured"). No figure was measured on
+to the TPU compiler's estimates for Gemma 3 on a v5e (docs/benchmarks.md). No figure was measured on
 a TPU.
 """
 

@@ -95,7 +95,7 @@ def verified(
     found = verify(compiler.case, plan, others=others, say=said.append)
     assert said == compiler.asked[before:]
     assert found.compilations == len(said) <= MAX_COMPILATIONS
-    assert found.plan.fits == all(one.fits for one in found.programs.values())
+    assert found.plan.fits == all(one.report.fits for one in found.programs.values())
     return found
 
 
@@ -107,7 +107,7 @@ def test_a_plan_that_fits_is_compiled_once_for_each_phase(monkeypatch: pytest.Mo
     assert compiler.asked == ["prefill 320", "segment 512", "reference_top_k 8", "gradient 8"]
     assert (found.compilations, found.compile_s) == (4, 80.0)
     assert found.searched == ()
-    assert found.programs["gradient 8"].hbm_bytes == plan.memory["update"].total
+    assert found.programs["gradient 8"].report.hbm_bytes == plan.memory["update"].total
     assert found.plan.step.total == plan.step.total
 
 

@@ -110,8 +110,8 @@ def sources(figures: Any, path: str = "", own: str | None = None) -> dict[str, s
 
 def made_up(found: PlanReport) -> PlanReport:
     """Verified by a compiler that reports on updates only."""
-    figures = CompilerReport(True, 5 * GIB, 61.0, seconds=0.25)
-    programs = {"gradient 8": CompilerCheck("update", figures, 6 * GIB, True, 0.2)}
+    figures = CompilerReport(True, 6 * GIB, 61.0, seconds=0.25)
+    programs = {"gradient 8": CompilerCheck("update", figures, 0.2)}
     verified = Verified(found.choice.chosen, programs, (), 1, 61.0)
     return replace(found, verified=verified)
 
@@ -280,8 +280,8 @@ def test_changes_that_make_a_plan_fit_are_reported_with_their_memory() -> None:
 
 
 def test_the_compilers_figures_are_marked(found: PlanReport) -> None:
-    figures = CompilerReport(True, 5 * GIB, 61.0, seconds=0.25)
-    program = CompilerCheck("update", figures, 6 * GIB, True, 0.2)
+    figures = CompilerReport(True, 6 * GIB, 61.0, seconds=0.25)
+    program = CompilerCheck("update", figures, 0.2)
     cached = replace(program, phase="decode", report=replace(figures, cached=True))
     verified = Verified(
         found.choice.chosen,
@@ -298,10 +298,8 @@ def test_the_compilers_figures_are_marked(found: PlanReport) -> None:
 
 
 def test_unreported_sizes_are_null(found: PlanReport) -> None:
-    unknown = CompilerCheck("decode", CompilerReport(False, None, 9.0), None, False, 0.2)
-    known = CompilerCheck(
-        "update", CompilerReport(True, 5 * GIB, 61.0, seconds=0.25), 6 * GIB, True, 0.2
-    )
+    unknown = CompilerCheck("decode", CompilerReport(False, None, 9.0), 0.2)
+    known = CompilerCheck("update", CompilerReport(True, 6 * GIB, 61.0, seconds=0.25), 0.2)
     plan = replace(found.choice.chosen, fits=False)
     programs = {"segment 240": unknown, "gradient 8": known}
     verified = Verified(plan, programs, (), 1, 9.0)
