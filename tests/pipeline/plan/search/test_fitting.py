@@ -254,12 +254,6 @@ def test_fewer_slots_have_fewer_slot_buckets() -> None:
     assert plan_again(given_, plan) == plan
 
 
-def test_fixed_sizes_stay_in_another_case() -> None:
-    given_ = case(preset("gemma3_1b", ("plan.slots", "64")))
-    plan = choose_placement(given_).chosen
-    assert plan_again(small_chip(given_, 100.0), plan).config == plan.config
-
-
 def test_the_configured_plan_stays_configured_when_planned_again() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     plan = next(one for one in choose_placement(given_).compared if one.configured)

@@ -13,7 +13,7 @@ from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.plan.cost_model.step import estimate_step
-from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement, plan_again
 from pipeline.plan.search.suggestions import settings_text, suggestions, with_settings
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
@@ -240,6 +240,9 @@ def test_every_change_makes_the_plan_fit(
     found = suggestions(given, plan)
     assert any(one.settings for one in found)
     for one in found:
+        if needed := one.settings.get("plan.hbm_gib"):
+            less = preset(FOUR, *overrides, ("plan.hbm_gib", f"{needed - 0.02:.2f}"))
+            assert not plan_again(case(less, topology), plan).fits
         assert one.plan.fits
         assert one.plan.fullest.total <= one.case.limit_bytes
         texts = {key: show_value(value) for key, value in one.settings.items()}
