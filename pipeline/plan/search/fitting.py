@@ -6,7 +6,7 @@ configuration's own settings and the smallest sizes win: larger ones would only 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,18 +154,30 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     Raises:
         ValueError: if no placement on the topology suits the configuration's other settings.
     """
-
-    def rank(plan: SizedPlan) -> tuple[bool, float]:
-        speed = -plan.step.tokens_per_s
-        return not plan.fits, speed if plan.fits else case.memory_share(plan.memory)
-
-    refused: list[str] = []
-    ranked = sorted(_sized_plans(case, refused), key=rank)
-    if not ranked:
+    plans: list[SizedPlan] = []
+    configured: SizedPlan | None = None
+    refused: list[ConfigError] = []
+    for candidate in placement_candidates(case.config, case.shape, case.topology):
+        if candidate.configured:
+            configured = _as_configured(case, f"as configured ({candidate.name})")
+            configured = replace(configured, config=validated(configured.config))
+            plans.append(configured)
+        config = _with_sizes(case, candidate.config, free=True)
+        if configured is None or config.plan != configured.config.plan:
+            try:
+                plans.append(estimate_plan(case, candidate.name, validated(config)))
+            except ConfigError as error:
+                refused.append(error)
+    if not plans:
         raise ValueError(_no_placement(case, refused))
-    chosen, configured = ranked[0], next((plan for plan in ranked if plan.configured), None)
-    if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
-        chosen = configured
+    fitting = sorted((one for one in plans if one.fits), key=lambda one: -one.step.tokens_per_s)
+    others = [one for one in plans if not one.fits]
+    ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]
+    chosen = ranked[0]
+    if configured is not None:
+        least = chosen.step.tokens_per_s / (1 + MIN_GAIN)
+        is_good = configured.fits and configured.step.tokens_per_s >= least
+        chosen = configured if is_good or case.config.plan.fixed else chosen
     return PlacementChoice(chosen, tuple(ranked))
 
 
@@ -257,26 +269,6 @@ def estimate_plan(
     return SizedPlan(name, configured, config, case.step(config), memory, fits)
 
 
-def _as_good(one: SizedPlan, best: SizedPlan) -> bool:
-    return one.fits and one.step.tokens_per_s * (1 + MIN_GAIN) >= best.step.tokens_per_s
-
-
-def _sized_plans(case: PlanCase, refused: list[str]) -> Iterator[SizedPlan]:
-    """Every placement with its sizes; appends to `refused` why a run cannot have one."""
-    own: SizedPlan | None = None
-    for candidate in placement_candidates(case.config, case.shape, case.topology):
-        if candidate.configured:
-            own = _as_configured(case, f"as configured ({candidate.name})")
-            yield replace(own, config=validated(own.config))
-        config = _with_sizes(case, candidate.config, free=True)
-        if own is not None and config.plan == own.config.plan:
-            continue
-        try:
-            yield estimate_plan(case, candidate.name, validated(config))
-        except ConfigError as error:
-            refused.append(str(error))
-
-
 def _as_configured(case: PlanCase, name: str) -> SizedPlan:
     """The configured placement, with planned sizes unless they are fixed."""
     fixed = case.config.plan.fixed
@@ -284,7 +276,7 @@ def _as_configured(case: PlanCase, name: str) -> SizedPlan:
     return estimate_plan(case, name, config, configured=True)
 
 
-def _no_placement(case: PlanCase, refused: Sequence[str]) -> str:
+def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
     """Why there is no placement to compare; only `rollout.ahead` excludes colocated ones."""
     topology, ahead = case.topology, case.config.rollout.ahead
     if refused:
