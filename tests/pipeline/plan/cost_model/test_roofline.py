@@ -1,6 +1,6 @@
 """The roofline by hand, the compiler's estimates that it was fitted to, and monotonicity.
 
-The compiler's figures are those of README's tables for a v5e: jax 0.10.2, libtpu 0.0.42.1.
+The compiler's figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.pipeline.plan.presets import preset
 
 V5E = TOPOLOGIES["v5e-8"].chip
 LONG = (("rollout.max_prompt_tokens", "256"), ("rollout.max_new_tokens", "1056"))
-"""README's rows: 1,312 positions."""
+"""The rows of docs/benchmarks.md: 1,312 positions."""
 
 
 def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> RooflineModel:
