@@ -24,8 +24,7 @@ from pipeline.compute.aot.hlo import parse
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import rollout_policy
-from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.gemma import Architecture
+from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
 from pipeline.contracts.topology import GIB, HBM_GIB

@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 from configs.schema import Lora
 from pipeline.compute.model import lora as lora_lib
 from pipeline.compute.model import quantize, weights
-from pipeline.compute.model.gemma import Architecture, Gemma
+from pipeline.compute.model.architecture import Architecture
+from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.sharding import by_row, placed, replicated
 
 Params = dict[str, Any]
@@ -82,7 +83,9 @@ class Policy:
                 vocabulary.
         """
         assert adapted or quantization == "none", quantization
-        bare = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), activations=by_row(mesh)))
+        bare = nnx.eval_shape(
+            lambda: Gemma(architecture, activations=by_row(mesh), rngs=nnx.Rngs(0))
+        )
         plain = {
             _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             for path, variable in nnx.to_flat_state(nnx.state(bare))
@@ -143,7 +146,7 @@ class Policy:
     @property
     def vocab_size(self) -> int:
         """Number of rows of the embedding."""
-        return self.architecture.config.num_embed
+        return self.architecture.shape.vocab
 
     def abstract_params(self) -> tuple[Params, Params]:
         """Shapes of base and adapter with shardings, for ahead-of-time compilation."""

@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.flax_checkpoint import FlaxCheckpoint, config_of
-from pipeline.compute.model.gemma import Architecture
 from pipeline.compute.model.safetensors_folder import SafetensorsFolder
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.hf_config import text_config

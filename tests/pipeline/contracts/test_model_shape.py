@@ -64,7 +64,7 @@ def test_the_adapter_by_hand():
 
 
 def test_targets_that_match_nothing_are_refused():
-    with pytest.raises(ValueError, match="the paths are layers/0/attn/q"):
+    with pytest.raises(ValueError, match="there are layers/0/attn/q"):
         read_model_shape(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from pipeline.compute.decode.cache import (
     visible_slots,
 )
 from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.attention import attend_causally
+from pipeline.compute.model.attention import Bounds, attend_causally
 from tests import tiny
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
@@ -92,9 +90,8 @@ def test_int8_codes_are_within_half_a_scale_of_the_values():
     key[0, 1, 0] = 0.0
     prefill = PromptAttention(jnp.array([5, 5]), 5, eight_bits=True)
     query = jnp.ones((2, 5, HEADS, HEAD_DIM))
-    _, cache = prefill(
-        query, jnp.asarray(key), jnp.asarray(value), window=None, softcap=None, cache=None
-    )
+    given = jnp.asarray(key), jnp.asarray(value)
+    _, cache = prefill(query, *given, bounds=Bounds(None, None), cache=None)
     keys, values, key_scales, value_scales = map(np.asarray, cache)
     assert keys.dtype == values.dtype == np.int8
     assert key_scales.shape == (2, KV_HEADS, 5)
@@ -125,15 +122,15 @@ def test_attention_over_rings_equals_attention_over_the_whole_row(
     query, key, value = random(HEADS), random(KV_HEADS), random(KV_HEADS)
     if eight_bits:  # values that rings hold exactly
         key, value = (jnp.asarray(to_int8_values(np.asarray(x))) for x in (key, value))
-    kind: Any = {"window": window, "softcap": softcap}
-    expected, _ = attend_causally(query, key, value, **kind, cache=None)
+    bounds = Bounds(window, softcap)
+    expected, _ = attend_causally(query, key, value, bounds=bounds, cache=None)
 
     lengths = jnp.asarray(prompts)
     # Padding must not get into the rings.
     real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
     padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
     prefill = PromptAttention(lengths, total, eight_bits)
-    _, cache = prefill(query[:, :bucket], *padded, **kind, cache=None)
+    _, cache = prefill(query[:, :bucket], *padded, bounds=bounds, cache=None)
     assert len(cache) == (4 if eight_bits else 2)
     assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
     assert cache[0].shape[2] == capacity(window=window, max_tokens=total)
@@ -148,7 +145,7 @@ def test_attention_over_rings_equals_attention_over_the_whole_row(
             at = lengths + first + step
             new = (x[rows, at][:, None] for x in (query, key, value))
             attend = TokenAttention(start, at, jnp.int32(step))
-            found, recent = attend(*new, **kind, cache=(cache, recent))
+            found, recent = attend(*new, bounds=bounds, cache=(cache, recent))
             np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
         cache = flush(cache, recent, start=start, lengths=start + length)
         start += length

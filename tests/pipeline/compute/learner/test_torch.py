@@ -50,7 +50,7 @@ def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) ->
         return scaled_logits(
             hidden,
             policy.embedding(base),
-            softcap=policy.architecture.final_softcap,
+            softcap=policy.architecture.shape.final_softcap,
             temperature=1.0,
             forbidden=jnp.zeros(policy.vocab_size, bool),
         )

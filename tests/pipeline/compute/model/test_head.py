@@ -16,9 +16,8 @@ from scipy import stats
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import Head, Scores, TopK, scaled_logits, score
-from pipeline.compute.model.head import sample as sample_tokens
-from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.head import FORBIDDEN, Head, Scores, TopK, scaled_logits, score
+from pipeline.compute.model.head_sample import sample as sample_tokens
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.truncation import Truncation
 from pipeline.compute.model.vocabulary import Vocabulary

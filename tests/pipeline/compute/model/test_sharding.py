@@ -109,7 +109,7 @@ def test_the_embedding_lookup_is_exact(
 def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
     """Gradient of the adapter, hidden states and scores of random tokens, on the host."""
     mesh, weights = policy.mesh, np.linspace(-1, 1, TOKENS.size).reshape(TOKENS.shape)
-    softcap = policy.architecture.final_softcap
+    softcap = policy.architecture.shape.final_softcap
     head = Head(softcap=softcap, temperature=0.8, tokens=32, vocab=8, mesh=mesh)
     forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
 

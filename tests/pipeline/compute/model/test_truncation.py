@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 from scipy import stats
 
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import Head, sample, scaled_logits
-from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.head import FORBIDDEN, Head, scaled_logits
+from pipeline.compute.model.head_sample import sample
 from pipeline.compute.model.sharding import VOCAB_AXES, make_mesh
 from pipeline.compute.model.truncation import Truncation, threshold
 
