@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +54,9 @@ def load_adapter(path: str, policy: Policy) -> LoadedAdapter:
         adapter = policy.place_adapter(fit_to_policy(read_peft(folder), policy))
         return LoadedAdapter(adapter, 0, f"PEFT adapter {folder}")
     _check_scale(folder, policy.lora)
-    try:
+    with _named(folder):
         values, version = read(folder)
         adapter = policy.place_adapter(values)
-    except ValueError as error:
-        raise ValueError(f"lora.start: {folder}: {error}") from None
     return LoadedAdapter(adapter, version, f"step {version} of {folder}")
 
 
@@ -73,9 +72,19 @@ def needs_separate(settings: Lora) -> bool:
     folder, read = _find(Path(settings.start))
     if read is None:
         return needs_separate_lora_a(read_peft(folder).pairs)
-    adapter, _ = read(folder)
+    with _named(folder):
+        adapter, _ = read(folder)
     # Only an adapter with separate lora_a has two ranks.
     return len({len(value) for name, value in adapter.items() if name.endswith("_lora_b")}) > 1
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Adds setting and folder to error messages."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"lora.start: {folder}: {error}") from None
 
 
 def _find(path: Path) -> tuple[Path, Reader | None]:
@@ -94,8 +103,8 @@ def _find(path: Path) -> tuple[Path, Reader | None]:
         return path, _read_checkpoint
     if (checkpoints / BEST / adapter_file.NAME).is_file():
         return checkpoints / BEST, adapter_file.read_adapter_file
-    steps = [int(state.parent.name) for state in checkpoints.glob("[0-9]*/state")]
-    if steps:
+    names = (state.parent.name for state in checkpoints.glob("*/state"))
+    if steps := [int(name) for name in names if name.isdecimal()]:
         return checkpoints / str(max(steps)), _read_checkpoint
     raise FileNotFoundError(
         f"lora.start: {path} is no PEFT folder ({peft_folder.CONFIG}), no export (adapter/), no "
@@ -121,9 +130,8 @@ def _read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], int]:
         version, sha256 = int(facts["version"]), facts["adapter_sha256"]
         found = handler.restore(state, args=args)["adapter"]
     except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
-        raise ValueError(
-            f"damaged: {(str(error).strip() or repr(error)).splitlines()[0]}"
-        ) from None
+        line = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ValueError(f"damaged: {line}") from None
     adapter = {name: np.asarray(value) for name, value in found.items()}
     if lora.sha256(adapter) != sha256:
         raise ValueError("damaged: the adapter does not match the recorded hash")

@@ -14,7 +14,47 @@ from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_config import FULL, SLIDING, text_config
 from pipeline.inputs.hub.hf_folder import read_text_config
-from pipeline.inputs.hub.published import PUBLISHED
+from pipeline.inputs.hub.model_source import HF_HANDLE
+
+_GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma-3-270m": _GEMMA3
+    | {
+        "num_hidden_layers": 18,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-1b": _GEMMA3
+    | {
+        "num_hidden_layers": 26,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-4b": _GEMMA3
+    | {
+        "vocab_size": 262_208,
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 1024,
+    },
+    # All sizes are transformers' defaults.
+    "gemma-2-2b": {"model_type": "gemma2"},
+}
+"""Memory-relevant settings of the `config.json` files that Google has published, by model name."""
+_HANDLE = re.compile(
+    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
+    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
+    re.IGNORECASE,
+)
 
 
 def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
@@ -84,16 +124,9 @@ def shape_of(config: Config) -> ModelShape:
     return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
 
 
-_HANDLE = re.compile(
-    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
-    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
-    re.IGNORECASE,
-)
-
-
 def _cached(handle: str) -> Path | None:
     """The folder of the model's `config.json` in the hub's cache; None if it is not cached."""
-    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?", handle)
+    match = HF_HANDLE.fullmatch(handle)
     if match is None:
         return None
     import huggingface_hub
