@@ -101,7 +101,7 @@ def make_policy(
     **changes: Any,
 ) -> Policy:
     """The policy on a mesh of the first `devices` devices; `changes` go to `hf_config`."""
-    return Policy.create(
+    return Policy(
         architecture(hf_config(**changes), dtype=jnp.dtype(dtype)),
         lora=lora,
         mesh=make_mesh(jax.devices()[:devices], fsdp=fsdp, tp=tp),

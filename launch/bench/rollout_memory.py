@@ -167,7 +167,7 @@ def _programs(
         **settings,
     )
     mesh = make_mesh(v5e_devices(devices), fsdp=config.plan.fsdp, tp=config.plan.tp)
-    policy = Policy.create(
+    policy = Policy(
         architecture(MODELS[model], dtype=jnp.dtype("bfloat16")), lora=config.lora, mesh=mesh
     )
     return DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)

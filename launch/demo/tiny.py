@@ -134,7 +134,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
 
     tokenizer = read_tokenizer(draft)
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
-    policy = Policy.create(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
     no_adapter = policy.no_adapter()
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),

@@ -39,7 +39,7 @@ config = load_config(f"configs/{model}_gsm8k_v5e8.toml")
 hf = json.loads(open(f"tests/slow/configs/{model}.json").read())
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
 mesh = make_mesh(devices, fsdp=config.plan.fsdp, tp=config.plan.tp)
-policy = Policy.create(
+policy = Policy(
     architecture(hf, dtype=jnp.dtype("bfloat16")), lora=config.lora, mesh=mesh
 )
 vocabulary = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))

@@ -279,7 +279,7 @@ def test_an_adapter_that_does_not_fit_is_an_error(
     policy = golden_policy
     if changes:
         lora = settings("peft_gemma3", **changes)
-        policy = Policy.create(policy.architecture, lora=lora, mesh=policy.mesh, separate=True)
+        policy = Policy(policy.architecture, lora=lora, mesh=policy.mesh, separate=True)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as refused:
         load_adapter(str(folder), policy)
     assert str(refused.value).startswith("lora.start: ")

@@ -175,7 +175,7 @@ GEMMA3_1B: dict[str, Any] = {
 def test_bytes_of_gemma3_1b(kind: str, gb: float):
     shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
     mesh = make_mesh(jax.devices()[:1])
-    policy = Policy.create(shape, lora=tiny.LORA, mesh=mesh, quantization=kind)
+    policy = Policy(shape, lora=tiny.LORA, mesh=mesh, quantization=kind)
     size = sum(s.size * s.dtype.itemsize for s in policy.base_shapes.values())
     assert size / 1e9 == pytest.approx(gb, abs=5e-4)
     # Every block has 64 weights: one scale of two bytes for each.
