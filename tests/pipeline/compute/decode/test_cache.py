@@ -49,19 +49,6 @@ def test_a_query_attends_to_itself_and_the_positions_in_its_window(position: int
     np.testing.assert_array_equal(everything, [0 <= at <= position for at in range(-3, 40)])
 
 
-def test_held_positions_by_hand():
-    found = held_positions(jnp.array([0, 2, 4, 9]), 4)
-    np.testing.assert_array_equal(
-        np.asarray(found)[1:].tolist(),
-        [
-            [0, 1, -2, -1],
-            [0, 1, 2, 3],
-            [8, 5, 6, 7],
-        ],
-    )
-    assert (np.asarray(found)[0] < 0).all()
-
-
 @pytest.mark.parametrize(
     ("window", "longest", "slots"), [(None, 40, 40), (8, 40, 8), (8, 5, 5), (8, 8, 8)]
 )

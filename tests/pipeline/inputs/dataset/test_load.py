@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import pytest
 
-from configs.schema import Config, Source
+from configs.schema import Config
 from pipeline.inputs.dataset.load import SplitSpec, load_data, load_split, setting_name
 from pipeline.inputs.dataset.rows import DataError, Malformed, TooLong
 from pipeline.inputs.dataset.splits import LoadedSplit
@@ -470,8 +470,3 @@ print([name for name in ("jax", "ray", "flax", "torch", "tensorflow") if name in
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
-
-
-def test_sources_of_a_split_are_files_or_hub_datasets():
-    assert Source(path="a.jsonl").is_file
-    assert not Source(path="openai/gsm8k", split="train").is_file
