@@ -25,7 +25,7 @@ import numpy as np
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
 from pipeline.compute.decode.programs import CompiledSampler, DecodePrograms
-from pipeline.compute.decode.schedule import Group, HeldSlots, SlotAssignment, Slots
+from pipeline.compute.decode.schedule import Group, SlotAssignment, Slots
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.decode.stopping import StopStrings, TextOf
 from pipeline.compute.decode.timing import sampler_speed
@@ -92,12 +92,23 @@ class _Call:
     Attributes:
         requests: all requests.
         slots: which of them have a slot; the result of a prefill is its bucket and the caches.
-        held: those that keep their slot after they end.
+        held: for those that keep their slot after they end (`RolloutRequest.hold`), by index, the
+            number of segments left.
     """
 
     requests: Sequence[RolloutRequest]
     slots: Slots[tuple[int, Caches]]
-    held: HeldSlots
+    held: dict[int, int]
+
+    def count_segment(self) -> None:
+        """Counts a segment for the held slots."""
+        for index in self.held.keys() & set(self.slots.occupants.flat):
+            self.held[index] -= 1
+
+    def held_slots(self) -> np.ndarray:
+        """True where a slot is held, bool `slots`, over all devices."""
+        held = [index for index, left in self.held.items() if left > 0]
+        return np.isin(self.slots.occupants, held).reshape(-1)
 
 
 class Engine:
@@ -263,7 +274,12 @@ class Engine:
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
-        call = _Call(requests, slots, self._held_slots(requests))
+        held = {
+            index: -(-(self._limit(request) - request.num_partial) // steps)
+            for index, request in enumerate(requests)
+            if request.hold
+        }
+        call = _Call(requests, slots, held)
         self.work = DecodeWork()
         found: dict[int, FinishedSlot] = {}
         state = programs.empty()
@@ -285,7 +301,7 @@ class Engine:
                 indices = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
                 state = programs.compact[size](state, indices)
             state = programs.segment[size](*weights, state, sampling)
-            call.held.count(slots.occupants)
+            call.count_segment()
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         return [
@@ -307,7 +323,7 @@ class Engine:
         """
         ended, strings = np.array(state.done), self._stop_string_ends(call, state)
         ended[list(strings)] = True
-        ended &= ~call.held.mask(call.slots.occupants).reshape(-1)
+        ended &= ~call.held_slots()
         found = {}
         released = call.slots.release(ended)
         for slot, index, finished in self._read(call.requests, state, released, strings):
@@ -404,16 +420,6 @@ class Engine:
         self.work.prompt_tokens += prompts.size
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
         return self._programs.prefill[bucket](*weights, *inputs)
-
-    def _held_slots(self, requests: Sequence[RolloutRequest]) -> HeldSlots:
-        steps = self._config.segment_steps
-        return HeldSlots(
-            {
-                index: -(-(self._limit(request) - request.num_partial) // steps)
-                for index, request in enumerate(requests)
-                if request.hold
-            }
-        )
 
     def _limit(self, request: RolloutRequest) -> int:
         """Maximum number of completion tokens."""

@@ -1,4 +1,4 @@
-"""Gradients and properties of the losses, and Tunix's values; test_objective.py has values by hand."""
+"""Gradients and properties of the losses, and Tunix's values; see test_objective.py for others."""
 
 from __future__ import annotations
 

@@ -27,22 +27,13 @@ from tests import tiny
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, 14)).astype(np.int32)
 
 
-def forward(base: Params, adapter: Params) -> jax.Array:
-    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    return tiny.policy().bind(base, adapter)(jnp.asarray(TOKENS), positions)[0]
-
-
-@pytest.fixture(scope="module")
-def hidden() -> Any:
-    return jax.jit(forward)
-
-
-def test_a_fresh_adapter_is_the_identity_bit_for_bit(hidden: Any):
-    policy, base = tiny.policy(), tiny.base()
+def test_a_fresh_adapter_is_the_identity_bit_for_bit():
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
     fresh = policy.fresh_adapter(3)
     assert all(np.any(value) == name.endswith("_lora_a") for name, value in fresh.items())
     zeros = {name: jnp.zeros_like(value) for name, value in fresh.items()}
-    np.testing.assert_array_equal(hidden(base, fresh), hidden(base, zeros))
+    first, second = (tiny.hidden_states(policy, base, each, TOKENS) for each in (fresh, zeros))
+    np.testing.assert_array_equal(first, second)
 
 
 def test_prefill_and_segment_use_the_adapter():
@@ -178,10 +169,7 @@ def test_rslora_scales_by_the_root_of_the_rank():
     policy = tiny.make_policy(lora=settings, num_hidden_layers=2)
     same = tiny.make_policy(lora=Lora(rank=4, alpha=12.0), num_hidden_layers=2)
     base, adapter = tiny.base(layers=2), tiny.make_probe(policy)
-    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    first, second = (
-        p.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] for p in (policy, same)
-    )
+    first, second = (tiny.hidden_states(p, base, adapter, TOKENS) for p in (policy, same))
     np.testing.assert_array_equal(first, second)
     name = "layers.0.mlp.up_proj.kernel"
     np.testing.assert_array_equal(
