@@ -152,7 +152,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         logits = scaled_logits(
             hidden,
             policy.embedding(params),
-            softcap=architecture.final_softcap,
+            softcap=architecture.shape.final_softcap,
             temperature=1.0,
             forbidden=jnp.zeros(policy.vocab_size, bool),
         )

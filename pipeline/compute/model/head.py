@@ -44,6 +44,8 @@ TokenIds = tuple[Array, ...]
 """Targets, `tokens`, and optionally gathered tokens, `tokens k`; or values of the same shapes."""
 Sums = tuple[Array, Array, Array]
 """Shift of the exponentials, their sum, and their sum weighted by the scores."""
+Carry = tuple[Array, Array, Array, Array, Array]
+"""Maximum score, `Sums` without the shift, scores and ids of the top k."""
 Outputs = tuple[Array, Array, TokenIds, Array, Array]
 """log_z, entropy, scores of `TokenIds`, scores and ids of the top k; each by position."""
 
@@ -285,7 +287,7 @@ def _passes_forward(head: Head, top_k: int, *given: Any) -> tuple[Outputs, Any]:
 
 
 def _passes_backward(
-    head: Head, _: int, residuals: tuple[Any, ...], grads: tuple[Any, ...]
+    head: Head, _top_k: int, residuals: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[None, None, Float[Array, "tokens embed"], None]:
     d_log_z, _, d_gathered, *_ = grads
     return None, None, on_devices(head, _backward, *residuals, d_log_z, d_gathered), None
@@ -395,13 +397,11 @@ def _fixed_shift(shard: Shard, hidden: Float[Array, "block embed"]) -> Sums:
     )
 
 
-def _running_maximum(
-    shard: Shard, hidden: Float[Array, "block embed"], k: int
-) -> tuple[Array, Array, Array, Array, Array]:
+def _running_maximum(shard: Shard, hidden: Float[Array, "block embed"], k: int) -> Carry:
     """As `_fixed_shift`, with the running maximum as shift; also scores and ids of the top k."""
     tokens = hidden.shape[0]
 
-    def step(carry: tuple[Array, ...], number: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
+    def step(carry: Carry, number: Int[Array, ""]) -> tuple[Carry, None]:
         highest, total, weighted, values, ids = carry
         _, scores, start = shard.scores(hidden, number)
         new = jnp.maximum(highest, scores.max(axis=-1))
