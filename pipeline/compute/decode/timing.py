@@ -161,7 +161,7 @@ def _prompts(
 
 
 def _admissions(config: Config, vocabulary: Vocabulary, bucket: int, shards: int) -> np.ndarray:
-    """A table of `SlotAdmissions`: admits rollouts of the first prompts of each device to its first slots."""
+    """A table that admits rollouts of the first prompts of each device to its first slots."""
     each = config.slots // shards
     count, read = max(1, each // _SLOTS_PER_ADMISSION), config.prefill_rows(bucket)
     table = SlotAdmissions.empty_table(config.slots)
