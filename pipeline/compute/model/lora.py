@@ -22,12 +22,10 @@ from configs.schema import Lora
 from pipeline.compute.model import quantize
 from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.sharding import batch_shards, mesh_of, platform
+from pipeline.compute.model.tensors import PROJECTIONS
 from pipeline.contracts.model_shape import select_targets
 
 Adapter = dict[str, jax.Array]
-
-FUSED = {"kv_einsum": 2, "qkv_einsum": 3}
-"""Number of projections in matrices that hold several, which share one lora_a."""
 
 # Product of lora_a and lora_b in the shape of the adapted matrix.
 _MERGE = {
@@ -69,7 +67,8 @@ def attach(
     for path, module in modules.items():
         how = quantize.rule(module, path.split("/")[-1], quantization=quantization)
         if path in adapted:
-            rank = lora.rank * (FUSED.get(path.split("/")[-1], 1) if separate else 1)
+            matrix = ".".join(path.split("/")[2:])
+            rank = lora.rank * (len(PROJECTIONS[matrix]) if separate else 1)
             # qwix multiplies by alpha / rank.
             rule = qwix.LoraRule(rank=rank, alpha=lora.scale * rank, **how)
         elif how:
