@@ -23,11 +23,6 @@ from pipeline.inputs.hub.hf_folder import (
 )
 
 
-def test_the_config_is_read(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"hidden_size": 8}', encoding="utf-8")
-    assert read_config(tmp_path) == {"hidden_size": 8}
-
-
 def test_missing_and_unsuitable_folders_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=rf"model\.path: no folder {tmp_path}/gone"):
         read_config(tmp_path / "gone")
