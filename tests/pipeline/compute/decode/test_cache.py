@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,10 +35,10 @@ def ring(positions: int, slots: int) -> list[int]:
     return held
 
 
-@given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(1, 20))
-def test_held_positions_are_those_of_a_ring(lengths: list[int], slots: int):
-    found = np.asarray(held_positions(jnp.asarray(lengths), slots))
-    expected = np.array([ring(length, slots) for length in lengths])
+@pytest.mark.parametrize("slots", [1, 7, 20])
+def test_held_positions_are_those_of_a_ring(slots: int):
+    found = np.asarray(held_positions(jnp.arange(71), slots))
+    expected = np.array([ring(length, slots) for length in range(71)])
     np.testing.assert_array_equal(np.maximum(found, -1), expected)
 
 
@@ -92,12 +95,19 @@ def test_int8_codes_are_within_half_a_scale_of_the_values():
     assert not keys[0, 0, 1].any()
 
 
-@pytest.mark.parametrize("eight_bits", [False, True])
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 4, 30])
-@pytest.mark.parametrize("prompts", [(1, 3, 7), (12, 5, 11)])
+@pytest.mark.parametrize(
+    ("prompts", "window", "softcap", "eight_bits"),
+    [
+        ((1, 3, 7), None, None, False),
+        ((12, 5, 11), 4, None, False),
+        ((1, 3, 7), 1, 1.5, False),
+        ((12, 5, 11), 30, 1.5, False),
+        ((1, 3, 7), 4, 1.5, True),
+        ((12, 5, 11), None, None, True),
+    ],
+)
 def test_attention_over_rings_equals_attention_over_the_whole_row(
-    window: int | None, prompts: tuple[int, ...], softcap: float | None, eight_bits: bool
+    prompts: tuple[int, ...], window: int | None, softcap: float | None, eight_bits: bool
 ):
     total, bucket = 20, 12
     rng = np.random.default_rng(0)
@@ -124,15 +134,18 @@ def test_attention_over_rings_equals_attention_over_the_whole_row(
     # Rings hold finite numbers only.
     cache = tuple(jnp.nan_to_num(x, nan=1e6) if x.dtype != jnp.int8 else x for x in cache)
 
+    @jax.jit
+    def attend(start: jax.Array, at: jax.Array, step: jax.Array, new: Any, cache: Any) -> Any:
+        return TokenAttention(start, at, step)(*new, bounds=bounds, cache=cache)
+
     rows, steps, start = jnp.arange(len(prompts)), total - max(prompts), lengths
     # Segments that are shorter than the windows, equally long, and longer.
     for first, length in ((0, 3), (3, 1), (4, steps - 4)):
         recent = tuple(jnp.full((*x.shape[:2], length, *x.shape[3:]), 7, x.dtype) for x in cache)
         for step in range(length):
             at = lengths + first + step
-            new = (x[rows, at][:, None] for x in (query, key, value))
-            attend = TokenAttention(start, at, jnp.int32(step))
-            found, recent = attend(*new, bounds=bounds, cache=(cache, recent))
+            new = [x[rows, at][:, None] for x in (query, key, value)]
+            found, recent = attend(start, at, jnp.int32(step), new, (cache, recent))
             np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
         cache = flush(cache, recent, start=start, lengths=start + length)
         start += length
