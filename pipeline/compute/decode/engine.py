@@ -82,7 +82,8 @@ class FinishedSlot:
             for copy, known in zip(copies, kept, strict=True):
                 if copy is not None:
                     copy[: request.num_partial] = known
-        return FinishedSlot(*copies, "truncated")
+        tokens, logprobs, processed = copies
+        return FinishedSlot(tokens, logprobs, processed, "truncated")
 
 
 @dataclass(frozen=True)

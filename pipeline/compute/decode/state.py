@@ -103,4 +103,4 @@ class SlotAdmissions(NamedTuple, Generic[A]):
     @staticmethod
     def of(table: A) -> SlotAdmissions[A]:
         """The columns of a table; on the host views that can be written."""
-        return SlotAdmissions(*(table[:, n] for n in range(7)), table[:, 7:])
+        return SlotAdmissions._make([*(table[:, n] for n in range(7)), table[:, 7:]])
