@@ -32,7 +32,7 @@ def draw(*, seq: int = SEQ) -> list[jax.Array]:
     return [jnp.asarray(2 * rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-def by_hand(q: Any, k: Any, v: Any, bounds: Bounds) -> np.ndarray:
+def by_hand(q: Any, k: Any, v: Any, *, bounds: Bounds) -> np.ndarray:
     """Reference attention with explicit sums."""
     window, softcap = bounds
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
@@ -53,7 +53,7 @@ def by_hand(q: Any, k: Any, v: Any, bounds: Bounds) -> np.ndarray:
 def test_causal_attention_by_hand(window: int | None, softcap: float | None):
     bounds = Bounds(window, softcap)
     found, kept = attend_causally(*draw(), bounds=bounds, cache="kept")
-    np.testing.assert_allclose(found, by_hand(*draw(), bounds), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, by_hand(*draw(), bounds=bounds), rtol=1e-5, atol=1e-6)
     assert kept == "kept"
 
 
