@@ -415,8 +415,13 @@ def _running_maximum(shard: Shard, hidden: Float[Array, "block embed"], k: int) 
         return (new, total, weighted, values, ids), None
 
     zeros = jnp.zeros(tokens, jnp.float32)
-    no_values, no_ids = jnp.full((tokens, k), -jnp.inf), jnp.zeros((tokens, k), jnp.int32)
-    start = zeros + FORBIDDEN, zeros, zeros, no_values, no_ids
+    start = (
+        zeros + FORBIDDEN,
+        zeros,
+        zeros,
+        jnp.full((tokens, k), -jnp.inf),
+        jnp.zeros((tokens, k), jnp.int32),
+    )
     return jax.lax.scan(step, start, jnp.arange(shard.count))[0]
 
 
