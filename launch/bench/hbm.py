@@ -19,9 +19,7 @@ from launch.bench.harness import Benchmark, Bound, Claim, Figures, Row, Section
 from launch.bench.small_gemma import preset
 from launch.bench.tunix import Peer, on, train_example
 from launch.bench.v5e import PROMPT, figures, traced_figures, v5e_config, v5e_preset
-from pipeline.compute.aot.compile import VOCABULARY, compile_for, v5e_devices
-from pipeline.compute.aot.cost_figures import HBM, estimated_seconds
-from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.compile import VOCABULARY, v5e_devices
 from pipeline.compute.model.head import Head, score
 from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
 from pipeline.contracts.topology import HBM_GIB, TPU_COMPILER
@@ -112,18 +110,16 @@ def head(*, what: str, tokens: int = 65_536, k: int = 128) -> dict[str, Any]:
         place = NamedSharding(mesh, PartitionSpec(*axes))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    found = compile_for(
-        jax.jit({"gradient": gradient, "top_k": top_k}[what]).trace(
-            array((tokens // LENGTH, LENGTH, WIDTH), jnp.bfloat16, BATCH_AXES),
-            array((tokens // LENGTH, LENGTH), jnp.int32, BATCH_AXES),
-            array((VOCAB, WIDTH), jnp.bfloat16),
-        )
+    function = {"gradient": gradient, "top_k": top_k}[what]
+    given = (
+        array((tokens // LENGTH, LENGTH, WIDTH), jnp.bfloat16, BATCH_AXES),
+        array((tokens // LENGTH, LENGTH), jnp.int32, BATCH_AXES),
+        array((VOCAB, WIDTH), jnp.bfloat16),
     )
-    known = found.stats.argument_size_in_bytes + found.stats.output_size_in_bytes
-    return {
-        "temporary_mib": (found.bytes_of[HBM] - known) / 2**20,
-        "us_per_token": 1e6 * estimated_seconds(parse(found.text)) / tokens,
-    }
+    arrays = jax.tree.leaves((given, jax.eval_shape(function, *given)))
+    known = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    found = traced_figures(jax.jit(function).trace(*given), beside=-known)
+    return {"temporary_mib": 1024 * found["gib"], "us_per_token": 1e3 * found["ms"] / tokens}
 
 
 def the_preset_is_the_smallest_good_one(found: Mapping[str, Figures]) -> Iterator[Claim]:

@@ -86,7 +86,10 @@ def _sampler(name: str, program: str, *, length: int = 1312, **settings: Any) ->
     return _row(name, program, length=length, **settings)
 
 
-_ABOUT = "Positions: 1,312 of prompts and slots, 1,024 of packed rows (a chip), unless a row names others"
+_ABOUT = (
+    "1,312 positions of a slot, 256 of a prompt, 1,024 of a packed row, one chip, unless a row "
+    "names others"
+)
 _4B: dict[str, Any] = {"model": "gemma3_4b"}
 _FSDP = _4B | {"devices": 8, "plan__fsdp": 8, "plan__tp": 1}
 _TP = _4B | {"devices": 8, "plan__fsdp": 4, "plan__tp": 2}

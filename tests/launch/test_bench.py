@@ -1,4 +1,4 @@
-"""`launch.bench`: requests and mistakes, tables, claims, and the row functions of all benchmarks."""
+"""`launch.bench`: requests and mistakes, tables and claims, rows of all benchmarks."""
 
 from __future__ import annotations
 
