@@ -13,7 +13,6 @@ from configs.schema import Plan
 from .test_load import mistakes
 
 CAPPED = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "12")]
-ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
 
 
 @pytest.mark.parametrize(
@@ -267,16 +266,6 @@ ADAPTIVE = [("rollout.dynamic_sampling", "adaptive"), CAPPED[1]]
             'rollout.partial = "drop" ends steps without them; nearest valid: "off"',
         ),
         (
-            [*ADAPTIVE, ("rollout.ahead", "one"), ("learner.importance_cap", "2")],
-            "rollout.dynamic_sampling",
-            'which overlap with rollout.ahead = "one"; nearest valid: "capped"',
-        ),
-        (
-            [*ADAPTIVE],
-            "rollout.dynamic_sampling",
-            'excludes decisions by the clock; nearest valid: "capped", or plan.fixed = false',
-        ),
-        (
             [("rollout.ahead", "one")],
             "rollout.ahead",
             "needs importance weights; set learner.importance_cap above 0, e.g. 2",
@@ -437,14 +426,6 @@ def test_kept_partial_rollouts_have_prompt_buckets_of_every_length(small: Path) 
     assert load_config(small, [*keep, *one_token]).prompt_buckets == (16, 17)
     dropped = load_config(small, [keep[0], ("rollout.partial", "drop")])
     assert dropped.prompt_buckets == (16,)
-
-
-def test_adaptive_sampling_is_valid_if_the_plan_is_not_fixed(small: Path) -> None:
-    config = load_config(small, [*ADAPTIVE, ("plan.fixed", "false")])
-    assert (config.rollout.dynamic_sampling, config.rollout.max_prompts_per_step) == (
-        "adaptive",
-        12,
-    )
 
 
 def test_capped_rounds_may_be_sampled_ahead(small: Path) -> None:
