@@ -34,7 +34,7 @@ from launch.bench.tunix import Peer, TunixSampler, on
 from launch.bench.v5e import PROMPT as V5E_PROMPT
 from launch.bench.v5e import figures, traced_figures, v5e_config
 from pipeline.compute.aot.compile import VOCABULARY as GEMMA_VOCABULARY
-from pipeline.compute.aot.compile import v5e_devices
+from pipeline.compute.aot.compile import trace, v5e_devices
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
@@ -211,23 +211,27 @@ def memory(
         model, length=LENGTH, devices=devices, plan__slots=slots * devices, **settings
     )
     shape, bucket = shape_of(config), max(config.prompt_buckets)
-    segment = f"segment {config.slots}"
+    segment, prefill, fill = f"segment {config.slots}", f"prefill {bucket}", f"fill {bucket}"
     # The learner's adapter and Adam's two moments are no part of a sampler.
     learner = 3 * ProcessArrays.of(config, shape, segment).adapter
-    found = {}
-    for program in (segment, f"prefill {bucket}", f"fill {bucket}"):
-        beside = sum(memory_beside(config, shape, program).values()) - learner
-        found[program] = figures(config, program, beside=beside)
-    sizes = {f"{name.split()[0]}_gib": one["gib"] for name, one in found.items()}
+
+    def beside(program: str) -> int:
+        return sum(memory_beside(config, shape, program).values()) - learner
+
+    decoded = figures(config, segment, beside=beside(segment))
+    read = figures(config, prefill, beside=beside(prefill))
+    filled = traced_figures(trace(config, shape, fill), beside=beside(fill), timed=False)
+    found = {"segment_gib": decoded, "prefill_gib": read, "fill_gib": filled}
+    sizes = {name: one["gib"] for name, one in found.items()}
     return {
         "fits": all(one["fits"] for one in found.values()),
         "gib": None if None in sizes.values() else max(sizes.values()),
         **sizes,
-        **decoding(config, found[segment]["ms"]),
+        **decoding(config, decoded["ms"]),
     }
 
 
-def decoding(config: Config, segment_ms: float) -> dict[str, Any]:
+def decoding(config: Config, segment_ms: float | None) -> dict[str, Any]:
     """Returns figures of a segment that decodes all slots; speed only if the time is known.
 
     Returns:
@@ -239,7 +243,7 @@ def decoding(config: Config, segment_ms: float) -> dict[str, Any]:
     rings = sum(arrays.caches(1, length).values())
     dense = shape.layers * length * 2 * arrays.kv_heads * shape.head_dim * arrays.number
     found = {"kv_mb": rings / 1e6, "kv_share": rings / dense}
-    if segment_ms:
+    if segment_ms is not None:
         found["step_ms"] = segment_ms / config.segment_steps
         found["tokens_per_s"] = 1e3 * config.slots / arrays.devices.count / found["step_ms"]
     return found
@@ -252,7 +256,7 @@ def their_memory(*, rows: int) -> dict[str, Any]:
     peer = Peer.create(gemma3.ModelConfig.gemma3_1b_it(), config.lora)
     weights = on(place, peer.lora), on(place, peer.base)
     sampler = peer.sampler(weights, GEMMA_VOCABULARY, prompt=V5E_PROMPT, new=LENGTH - V5E_PROMPT)
-    found = traced_figures(sampler.trace_decode(rows, place))
+    found = traced_figures(sampler.trace_decode(rows, place), timed=False)
     return {"fits": found["fits"], "gib": found["gib"]}
 
 

@@ -73,9 +73,14 @@ def _lines(axes: Axes, rows: Mapping[str, Any], key: str, label: str) -> None:
         series.setdefault(name.rpartition(", ")[0], []).append((row["slots"], row[key]))
     for number, (name, points) in enumerate(series.items()):
         slots, values = zip(*sorted(points), strict=True)
-        # Two points say nothing about the values between them.
-        style = {"linestyle": "-" if len(points) > 2 else ":", "color": f"C{number}"}
-        axes.plot(slots, values, label=name, marker=_MARKERS[number % len(_MARKERS)], **style)
+        axes.plot(
+            slots,
+            values,
+            label=name,
+            marker=_MARKERS[number % len(_MARKERS)],
+            # Two points say nothing about the values between them.
+            linestyle="-" if len(points) > 2 else ":",
+        )
     ticks = sorted({row["slots"] for row in rows.values()})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

@@ -62,25 +62,40 @@ def figures(config: Config, program: str, *, beside: int = 0) -> dict[str, Any]:
 
     Returns:
         `fits`; `gib` in use on a chip, or needed (None if the compiler names no size); estimated
-        `ms` of one run; `compile_s`.
+        `ms` of one run, None if it does not fit; `compile_s`.
     """
     found = compile_programs(config, shape_of(config), [program])[program]
     gib = None if found.hbm_bytes is None else (found.hbm_bytes + beside) / GIB
-    return _figures(gib, found.seconds, found.compile_s, fits=found.fits)
+    ms = 1e3 * found.seconds if found.fits else None
+    return {
+        "fits": found.fits and gib is not None and gib <= HBM_GIB,
+        "gib": gib,
+        "ms": ms,
+        "compile_s": found.compile_s,
+    }
 
 
-def traced_figures(traced: jax.stages.Traced, *, beside: int = 0) -> dict[str, Any]:
-    """Returns the compiler's figures of another program, as `figures` does."""
+def traced_figures(
+    traced: jax.stages.Traced, *, beside: int = 0, timed: bool = True
+) -> dict[str, Any]:
+    """Returns the compiler's figures of another program, as `figures` does.
+
+    Args:
+        traced: the program.
+        beside: see `figures`.
+        timed: false for a program with a loop whose trip count depends on its arguments; `ms` is
+            None then.
+    """
     began = time.monotonic()
     try:
         program = compile_for(traced)
     except DoesNotFitError as error:
-        return _figures(error.needs_gib, 0.0, time.monotonic() - began, fits=False)
-    seconds = estimated_seconds(parse(program.text))
+        compile_s = time.monotonic() - began
+        return {"fits": False, "gib": error.needs_gib, "ms": None, "compile_s": compile_s}
     gib = (program.bytes_of[HBM] + beside) / GIB
-    return _figures(gib, seconds, time.monotonic() - began, fits=True)
-
-
-def _figures(gib: float | None, seconds: float, compile_s: float, *, fits: bool) -> dict[str, Any]:
-    on_chip = fits and gib is not None and gib <= HBM_GIB
-    return {"fits": on_chip, "gib": gib, "ms": 1e3 * seconds, "compile_s": compile_s}
+    return {
+        "fits": gib <= HBM_GIB,
+        "gib": gib,
+        "ms": 1e3 * estimated_seconds(parse(program.text)) if timed else None,
+        "compile_s": time.monotonic() - began,
+    }

@@ -30,8 +30,17 @@ def answers(monkeypatch, tmp_path):
         asked.extend((config, program) for program in programs)
         return {program: SimpleNamespace(**figures) for program in programs}
 
+    def traced(request, *, beside, timed):
+        assert not timed
+        asked.append(request)
+        gib = (figures["hbm_bytes"] + beside) / GIB if figures["hbm_bytes"] else None
+        return {"fits": figures["fits"], "gib": gib, "ms": None}
+
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(v5e, "compile_programs", ask)
+    # A fill is traced and compiled here: its program stands for the trace.
+    monkeypatch.setattr(rollout, "trace", lambda config, _, program: (config, program))
+    monkeypatch.setattr(rollout, "traced_figures", traced)
     return figures, asked
 
 
@@ -94,8 +103,8 @@ def test_errors_are_bounded_by_memory_use():
 
 def test_adam_counts_beside_the_gradient(answers):
     found = hbm.ours(sequences=2)
-    # Rank 32 on all matrices of gemma3-1b: 26.1 million parameters, two float32 moments of each.
-    assert found["gib"] - 4 == pytest.approx(2 * 4 * 26.1e6 / GIB, rel=0.01)
+    # Rank 32 on all matrices of gemma3-1b: 25.1 million parameters, two float32 moments of each.
+    assert found["gib"] - 4 == pytest.approx(2 * 4 * 25.13e6 / GIB, rel=1e-3)
     assert found["us_per_token"] == pytest.approx(1e6 * 0.2 / 2048)
 
 
@@ -109,12 +118,13 @@ def test_all_of_a_sampler_counts_beside_its_programs(answers):
     assert found["gib"] == max(found["prefill_gib"], found["fill_gib"])
     assert found["kv_mb"] == pytest.approx(16.9, abs=0.05)
     assert found["kv_share"] == pytest.approx(0.48, abs=0.005)
-    assert found["tokens_per_s"] == pytest.approx(512 / (0.2 / 16))
+    assert found["tokens_per_s"] == pytest.approx(512 / (0.2 / 32))
 
 
 def test_the_learners_matrices_count_beside_a_copy(answers):
     shared, merged = (
-        sweep.estimated(slots=64, plan__rollout_weights=kind) for kind in ("shared", "merged")
+        sweep.estimated(slots=64, plan__rollout_weights=kind, learner__importance_cap=2.0)
+        for kind in ("shared", "merged")
     )
     assert shared["copied_gib"] == 0
     assert merged["copied_gib"] == pytest.approx(1.30, abs=0.005)
