@@ -24,7 +24,7 @@ PROGRAMS = Path(__file__).parents[1] / "pipeline/compute/aot/programs"
 def answers(monkeypatch, tmp_path):
     """Replaces the compiler; the figures that it returns, and the requests that it received."""
     figures: dict[str, Any] = {"fits": True, "hbm_bytes": 4 * GIB, "seconds": 0.2, "compile_s": 1.0}
-    asked = []
+    asked: list[tuple[Any, str]] = []
 
     def ask(config, _shape, programs):
         asked.extend((config, program) for program in programs)
@@ -74,7 +74,7 @@ def test_every_row_requests_its_programs(answers, row: Row):
 
 def test_estimates_beside_the_compilers_figures(answers):
     figures, _ = answers
-    given = {"model": "gemma3_1b", "program": "segment 8", "length": 1312}
+    given: dict[str, Any] = {"model": "gemma3_1b", "program": "segment 8", "length": 1312}
     found = plan.compared(**given)
     assert found["compiled_gib"] == 4.0
     assert found["error"] == pytest.approx(100 * (found["estimated_gib"] / 4 - 1))
@@ -86,7 +86,7 @@ def test_estimates_beside_the_compilers_figures(answers):
 
 
 def test_errors_are_bounded_by_memory_use():
-    found = {
+    found: dict[str, dict[str, Any]] = {
         "a": {"share": 70.0, "error": 9.0},
         "b": {"share": 70.0, "error": -6.0},
         "c": {"share": 60.0, "error": -24.0},
