@@ -125,7 +125,7 @@ def test_a_cpu_is_not_an_accelerator():
 
 
 def test_all_variants_train_on_the_same_tokens(small, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(balance, "FIXED", (2, 4))
+    monkeypatch.setattr(balance, "FIXED", (2,))
     monkeypatch.setattr(balance, "_RECIPE_STEPS", 2)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     kept = jax.config.values["jax_compilation_cache_dir"]
@@ -139,17 +139,15 @@ def test_all_variants_train_on_the_same_tokens(small, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(balance, "alternate", watched)
     try:
-        found = balance.tokens_a_second(prompts_per_step=2, steps=2, repeats=1)
+        found = balance.tokens_a_second(prompts_per_step=1, steps=2, repeats=1)
     finally:
         jax.config.update("jax_compilation_cache_dir", kept)
-    lengths = make_lengths(2 * 2 * 2)
-    assert trained.pop("recipe") == lengths[:4].sum()
-    own = set() if found["slots"] in {2, 4} else {"found"}
-    assert trained.keys() == {"2", "4"} | own
-    assert set(trained.values()) == {lengths.sum()}
-    assert found["slots"] in {1, 2, 4, 8}
+    assert trained.keys() == {"2", "recipe"} | (set() if found["slots"] == 2 else {"found"})
+    assert set(trained.values()) == {make_lengths(2 * 2).sum()}
+    assert found["slots"] in {1, 2}
     assert found["rows"] >= 1
-    assert found["of_best"] == found["tokens_found"] / max(found["tokens_2"], found["tokens_4"])
+    assert found["compiled"] == 0
+    assert found["of_best"] == found["tokens_found"] / found["tokens_2"]
     assert found["of_recipe"] == found["tokens_found"] / found["tokens_recipe"]
 
 
