@@ -22,7 +22,7 @@ from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.record_files import move_to_superseded
 from pipeline.contracts.rollouts import Completion, Rollout
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.speeds import LearnerSpeed
+from pipeline.contracts.speeds import Speeds
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.run.run_folder import RunFolder
@@ -221,14 +221,14 @@ class LearnerActor:
         if self.config.plan.hbm_gib is not None:
             check_fits(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
 
-    def learner_speed(self) -> LearnerSpeed:
+    def learner_speed(self) -> Speeds:
         """See `pipeline.compute.learner.learner.Learner.speed`.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
 
-        def work() -> LearnerSpeed:
+        def work() -> Speeds:
             self._check_fits("update")
             return self.learner.speed()
 

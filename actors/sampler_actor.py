@@ -16,7 +16,7 @@ from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.speeds import SamplerSpeed
+from pipeline.contracts.speeds import Speeds
 
 if TYPE_CHECKING:
     from pipeline.compute.decode.engine import Engine
@@ -174,14 +174,14 @@ class SamplerActor:
             min_finished=min_finished,
         )
 
-    def sampler_speed(self) -> SamplerSpeed:
+    def sampler_speed(self) -> Speeds:
         """See `Engine.speed`; without a loaded adapter it measures with a zero one.
 
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
 
-        def work() -> SamplerSpeed:
+        def work() -> Speeds:
             self._check_slots()
             if not self.sha256:
                 self.weights.load(self.policy.no_adapter())

@@ -25,7 +25,7 @@ from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, with_plan
 from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
-from pipeline.plan.size_choice import SizeLadder
+from pipeline.plan.size_choice import neighbours
 
 Scenario = Literal["low", "expected", "high"]
 """An end of every time's range."""
@@ -318,49 +318,33 @@ def calibration_share_s(config: Config, *, now_s: float | None = None) -> float:
 def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
     """Time of measuring sizes at the start of a run; zero where nothing is measured.
 
-    The expected time is the share of the budget; less if there are no more sizes, more if the
-    largest ones, which are always measured, take longer. The low end is a run with cached speeds,
-    which measures only the micro-batches in force. At the high end a size that starts within the
-    share ends after it.
+    The expected time is that of the planned sizes, which are always measured, and of their
+    neighbours within the share of the budget. The low end is a run with cached speeds, which
+    measures only the micro-batches in force. At the high end a size that starts within the share
+    ends after it.
     """
     config, chip = plan.config, case.topology.chip
     share = calibration_share_s(config)
     if config.plan.fixed or not share or config.plan.platform == "gpu":
         return fixed_time(0.0, chip=chip)
-    given = with_placement(
-        case.config, {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
-    ).plan
-    bounds = {key: getattr(given, key) for key in ("slots", "micro_batch_tokens")}
-    ladder = SizeLadder.of(replace(case, config=with_plan(config, bounds)), Sizes.of(config))
-    slots, rows = (
-        list(_configs_of(config, ladder, "slots")),
-        list(_configs_of(config, ladder, "rows")),
-    )
-    sampling = [_sampler_s(case, one) for one in slots]
-    learning = [_learner_s(case, one) for one in rows]
+    placement = {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
+    given = with_placement(case.config, placement).plan
+    bounds = {"slots": given.slots, "micro_batch_tokens": given.micro_batch_tokens}
+    bounded = replace(case, config=with_plan(config, bounds))
+    own = Sizes.of(config)
+    slots = [sized(config, one) for one in neighbours(bounded, own, "slots")]
+    rows = [sized(config, one) for one in neighbours(bounded, own, "micro_batch_tokens")]
+    measured = [*(_sampler_s(case, one) for one in slots), *(_learner_s(case, one) for one in rows)]
     compiled = list(_compiled_s(case, [config, *slots, *rows]))[1:]
-    each = [run + built for run, built in zip([*sampling, *learning], compiled, strict=True)]
-    largest, whole = sampling[0] + learning[0], sum(each, fixed_time(0.0, chip=chip))
-    latest = share + max(one.high for one in each)
-    expected = max(largest.expected, min(share, whole.expected))
+    each = [run + built for run, built in zip(measured, compiled, strict=True)]
+    planned = _sampler_s(case, config) + _learner_s(case, config)
+    whole, latest = sum(each, planned), share + max((one.high for one in each), default=0.0)
     return Seconds(
-        low=min(_learner_s(case, config).low, expected),
-        expected=expected,
-        high=max(largest.high, min(latest, whole.high)),
+        low=_learner_s(case, config).low,
+        expected=max(planned.expected, min(share, whole.expected)),
+        high=max(planned.high, min(latest, whole.high)),
         regime=whole.regime,
     )
-
-
-def _configs_of(config: Config, ladder: SizeLadder, name: str) -> Iterator[Config]:
-    """Configurations with each size of one ladder; the other size is the plan's."""
-    own = Sizes.of(config)
-    for size in getattr(ladder, name):
-        changed = (
-            replace(own, slots=size)
-            if name == "slots"
-            else replace(own, micro_batch_tokens=size * config.row_tokens)
-        )
-        yield sized(config, changed)
 
 
 def _sampler_s(case: PlanCase, config: Config) -> Seconds:

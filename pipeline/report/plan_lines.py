@@ -271,8 +271,8 @@ def _budget(report: Figures) -> Iterator[str]:
         measuring = _around(budget["calibration_s"], _duration)
         share = _duration(budget["calibration_share_s"])
         yield (
-            f"  measuring sizes takes {measuring}: always the largest, others within {share} "
-            "(plan.calibration_share)"
+            f"  measuring sizes takes {measuring}: always the planned ones, neighbours within "
+            f"{share} (plan.calibration_share)"
         )
     read = ", ".join(f"{name} {count:,}" for name, count in budget["evaluated"].items())
     guessed = ", ".join(budget["guessed"])

@@ -198,7 +198,7 @@ def test_calibration_is_reported_if_the_run_does_it(found: PlanReport) -> None:
     text = text_lines(figures)
     assert ", calibration ~" in "".join(text)
     said = line(text, "  measuring sizes takes ~")
-    assert said.endswith("others within 10.8 min (plan.calibration_share)")
+    assert said.endswith("neighbours within 10.8 min (plan.calibration_share)")
     assert "calibration" not in "".join(text_lines(plan_figures(planned())))
 
 
