@@ -14,7 +14,7 @@ import jax
 from configs.schema import Config
 from launch.bench.small_gemma import preset
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
-from pipeline.compute.aot.cost_figures import HBM, estimated_seconds
+from pipeline.compute.aot.estimated_time import estimated_seconds
 from pipeline.compute.aot.hlo import parse
 from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.inputs.hub.model_shape import shape_of
@@ -92,7 +92,7 @@ def traced_figures(
     except DoesNotFitError as error:
         compile_s = time.monotonic() - began
         return {"fits": False, "gib": error.needs_gib, "ms": None, "compile_s": compile_s}
-    gib = (program.bytes_of[HBM] + beside) / GIB
+    gib = (program.hbm_bytes + beside) / GIB
     return {
         "fits": gib <= HBM_GIB,
         "gib": gib,
