@@ -77,7 +77,7 @@ class Case:
             plan__micro_batch_tokens=sequences * row,
         )
         shape = architecture(BODY, dtype=jnp.dtype(dtype))
-        policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+        policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
         programs = LearnerPrograms(policy, config, VOCABULARY)
         rng = np.random.default_rng(0)
         base, adapter = random_weights(policy, rng, scales={})

@@ -81,7 +81,7 @@ def small_config(**changes: Any) -> Config:
 def small_policy(config: Config) -> tuple[Policy, Params, Params]:
     """Returns the policy, random weights and a non-zero LoRA, the same at each call."""
     shape = architecture(SMALL, dtype=jnp.dtype("float32"))
-    policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
     base, adapter = random_weights(policy, np.random.default_rng(0), scales=_EMBEDDING)
     # Logits with a standard deviation of about 1.
     base["final_norm.scale"] += 2.0

@@ -127,7 +127,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     from pipeline.compute.model.sharding import make_mesh
 
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
-    policy = Policy.create(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
     no_adapter = policy.no_adapter()
     schedule = optax.warmup_cosine_decay_schedule(0.0, PEAK_LR, steps // 10, steps)
     optimizer = optax.chain(
@@ -167,7 +167,7 @@ def _loss(params: Any, policy: Any, adapter: Any, tokens: Any, learned: Any) -> 
     logits = scaled_logits(
         hidden,
         policy.embedding(params),
-        softcap=policy.architecture.final_softcap,
+        softcap=policy.architecture.shape.final_softcap,
         temperature=1.0,
         forbidden=jnp.zeros(policy.vocab_size, bool),
     )
