@@ -1,4 +1,4 @@
-"""Runs the demo with several seeds and its control; makes the table of the README.
+"""Runs the demo with several seeds and its control; makes the table in docs/benchmarks.md.
 
     python -m launch.demo.table [--seeds 0 1 2] [--steps N] [--dir runs]
 
