@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
+from configs.base import HOME_VARIABLE
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets
 from configs.overrides import UNSET, Override
-from configs.paths import HOME_VARIABLE
 from configs.settings import Setting, find_setting, settings, tables
 from configs.toml_text import show_value
 

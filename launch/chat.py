@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.base import home
 from configs.cli import parse
 from configs.load import AS_TRAINED, load_config
-from configs.paths import home
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
 from launch.flags import command_flags

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.base import home
 from configs.cli import parse
 from configs.load import AS_TRAINED, config_to_json, load_config
-from configs.paths import home
 from configs.resume import diff_configs
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, exit_status
