@@ -35,7 +35,6 @@ from configs.rollout import (
 from configs.task import (
     OVERLONG,
     Data,
-    MixtureSource,
     NamedSource,
     Prompt,
     RewardFunction,
@@ -47,30 +46,20 @@ from configs.task import (
 
 __all__ = [
     "Budget",
-    "Checkpoint",
     "Config",
     "Data",
-    "Eval",
-    "Export",
     "Learner",
     "Lora",
-    "MixtureSource",
     "Model",
     "NamedSource",
-    "Parity",
     "Plan",
     "Prompt",
-    "Records",
     "RewardFunction",
     "Rewards",
     "Rollout",
-    "Run",
-    "Sft",
     "Shot",
     "Source",
-    "Table",
     "Wandb",
-    "cross_problems",
     "parse_duration_s",
 ]
 

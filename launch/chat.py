@@ -18,7 +18,7 @@ from configs.base import home
 from configs.cli import parse
 from configs.load import AS_TRAINED, load_config
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
+from launch.exits import EXIT_MISTAKE, exit_status
 from launch.flags import command_flags
 
 if TYPE_CHECKING:
@@ -36,30 +36,7 @@ Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 after Ctrl-C."
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.chat",
-            description=DESCRIPTION,
-            flags=_flags(),
-            argument="RUN_DIR",
-        )
-        folder = home() / Path(command.path).expanduser()
-        if not folder.is_dir():
-            raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
-        config = load_config(folder, (*AS_TRAINED, *command.overrides))
-        temperature = command.flags.temperature
-        if not temperature >= 0:
-            raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
-        return _chat(config, folder, temperature=temperature, questions=command.flags.question)
-    except (ValueError, FileNotFoundError) as mistake:
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except Failure as failure:
-        print(failure, file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return exit_status(lambda: _command(argv), int)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -80,6 +57,24 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
+def _command(argv: Sequence[str] | None) -> int:
+    command = parse(
+        argv,
+        prog="python -m launch.chat",
+        description=DESCRIPTION,
+        flags=_flags(),
+        argument="RUN_DIR",
+    )
+    folder = home() / Path(command.path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
+    config = load_config(folder, (*AS_TRAINED, *command.overrides))
+    temperature = command.flags.temperature
+    if not temperature >= 0:
+        raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
+    return _chat(config, folder, temperature=temperature, questions=command.flags.question)
+
+
 def _chat(config: Config, folder: Path, *, temperature: float, questions: list[str] | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     import asyncio
@@ -96,7 +91,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     plan = config.plan
     maker = PromptMaker(config.prompt, open_model_files(config))
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
-        actors = SamplerActors.spawn(config)
+        actors = SamplerActors(config)
         try:
             runner.run(wait_for_devices(actors.devices, config.plan, learner=False))
             print("Devices acquired; loading weights and compiling.", flush=True)

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.placement_group import placement_group_table
 
+from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, shortage, total_resources
 from configs.schema import Plan
 from launch.private_cluster import private_cluster
+from launch.stop import Stop, Stopped, unless
+
+A = TypeVar("A", bound=DeviceActors)
+T = TypeVar("T")
 
 REPORT_WAIT_EVERY_S = 60.0
 """Interval of the messages while a job waits for devices."""
@@ -41,6 +46,47 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
         if problem:
             raise ValueError(problem)
         yield
+
+
+def with_actors(
+    spawn: Callable[[], A],
+    work: Callable[[A], Coroutine[Any, Any, T]],
+    *,
+    plan: Plan,
+    learner: bool = True,
+) -> T:
+    """Runs a command that writes its result at the end: starts its actors, works, ends them.
+
+    Args:
+        spawn: requests the actors from Ray.
+        work: gets the actors once their devices are reserved.
+        plan: of the run.
+        learner: whether the command has a learner.
+
+    Raises:
+        SystemExit: after Ctrl-C or SIGTERM, with 130 or 143.
+    """
+
+    async def prepared(actors: A) -> T:
+        await wait_for_devices(actors.devices, plan, learner=learner)
+        print("Devices acquired; loading weights and compiling.", flush=True)
+        return await work(actors)
+
+    async def run() -> T:
+        stop = Stop(notice="stopping: nothing is written")
+        stop.listen()
+        try:
+            with cluster(plan, learner=learner):
+                stop.listen()
+                actors = spawn()
+                try:
+                    return await unless(stop, prepared(actors))
+                finally:
+                    actors.kill()
+        except Stopped:
+            raise SystemExit(stop.exit_status) from None
+
+    return asyncio.run(run())
 
 
 @contextmanager

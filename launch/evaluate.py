@@ -21,7 +21,7 @@ from configs.cli import parse
 from configs.load import AS_TRAINED, config_to_json, load_config
 from configs.resume import diff_configs
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, exit_status
+from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
@@ -65,17 +65,12 @@ class Prepared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    arguments = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _parse_and_prepare(arguments), run)
+    return exit_status(lambda: _parse_and_prepare(argv), run)
 
 
-def _parse_and_prepare(argv: Sequence[str]) -> Prepared:
-    command = parse(
-        argv,
-        prog="python -m launch.evaluate",
-        description=DESCRIPTION,
-        flags=_flags(),
-    )
+def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
+    prog = "python -m launch.evaluate"
+    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
     return prepare(
         load_config(command.path, (*AS_TRAINED, *command.overrides)),
         checkpoint=command.flags.checkpoint,
@@ -178,61 +173,39 @@ def _notes(config: Config, folder: Path) -> tuple[str, ...]:
 
 def run(prepared: Prepared) -> int:
     """Evaluates, shows and writes the result; returns the exit status."""
-    import asyncio
-
-    return asyncio.run(_run(prepared))
-
-
-async def _run(prepared: Prepared) -> int:
     from actors.handles import SamplerActors
-    from launch.cluster import cluster
-    from launch.stop import Stop, Stopped, unless
+    from launch.cluster import with_actors
     from pipeline.contracts.memory import OutOfMemory
 
     config = prepared.config
-    stop = Stop(notice="stopping: nothing is written")
-    stop.listen()
+
+    async def work(actors: SamplerActors) -> tuple[Measured, Measured | None]:
+        await _start(actors, prepared)
+        return await _measure(actors, prepared)
+
     try:
-        with cluster(config.plan, learner=False):
-            stop.listen()
-            actors = SamplerActors.spawn(config)
-            try:
-                await unless(stop, _start(actors, prepared))
-                base, tuned = await unless(stop, _measure(actors, prepared))
-            finally:
-                actors.kill()
-    except Stopped:
-        return stop.exit_status
-    except Refused as refused:
-        print(refused, file=sys.stderr)
-        return EXIT_MISTAKE
+        base, tuned = with_actors(
+            lambda: SamplerActors(config), work, plan=config.plan, learner=False
+        )
     except OutOfMemory as error:
-        print(f"{error}; reduce --plan.slots", file=sys.stderr)
-        return EXIT_FAILED
+        raise Failure(f"{error}; reduce --plan.slots") from None
     _report(prepared, base, tuned)
     return 0
-
-
-class Refused(Exception):  # noqa: N818  # the user's mistake
-    """The samplers found a mistake in the request."""
 
 
 async def _start(actors: SamplerActors, prepared: Prepared) -> None:
     """Starts the samplers and opens the adapter, before the base is evaluated for minutes.
 
     Raises:
-        Refused: if devices, weights, tokenizer or adapter do not match the request.
+        Failure: if devices, weights, tokenizer or adapter do not match the request.
     """
-    from launch.cluster import wait_for_devices
     from pipeline.evaluate.measurement import open_adapter
 
     try:
-        await wait_for_devices(actors.devices, prepared.config.plan, learner=False)
-        print("Devices acquired; loading weights and compiling.", flush=True)
         await actors.start(prepared.sizes)
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:
-        raise Refused(str(mistake).removeprefix("lora.start: ")) from mistake
+        raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
     print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
 
 
