@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import ray
@@ -141,34 +140,17 @@ class Process:
     args: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
 class DeviceActors:
-    """Ray actors that get their devices together or not at all; they may have to wait for them.
-
-    Args:
-        config: of the run.
-        processes: in the order in which devices are assigned.
+    """Ray actors that get their devices together or not at all.
 
     Attributes:
-        run: prefix of the names that Ray's tools show for the processes and devices.
-        devices: the reservation of the devices.
-        actors: one per process.
+        devices: the reservation of their devices.
+        actors: the Ray actors.
     """
 
-    def __init__(self, config: Config, processes: Sequence[Process]) -> None:
-        self.run = f"run {config.run.name}"
-        leases = [lease(config.plan, process.devices) for process in processes]
-        self.devices = Reservation(self.run, leases)
-        self.actors = [
-            spawn(
-                process.cls,
-                *process.args,
-                lease=leases[number],
-                name=f"{self.run}: {process.name}",
-                strategy=self.devices.bundle(number),
-                threads=_THREADS,
-            )
-            for number, process in enumerate(processes)
-        ]
+    devices: Reservation
+    actors: tuple[Any, ...]
 
     async def started(self) -> None:
         """Returns when the processes have been started.
@@ -185,6 +167,29 @@ class DeviceActors:
         self.devices.release()
 
 
+def _spawn_together(config: Config, processes: Sequence[Process]) -> DeviceActors:
+    """Requests processes from Ray; they get devices in their order, and may have to wait."""
+    leases = [lease(config.plan, process.devices) for process in processes]
+    devices = Reservation(_run_name(config), leases)
+    actors = (
+        spawn(
+            process.cls,
+            *process.args,
+            lease=leases[number],
+            name=f"{_run_name(config)}: {process.name}",
+            strategy=devices.bundle(number),
+            threads=_THREADS,
+        )
+        for number, process in enumerate(processes)
+    )
+    return DeviceActors(devices, tuple(actors))
+
+
+def _run_name(config: Config) -> str:
+    """Prefix of the names that Ray's tools show for the processes and devices of a run."""
+    return f"run {config.run.name}"
+
+
 def _samplers(config: Config) -> list[Process]:
     """The processes that only sample."""
     devices = config.plan.devices_per_sampler
@@ -194,6 +199,7 @@ def _samplers(config: Config) -> list[Process]:
     ]
 
 
+@dataclass(frozen=True)
 class SamplerActors(DeviceActors):
     """The sampler processes of a command that does not train.
 
@@ -201,32 +207,40 @@ class SamplerActors(DeviceActors):
         samplers: one per actor.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, _samplers(config))
-        self.samplers = [cast("SamplerWorker", RayWorker(actor)) for actor in self.actors]
+    samplers: list[SamplerWorker]
+
+    @staticmethod
+    def spawn(config: Config) -> SamplerActors:
+        """Requests the processes from Ray."""
+        found = _spawn_together(config, _samplers(config))
+        samplers = [cast("SamplerWorker", RayWorker(actor)) for actor in found.actors]
+        return SamplerActors(found.devices, found.actors, samplers)
 
     async def start(self, sizes: Sizes) -> None:
         """Compiles the programs of all samplers for these sizes."""
         await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
 
 
+@dataclass(frozen=True)
 class ExportActors(DeviceActors):
-    """The exporter's process; see `actors.exporter_actor.ExporterActor`.
+    """The exporter's process.
 
     Attributes:
-        exporter: its methods.
+        exporter: the methods of `actors.exporter_actor.ExporterActor`.
     """
 
-    def __init__(
-        self, config: Config, *, described: Config, examples: Sequence[Completion]
-    ) -> None:
+    exporter: RayWorker
+
+    @staticmethod
+    def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> ExportActors:
+        """Requests the process from Ray; see `actors.exporter_actor.ExporterActor`."""
         args = (config, described, tuple(examples))
-        super().__init__(
-            config, [Process(ExporterActor, config.plan.learner_devices, "exporter", args)]
-        )
-        self.exporter = RayWorker(self.actors[0])
+        process = Process(ExporterActor, config.plan.learner_devices, "exporter", args)
+        found = _spawn_together(config, [process])
+        return ExportActors(found.devices, found.actors, RayWorker(found.actors[0]))
 
 
+@dataclass(frozen=True)
 class RunActors(DeviceActors):
     """All processes of a training run.
 
@@ -234,30 +248,43 @@ class RunActors(DeviceActors):
         samplers: in a colocated run, the learner's worker.
         learner: the learner's process.
         scorer: the reward processes.
-        one_process: whether sampler and learner are the same process.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.one_process = config.plan.placement == "colocated"
-        learner = ColocatedActor if self.one_process else LearnerActor
-        processes = [Process(learner, config.plan.learner_devices, "learner", (config,))]
-        super().__init__(
-            config, processes if self.one_process else [*processes, *_samplers(config)]
-        )
-        workers = [RayWorker(actor) for actor in self.actors]
-        self.learner = cast("LearnerWorker", workers[0])
-        samplers = workers if self.one_process else workers[1:]
-        self.samplers = [cast("SamplerWorker", worker) for worker in samplers]
-        # Names are never reused: a replaced worker may still hold its name for a moment.
-        self._reward_names = (f"{self.run}: rewards {number}" for number in itertools.count())
-        self.scorer = RewardPool(config.rewards, partial(self._spawn_reward_worker, config.rewards))
+    samplers: list[SamplerWorker]
+    learner: LearnerWorker
+    scorer: RewardPool
 
-    def _spawn_reward_worker(self, rewards: Rewards) -> RewardWorker:
-        name = next(self._reward_names)
-        actor = spawn(RewardActor, rewards, lease=device_free_lease(), name=name)
-        return cast("RewardWorker", RayRewardWorker(actor))
+    @staticmethod
+    def spawn(config: Config) -> RunActors:
+        """Requests the processes from Ray."""
+        colocated = config.plan.placement == "colocated"
+        cls = ColocatedActor if colocated else LearnerActor
+        learner = Process(cls, config.plan.learner_devices, "learner", (config,))
+        found = _spawn_together(config, [learner, *([] if colocated else _samplers(config))])
+        workers = [RayWorker(actor) for actor in found.actors]
+        # Names are never reused: a replaced worker may still hold its name for a moment.
+        names = (f"{_run_name(config)}: rewards {number}" for number in itertools.count())
+        return RunActors(
+            found.devices,
+            found.actors,
+            [cast("SamplerWorker", worker) for worker in (workers if colocated else workers[1:])],
+            cast("LearnerWorker", workers[0]),
+            RewardPool(
+                config.rewards, lambda: _spawn_reward_worker(config.rewards, name=next(names))
+            ),
+        )
+
+    @property
+    def one_process(self) -> bool:
+        """Whether sampler and learner are the same process."""
+        return len(self.actors) == 1
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
         self.scorer.close()
         super().kill()
+
+
+def _spawn_reward_worker(rewards: Rewards, *, name: str) -> RewardWorker:
+    actor = spawn(RewardActor, rewards, lease=device_free_lease(), name=name)
+    return cast("RewardWorker", RayRewardWorker(actor))

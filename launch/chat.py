@@ -91,7 +91,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     plan = config.plan
     maker = PromptMaker(config.prompt, open_model_files(config))
     with cluster(config.plan, learner=False), asyncio.Runner() as runner:
-        actors = SamplerActors(config)
+        actors = SamplerActors.spawn(config)
         try:
             runner.run(wait_for_devices(actors.devices, config.plan, learner=False))
             print("Devices acquired; loading weights and compiling.", flush=True)

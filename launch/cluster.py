@@ -141,29 +141,11 @@ def _waiting_line(devices: Reservation, plan: Plan, *, learner: bool) -> str:
 
 
 def _holders(resource: str, *, own: str) -> str:
-    """Other holders of a resource, as far as the cluster lists them."""
+    """Other placement groups that hold a resource: each run has one, with its name."""
     held = []
     for group in placement_group_table().values():
         amount = sum(bundle.get(resource, 0.0) for bundle in group["bundles"].values())
         if amount and group["state"] == "CREATED" and group["placement_group_id"] != own:
             name = group["name"] or f"placement group {group['placement_group_id']}"
             held.append(f"{name} ({amount:g} {resource})")
-    try:
-        held += _actors_without_a_group(resource)
-    except Exception as error:  # noqa: BLE001  # needs the dashboard, which may be off
-        if not held:
-            return f"unknown ({type(error).__name__})"
-    return "; ".join(held) or "nobody that the cluster lists; nodes may still be starting"
-
-
-def _actors_without_a_group(resource: str) -> list[str]:
-    """Actors of other programs that hold a resource without a placement group."""
-    from ray.util.state import list_actors
-
-    states: list[Any] = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
-    return [
-        f"{state.name or state.class_name} of job {state.job_id}, pid {state.pid} "
-        f"({state.required_resources[resource]:g} {resource})"
-        for state in states
-        if resource in (state.required_resources or {}) and not state.placement_group_id
-    ]
+    return "; ".join(held) or "no run; other programs may hold them, nodes may still be starting"

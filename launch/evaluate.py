@@ -36,8 +36,8 @@ Evaluate the base and the tuned policy on the test split and on eval.sets, in on
 same prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
-_PROGRESS_LINES = 10
-"""Number of progress lines where standard error is no terminal."""
+_BAR_EVERY_S, _LINE_EVERY_S = 0.1, 60.0
+"""Intervals of progress on a terminal, and in a file."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def run(prepared: Prepared) -> int:
 
     try:
         base, tuned = with_actors(
-            lambda: SamplerActors(config), work, plan=config.plan, learner=False
+            lambda: SamplerActors.spawn(config), work, plan=config.plan, learner=False
         )
     except OutOfMemory as error:
         raise Failure(f"{error}; reduce --plan.slots") from None
@@ -211,6 +211,8 @@ async def _start(actors: SamplerActors, prepared: Prepared) -> None:
 
 async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured, Measured | None]:
     """Returns the measurements of the base and of the tuned policy, if there is one."""
+    from tqdm import tqdm
+
     from pipeline.evaluate.measurement import measure
 
     config = prepared.config
@@ -218,7 +220,7 @@ async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured,
     policies = 1 if prepared.adapter is None else 2
     total = policies * config.eval.samples * sum(map(len, prompts.values()))
 
-    async def measure_policy(path: str | None, progress: Progress) -> Measured:
+    async def measure_policy(path: str | None) -> Measured:
         return await measure(
             actors.samplers,
             prompts,
@@ -226,14 +228,13 @@ async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured,
             slots=prepared.sizes.slots,
             tokenizer=prepared.tokenizer,
             path=path,
-            advance=progress.advance,
+            advance=progress.update,
         )
 
-    with Progress(total) as progress:
-        base = await measure_policy(None, progress)
-        if prepared.adapter is None:
-            return base, None
-        return base, await measure_policy(prepared.adapter, progress)
+    every_s = _BAR_EVERY_S if sys.stderr.isatty() else _LINE_EVERY_S
+    with tqdm(total=total, unit="answer", mininterval=every_s) as progress:
+        base = await measure_policy(None)
+        return base, None if prepared.adapter is None else await measure_policy(prepared.adapter)
 
 
 def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
@@ -264,36 +265,6 @@ def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
     text = json.dumps({**result, "answers": answers.name}, indent=2, ensure_ascii=False)
     write_atomically(prepared.result, f"{text}\n".encode())
     print(f"\n{prepared.result}\n{answers}")
-
-
-class Progress:
-    """Shows the number of answers: a progress bar on a terminal, a few plain lines elsewhere.
-
-    Args:
-        total: number of answers at the end.
-    """
-
-    def __init__(self, total: int) -> None:
-        from tqdm import tqdm
-
-        self._total = total
-        self._done = 0
-        self._bar = tqdm(total=total, unit="answer") if sys.stderr.isatty() else None
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def advance(self, count: int) -> None:
-        """Adds `count` answers."""
-        before, self._done = self._done, self._done + count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif before * _PROGRESS_LINES // self._total != self._done * _PROGRESS_LINES // self._total:
-            print(f"answers: {self._done} of {self._total}", flush=True)
 
 
 if __name__ == "__main__":

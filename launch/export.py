@@ -272,7 +272,7 @@ def run(prepared: Prepared) -> int:
     config = working_config(prepared)
 
     def spawn() -> ExportActors:
-        return ExportActors(config, described=prepared.config, examples=prepared.examples)
+        return ExportActors.spawn(config, described=prepared.config, examples=prepared.examples)
 
     try:
         with_actors(spawn, lambda actors: _write(actors.exporter, prepared), plan=config.plan)

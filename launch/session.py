@@ -108,7 +108,7 @@ async def _run(
 ) -> int:
     with cluster(prepared.config.plan):
         stop.listen()
-        actors = RunActors(prepared.config)
+        actors = RunActors.spawn(prepared.config)
         workers = _workers(prepared, actors, beginning, clock, stop)
         try:
             started = await unless(stop, _start(actors, workers, beginning, prepared, clock))

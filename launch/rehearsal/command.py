@@ -94,7 +94,7 @@ async def _run(
     try:
         with cluster(prepared.config.plan):
             stop.listen()
-            actors = RunActors(prepared.config)
+            actors = RunActors.spawn(prepared.config)
             try:
                 work = _rehearse(actors, prepared, target, beginning, started=request.started)
                 result = await unless(stop, work)
