@@ -16,28 +16,15 @@ from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.run_folder import RunFolder
-from tests.demo_texts import write_tokenizer
-from tests.launch.small_run import CONFIG, everything_below, rows, write_request, write_rows
+from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return write_request(tmp_path, tokenizer=tokenizer)
 
 
 @pytest.fixture(autouse=True)
 def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tests of reward functions start the process that imports them."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if "reward_functions" not in request.node.name:
         monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
 
@@ -97,31 +84,6 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
-
-
-HEAVY = ("jax", "numpy", "ray", "datasets", "sentencepiece", "wandb", "scipy", "tqdm")
-
-
-def test_help_ends_with_0_and_loads_nothing_heavy():
-    code = (
-        "import sys\n"
-        "from launch.train import main\n"
-        "try:\n"
-        "    main(['--help'])\n"
-        "finally:\n"
-        f"    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
-    )
-    shown = python("-c", code)
-    assert (shown.returncode, shown.stderr) == (0, "[]\n")
-    assert "python -m launch.train CONFIG.toml" in shown.stdout
-    for word in (
-        "--dry-run",
-        "--extend AMOUNT",
-        "--learner.lr",
-        "--rehearse",
-        "Exit status: 0 done, 1",
-    ):
-        assert word in shown.stdout
 
 
 def test_the_search_for_mistakes_loads_neither_jax_nor_ray():
