@@ -68,6 +68,12 @@ class MistakeCollector:
             self._errors.append(mistake)
             return None
 
+    def check(
+        self, keys: Sequence[str], check: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """As `attempt`; without a check if one of the settings that it reads is a substitute."""
+        return self.attempt(check, *args, **kwargs) if self.intact(*keys) else None
+
     def raise_if_any(self, kind: type[ValueError] = ConfigError) -> None:
         """Raises the collected mistakes, if any.
 
