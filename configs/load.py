@@ -186,12 +186,12 @@ def _validate(
             for mistake in mistakes
             if number == 0 or not _follows(mistake, meant=meant, replaced=replaced)
         )
-        for mistake in mistakes:
-            if find_setting(mistake.path) is None:
-                meant |= _meant_keys(mistake.path, tree)
-                del _holder(tree, mistake.path)[mistake.path[-1]]
-            else:
-                replaced.add(_substitute(tree, mistake.path, replaced))
+        unknown = [mistake.path for mistake in mistakes if find_setting(mistake.path) is None]
+        for path in unknown:
+            meant |= _meant_keys(path, tree)
+            del _holder(tree, path)[path[-1]]
+        for path in (mistake.path for mistake in mistakes if mistake.path not in unknown):
+            replaced.add(_substitute(tree, path, replaced))
     return None, found, meant | replaced
 
 

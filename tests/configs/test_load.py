@@ -256,6 +256,9 @@ def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
         ([("data.train.path", "gs://x"), ("run.nam", "x")], {"data.train.path"}),
         ([("modle.path", "x")], set()),
         ([("eval.every_steps", "5")], {"eval.every_steps"}),
+        ([("sft.train", "{path = 3, limit = 0, foo = 1}")], {"sft.train"}),
+        ([("data.test", "{path = 3, foo = 1}")], {"data.test.path"}),
+        ([("rewards.functions", "[3, {foo = 1}]")], {"rewards.functions"}),
     ],
 )
 def test_invalid_values_get_substitutes(
