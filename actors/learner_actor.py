@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.model_actor import ModelActor, during, make_exporter
+from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
@@ -36,7 +36,7 @@ PROBE_VERSION = -1
 class LearnerActor(ModelActor):
     """Hosts the learner."""
 
-    role = "learner"
+    role: Role = "learner"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
@@ -24,20 +24,19 @@ from pipeline.run.run_folder import RunFolder
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter
 
+Role = Literal["learner", "sampler"]
+
 P = ParamSpec("P")
-S = TypeVar("S")
 T = TypeVar("T")
 
 
-def during(
-    phase: WorkerPhase,
-) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+def during(phase: WorkerPhase) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a method raise `OutOfMemory` with this phase if it runs out of memory."""
 
-    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @wraps(method)
-        def run(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
-            return catch_out_of_memory(phase, lambda: method(self, *args, **kwargs))
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            return catch_out_of_memory(phase, lambda: method(*args, **kwargs))
 
         return run
 
@@ -54,7 +53,7 @@ class ModelActor(ABC):
         opening: the model; None: not opened yet.
     """
 
-    role: Literal["learner", "sampler"]
+    role: Role
 
     def __init__(self, config: Config) -> None:
         self.requested = self.config = config

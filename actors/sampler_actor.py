@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.model_actor import ModelActor, during
+from actors.model_actor import ModelActor, Role, during
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SamplerActor(ModelActor):
     """Hosts the rollout engine."""
 
-    role = "sampler"
+    role: Role = "sampler"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
