@@ -64,12 +64,11 @@ class Rollout(Table):
         description="share of a sampler's requested rollouts that must finish before its part of "
         "the step ends; required with partial",
     )
-    dynamic_sampling: Literal["off", "capped", "adaptive"] = Field(
+    dynamic_sampling: Literal["off", "capped"] = Field(
         "off",
         description="replace groups whose rewards are all equal, which have no gradient. capped: "
         "sample further prompts until prompts_per_step groups have signal or max_prompts_per_step "
-        "is reached; adaptive: only while this yields more groups with signal per second than the "
-        "next step would (DAPO, arXiv:2503.14476)",
+        "is reached (DAPO, arXiv:2503.14476)",
     )
     max_prompts_per_step: int | None = Field(
         None,
@@ -141,12 +140,6 @@ class Rollout(Table):
                 f'rollout.partial = "{self.partial}" ends steps without them; nearest valid: "off"'
             )
             yield "dynamic_sampling", what
-        if mode == "adaptive" and self.ahead != "off":
-            what = (
-                '"adaptive" compares seconds of sampling with seconds of learning, which overlap '
-                f'with rollout.ahead = "{self.ahead}"; nearest valid: "capped"'
-            )
-            yield "dynamic_sampling", what
 
     @property
     def truncates(self) -> bool:
@@ -196,16 +189,6 @@ def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator
             "learner.importance_cap above 0, e.g. 2"
         )
         yield "rollout.partial", what
-
-
-def dynamic_problems(rollout: Rollout, plan: Plan) -> Iterator[Problem]:
-    """Requirements of `rollout.dynamic_sampling` on the plan."""
-    if rollout.dynamic_sampling == "adaptive" and plan.fixed:
-        what = (
-            '"adaptive" decides by measured seconds, and plan.fixed = true excludes decisions by '
-            'the clock; nearest valid: "capped", or plan.fixed = false'
-        )
-        yield "rollout.dynamic_sampling", what
 
 
 def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator[Problem]:

@@ -28,7 +28,6 @@ from configs.plan import Plan, rollout_weights_problems
 from configs.rollout import (
     Rollout,
     ahead_problems,
-    dynamic_problems,
     partial_problems,
     shrink_problems,
 )
@@ -365,7 +364,6 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("rewards", "rollout"), _overlong_problems),
     (("rollout", "learner", "plan"), partial_problems),
     (("rollout", "learner", "plan"), ahead_problems),
-    (("rollout", "plan"), dynamic_problems),
     (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
     (("run", "sft", "budget"), _sft_problems),

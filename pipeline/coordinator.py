@@ -313,7 +313,7 @@ class Coordinator:
         if data.overflow and not learned["tokens_trained"]:
             learned = {**learned, "skipped_updates": 1.0}
         number, skipped = step.number + 1, "skipped_updates" in learned
-        progress = data.counted(self.progress.after_update(learned), watch)
+        progress = data.counted(self.progress.after_update(learned))
         self.progress = replace(progress, step=number)
         self._is_uncounted = False
         metrics = data.metrics(self.config, learned) | self._time_metrics(step, watch)

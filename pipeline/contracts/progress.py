@@ -18,7 +18,7 @@ _ARRAYS = {
 }
 
 _DECAY = 0.9
-"""Factor by which the weight of an observation decays with each step."""
+"""Factor by which the weight of a group decays with each step."""
 
 
 @dataclass(frozen=True)
@@ -72,91 +72,29 @@ def _completion(row: Mapping[str, Any]) -> Completion:
 
 
 @dataclass(frozen=True)
-class LinearFit:
-    """Seconds as a linear function of a count: weighted least squares, no negative part.
+class SignalShare:
+    """Share of groups with signal (different rewards) in the steps so far; later ones weigh more.
 
     Attributes:
-        weight, x, y, xx, xy: weighted sums over the observations.
-    """
-
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def observed(self, count: float, seconds: float) -> LinearFit:
-        """Adds an observation."""
-        return LinearFit(
-            self.weight + 1,
-            self.x + count,
-            self.y + seconds,
-            self.xx + count * count,
-            self.xy + count * seconds,
-        )
-
-    def faded(self) -> LinearFit:
-        """Decays the weight of all observations."""
-        return LinearFit(**{name: _DECAY * value for name, value in vars(self).items()})
-
-    def at(self, count: float) -> float:
-        """Expected seconds of `count`; needs at least one observation.
-
-        If all observations have the same count, a smaller count takes as long, because a half-empty
-        device is no faster, and a larger count takes proportionally longer.
-        """
-        mean, mean_s = self.x / self.weight, self.y / self.weight
-        spread = self.xx / self.weight - mean * mean
-        if spread <= 1e-6 * mean * mean:
-            return mean_s * max(1.0, count / mean) if mean else mean_s
-        slope = (self.xy / self.weight - mean * mean_s) / spread
-        slope = min(max(slope, 0.0), mean_s / mean)
-        return mean_s + slope * (count - mean)
-
-
-@dataclass(frozen=True)
-class SamplingEstimates:
-    """Measurements of the steps so far; later steps weigh more.
-
-    Attributes:
-        signal: groups with signal (different rewards).
-        groups: all groups.
-        sampling: seconds of a round by its number of prompts, rewards included.
-        learning: seconds of an update by its number of groups with signal, sync included.
+        signal: weighted number of groups with signal.
+        groups: weighted number of all groups.
     """
 
     signal: float = 0.0
     groups: float = 0.0
-    sampling: LinearFit = LinearFit()
-    learning: LinearFit = LinearFit()
 
     @property
     def share(self) -> float:
         """Share of groups with signal, strictly between 0 and 1."""
         return (self.signal + 0.5) / (self.groups + 1)
 
-    def counted(self, signal: int, groups: int) -> SamplingEstimates:
+    def counted(self, signal: int, groups: int) -> SignalShare:
         """Adds the groups of a round."""
-        return replace(self, signal=self.signal + signal, groups=self.groups + groups)
+        return SignalShare(self.signal + signal, self.groups + groups)
 
-    def faded(self) -> SamplingEstimates:
-        """Decays all measurements at the start of a step."""
-        return SamplingEstimates(
-            _DECAY * self.signal,
-            _DECAY * self.groups,
-            self.sampling.faded(),
-            self.learning.faded(),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON, for a checkpoint."""
-        return asdict(self)
-
-    @staticmethod
-    def of_json(row: Mapping[str, Any]) -> SamplingEstimates:
-        """Reads the result of `to_json`."""
-        lines = {name: LinearFit(**row[name]) for name in ("sampling", "learning")}
-        return SamplingEstimates(**{**row, **lines})
+    def faded(self) -> SignalShare:
+        """Decays the weight of all groups at the start of a step."""
+        return SignalShare(_DECAY * self.signal, _DECAY * self.groups)
 
 
 @dataclass(frozen=True)
@@ -166,12 +104,12 @@ class SamplingState:
     Attributes:
         partial: truncated rollouts of earlier steps, which this step continues.
         prompts_sampled: prompts that earlier steps sampled.
-        estimates: with dynamic sampling, measurements of earlier steps.
+        signal: with dynamic sampling, share of groups with signal in earlier steps.
     """
 
     partial: PartialRollouts = field(default_factory=PartialRollouts)
     prompts_sampled: int = 0
-    estimates: SamplingEstimates = field(default_factory=SamplingEstimates)
+    signal: SignalShare = field(default_factory=SignalShare)
 
 
 @dataclass(frozen=True)
@@ -216,7 +154,7 @@ class Progress:
         sampling = {
             "partial": state.partial.to_json(),
             "prompts_sampled": state.prompts_sampled,
-            "estimates": state.estimates.to_json(),
+            "signal": asdict(state.signal),
         }
         return {**vars(self), "sampling": sampling}
 
@@ -229,7 +167,7 @@ class Progress:
         state = SamplingState(
             PartialRollouts.of_json(sampling["partial"]),
             sampling["prompts_sampled"],
-            SamplingEstimates.of_json(sampling["estimates"]),
+            SignalShare(**sampling["signal"]),
         )
         return Progress(**{**found, "sampling": state})
 

@@ -4,7 +4,7 @@
               with signal are missing -> ...
     kept    = groups with signal first, as many groups as the step has prompts
 
-Pure functions of counts and seconds. A group without signal has equal rewards.
+Pure functions of counts. A group without signal has equal rewards.
 """
 
 from __future__ import annotations
@@ -13,55 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.contracts.progress import SamplingEstimates
 from pipeline.contracts.rollouts import Rollout
 
 Group = Sequence[Rollout]
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Groups with signal per second of the two alternatives.
-
-    Attributes:
-        sampling: a further round in this step.
-        learning: the update now, and the next step.
-    """
-
-    sampling: float
-    learning: float
-
-
 def round_size(missing: int, *, left: int, share: float) -> int:
     """Prompts of a round so that about `missing` of them have signal, at most `left`."""
     return min(left, math.ceil(missing / share))
-
-
-def gain(
-    estimates: SamplingEstimates, *, prompts: int, signal: int, wanted: int, prompts_per_step: int
-) -> Gain | None:
-    """Compares a further round with the update; None: too few measurements.
-
-    With share p, round S(n) and update L(g) in seconds, in a step with g groups with signal:
-
-        sampling   d / (S(n) + L(g + d) - L(g)),  d = min(p n, missing)
-        learning   p N / (S(N) + L(p N)),         N = prompts_per_step
-
-    Args:
-        estimates: of p, S and L.
-        prompts: n.
-        signal: g.
-        wanted: missing groups with signal.
-        prompts_per_step: N.
-    """
-    if not (estimates.sampling.weight and estimates.learning.weight):
-        return None
-    more = min(estimates.share * prompts, wanted)
-    learning = estimates.learning
-    cost_s = estimates.sampling.at(prompts) + learning.at(signal + more) - learning.at(signal)
-    usual = estimates.share * prompts_per_step
-    step_s = estimates.sampling.at(prompts_per_step) + learning.at(usual)
-    return Gain(more / max(cost_s, 1e-9), usual / max(step_s, 1e-9))
 
 
 def has_signal(group: Group) -> bool:

@@ -30,14 +30,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import DecisionLog, StepGate, TrainStep
-from pipeline.contracts.progress import SamplingEstimates, SamplingState
+from pipeline.contracts.progress import SamplingState, SignalShare
 from pipeline.contracts.rollouts import Prompt, RolloutName, RolloutRequest
 from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.inputs.dataset.packing import sequences_for_step
@@ -174,21 +173,16 @@ class RolloutProducer:
         settings = self._config.rollout
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, watch)
-            return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.estimates)
+            return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
         rounds: list[SamplingRound] = []
-        estimates, gain = state.estimates.faded(), None
-        size = settings.prompts_per_step
+        signal, size = state.signal.faded(), settings.prompts_per_step
         while size:
             sampled = sum(part.prompts for part in rounds)
             prompts = self._next_prompts(state.prompts_sampled + sampled, size)
             part = await self._round(prompts, step, state, watch)
             rounds.append(part)
-            estimates = estimates.counted(part.stats.mixed, part.prompts)
-            if settings.dynamic_sampling == "adaptive":
-                sampling = estimates.sampling.observed(part.prompts, part.seconds)
-                estimates = replace(estimates, sampling=sampling)
-            size, compared = self._further_round(step.number, rounds, estimates)
-            gain = compared or gain
+            signal = signal.counted(part.stats.mixed, part.prompts)
+            size = self._further_round(step.number, rounds, signal)
         rollouts = [rollout for part in rounds for rollout in part.rollouts]
         groups = [
             list(own) for _, own in groupby(rollouts, key=lambda one: one.completion.name.group)
@@ -201,8 +195,7 @@ class RolloutProducer:
             [rollout for group in chosen.kept for rollout in group],
             replaced=len(chosen.replaced),
             surplus=len(chosen.surplus),
-            estimates=estimates,
-            gain=gain,
+            signal=signal,
         )
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
@@ -256,40 +249,25 @@ class RolloutProducer:
         return SamplingRound(rollouts, stats, split, errors, work, len(prompts), seconds)
 
     def _further_round(
-        self, step: int, rounds: Sequence[SamplingRound], estimates: SamplingEstimates
-    ) -> tuple[int, dynamic_sampling.Gain | None]:
-        """Prompts of a further round, 0: none; and the comparison that decided, if any."""
+        self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare
+    ) -> int:
+        """Prompts of a further round; 0: none."""
         settings = self._config.rollout
         assert settings.max_prompts_per_step is not None
-        signal = sum(part.stats.mixed for part in rounds)
-        missing = settings.prompts_per_step - signal
+        missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
         left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
         if missing <= 0 or left <= 0:
-            return 0, None
-        size = dynamic_sampling.round_size(missing, left=left, share=estimates.share)
+            return 0
         earlier = self._earlier_decision(step, rounds)
-        if earlier is None and not self._has_time_for(step):
-            self._journal(step, rounds, prompts=0, why="deadline")
-            return 0, None
-        if earlier is not None and earlier["why"] == "deadline":
-            return 0, None
-        if settings.dynamic_sampling == "capped":
-            if earlier is None and self._config.budget.steps is None:
-                self._journal(step, rounds, prompts=size, why="time is left")
-            return size, None
-        found = dynamic_sampling.gain(
-            estimates,
-            prompts=size,
-            signal=signal,
-            wanted=missing,
-            prompts_per_step=settings.prompts_per_step,
-        )
         if earlier is not None:
-            return earlier["prompts"], found
-        worth = found is not None and found.sampling > found.learning
-        facts = {} if found is None else vars(found)
-        self._journal(step, rounds, prompts=size if worth else 0, why="gain", **facts)
-        return size if worth else 0, found
+            return earlier["prompts"]
+        size = dynamic_sampling.round_size(missing, left=left, share=signal.share)
+        if not self._has_time_for(step):
+            self._journal(step, rounds, prompts=0, why="deadline")
+            return 0
+        if self._config.budget.steps is None:
+            self._journal(step, rounds, prompts=size, why="time is left")
+        return size
 
     def _journal(self, step: int, rounds: Sequence[SamplingRound], **facts: Any) -> None:
         self._log.journal(_FURTHER_ROUND, step=step + 1, rounds=len(rounds), **facts)

@@ -9,11 +9,9 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.clock import Stopwatch
-from pipeline.contracts.progress import Progress, SamplingEstimates, SamplingState
+from pipeline.contracts.progress import Progress, SamplingState, SignalShare
 from pipeline.contracts.rollouts import DecodeWork, Rollout
 from pipeline.rollout.advantages import GroupStats
-from pipeline.rollout.dynamic_sampling import Gain
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
 from pipeline.run.records import Records
@@ -44,8 +42,7 @@ class RolloutStep:
             prompts.
         replaced: groups without signal that others replace.
         surplus: groups with signal that are not needed.
-        estimates: measurements with those of this step's rounds.
-        gain: the last comparison of a further round with the update; None: there was none.
+        signal: share of groups with signal, this step's rounds included.
     """
 
     number: int
@@ -54,8 +51,7 @@ class RolloutStep:
     rollouts: list[Rollout]
     replaced: int
     surplus: int
-    estimates: SamplingEstimates
-    gain: Gain | None = None
+    signal: SignalShare
 
     @property
     def name(self) -> str:
@@ -98,12 +94,12 @@ class RolloutStep:
 
     @property
     def next_state(self) -> SamplingState:
-        """The sampling state after the step, without the seconds of its update."""
+        """The sampling state after the step."""
         prompts = self.state.prompts_sampled + sum(part.prompts for part in self.rounds)
-        return SamplingState(self.split.partial, prompts, self.estimates)
+        return SamplingState(self.split.partial, prompts, self.signal)
 
-    def counted(self, progress: Progress, watch: Stopwatch) -> Progress:
-        """Adds the step to the counters; `watch` has laps "learn" and "sync"."""
+    def counted(self, progress: Progress) -> Progress:
+        """Adds the step to the counters."""
         rollouts = self.all_rollouts
         return replace(
             progress,
@@ -114,16 +110,8 @@ class RolloutStep:
             continued=progress.continued + self.split.continued,
             dropped=progress.dropped + self.split.dropped,
             unused=progress.unused + len(rollouts) - len(self.rollouts),
-            sampling=replace(self.next_state, estimates=self._with_update(watch)),
+            sampling=self.next_state,
         )
-
-    def _with_update(self, watch: Stopwatch) -> SamplingEstimates:
-        estimates, laps = self.estimates, watch.metrics()
-        if not estimates.sampling.weight:  # nothing compares seconds
-            return estimates
-        trained = sum(part.stats.mixed for part in self.rounds) - self.surplus
-        seconds = laps["time/learn_s"] + laps["time/sync_s"]
-        return replace(estimates, learning=estimates.learning.observed(trained, seconds))
 
     def record(
         self,
@@ -170,19 +158,15 @@ class RolloutStep:
             if rollout.completion.name not in kept
         ]
         wasted = sum(unused) / max(1, self.tokens)
-        metrics = {
+        return {
             "rollout/rounds": float(len(self.rounds)),
             "rollout/prompts": float(sum(part.prompts for part in self.rounds)),
             "rollout/groups_replaced": float(self.replaced),
             "rollout/groups_surplus": float(self.surplus),
             "rollout/tokens_wasted": float(sum(unused)),
-            "rollout/signal_share": self.estimates.share,
+            "rollout/signal_share": self.signal.share,
             "time/wasted_s": wasted * self.seconds,
         }
-        if self.gain is not None:
-            metrics["rollout/gain_sampling"] = self.gain.sampling
-            metrics["rollout/gain_learning"] = self.gain.learning
-        return metrics
 
     def _staleness(self) -> dict[str, float]:
         """Policy versions between sampling and training, over trained tokens."""
@@ -223,7 +207,7 @@ class DemonstrationStep:
         """The sampling state after the step."""
         return self.state
 
-    def counted(self, progress: Progress, watch: Stopwatch) -> Progress:  # noqa: ARG002
+    def counted(self, progress: Progress) -> Progress:
         """The counters: all counters of an SFT step come from its update."""
         return progress
 

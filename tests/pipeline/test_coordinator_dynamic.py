@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.progress import SamplingEstimates
-from pipeline.contracts.record_files import replace_rows
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from pipeline.inputs.dataset.order import consecutive_prompts
-from pipeline.rollout.dynamic_sampling import gain, has_signal
+from pipeline.rollout.dynamic_sampling import has_signal
 from tests.fakes import (
     Disk,
     Killed,
@@ -29,10 +27,10 @@ STEPS, TRAIN, CAP = 5, 15, 7
 WRONG = "<reasoning>1</reasoning><answer>no</answer>"
 
 
-def config_of(folder: Path, mode: str = "capped", **tables: Any) -> Config:
+def config_of(folder: Path, **tables: Any) -> Config:
     """Three groups of two per step, from at most seven prompts."""
     rollout = {
-        "dynamic_sampling": mode,
+        "dynamic_sampling": "capped",
         "max_prompts_per_step": CAP,
         "prompts_per_step": 3,
         **tables.pop("rollout", {}),
@@ -41,7 +39,6 @@ def config_of(folder: Path, mode: str = "capped", **tables: Any) -> Config:
         folder,
         **{
             "rollout": rollout,
-            "plan": {"fixed": mode != "adaptive"},
             "budget": {"steps": STEPS},
             "checkpoint": {"every_steps": 3},
             **tables,
@@ -214,7 +211,7 @@ def test_without_dynamic_sampling_there_are_no_metrics_of_it(tmp_path: Path):
     assert "unused" not in run.folder.summary["rollouts"]
 
 
-# --- adaptive: decisions by measurements
+# --- decisions by the clock
 
 
 def slow(*, sampling: float = 1.0, learning: float = 1.0) -> Script:
@@ -224,75 +221,6 @@ def slow(*, sampling: float = 1.0, learning: float = 1.0) -> Script:
 
 def decisions(run: Process) -> list[dict[str, Any]]:
     return run.events("further_round")
-
-
-def test_before_the_first_update_there_is_no_further_round(tmp_path: Path):
-    config = config_of(tmp_path, "adaptive", budget={"steps": 1})
-    watched = Watched(config, signal=set(), script=slow(learning=1e6))
-    assert watched.rounds[0] == [watched.rounds[0][0]]
-    assert decisions(watched.run) == [{"step": 1, "rounds": 1, "prompts": 0, "why": "gain"}]
-
-
-def test_with_slow_updates_rounds_continue_up_to_the_cap(tmp_path: Path):
-    config = config_of(tmp_path, "adaptive")
-    watched = Watched(config, script=slow(sampling=1.0, learning=1e4))
-    for step in range(1, STEPS):
-        drawn = sum(map(len, watched.rounds[step]))
-        assert drawn == CAP or watched.metrics[step]["groups/mixed"] >= 3
-    assert any(len(rounds) > 1 for rounds in watched.rounds.values())
-
-
-def test_with_fast_updates_no_round_is_sampled_for_one_group(tmp_path: Path):
-    config, signal = config_of(tmp_path, "adaptive", budget={"steps": 10}), {*range(1, 12)}
-    watched = Watched(config, signal=signal, script=slow(sampling=100.0, learning=0.001))
-    asked = {entry["step"]: entry for entry in decisions(watched.run) if "sampling" in entry}
-    short = [
-        step
-        for step, rounds in watched.rounds.items()
-        if step + 1 in asked and len(signal & {*rounds[0]}) == 2
-    ]
-    assert short
-    for step in short:
-        # A round takes as long as a step and gives one group; a step gives about two.
-        assert len(watched.rounds[step]) == 1
-        assert asked[step + 1]["sampling"] < asked[step + 1]["learning"]
-
-
-def test_each_decision_follows_its_two_estimates_and_logs_both(tmp_path: Path):
-    watched = Watched(config_of(tmp_path, "adaptive"), script=slow(sampling=10.0, learning=2.0))
-    entries = [entry for entry in decisions(watched.run) if entry["why"] == "gain"]
-    measured = [entry for entry in entries if "sampling" in entry]
-    assert len({entry["prompts"] > 0 for entry in measured}) == 2  # both outcomes occur
-    for entry in measured:
-        assert (entry["prompts"] > 0) == (entry["sampling"] > entry["learning"])
-        row = watched.metrics[entry["step"] - 1]
-        if entry["rounds"] == row["rollout/rounds"]:
-            assert row["rollout/gain_sampling"] == entry["sampling"]
-            assert row["rollout/gain_learning"] == entry["learning"]
-    estimates = watched.run.coordinator.progress.sampling.estimates
-    assert estimates.sampling.at(3) == pytest.approx(10.0)
-    assert estimates.learning.at(3) == pytest.approx(2.0)
-
-
-def test_a_first_decision_by_hand(tmp_path: Path):
-    # No group has signal: in the second step 7 prompts would be needed, and 4 are allowed.
-    config = config_of(tmp_path, "adaptive", budget={"steps": 2})
-    watched = Watched(config, signal=set(), script=slow(sampling=10.0, learning=5.0))
-    entry = decisions(watched.run)[1]
-    estimates = SamplingEstimates().counted(0, 3).faded().counted(0, 3)
-    estimates = SamplingEstimates(
-        estimates.signal,
-        estimates.groups,
-        SamplingEstimates().sampling.observed(3, 10.0).faded().observed(3, 10.0),
-        SamplingEstimates().learning.observed(0, 5.0).faded(),
-    )
-    found = gain(estimates, prompts=4, signal=0, wanted=3, prompts_per_step=3)
-    assert found is not None
-    # 4 p in 4/3 of a round without more learning, against 3 p in a round and an update.
-    share = 0.5 / (1.9 * 3 + 1)
-    assert found.sampling == pytest.approx(4 * share / (10 * 4 / 3))
-    assert found.learning == pytest.approx(3 * share / 15)
-    assert entry == {"step": 2, "rounds": 1, "prompts": 4, "why": "gain", **vars(found)}
 
 
 def test_a_step_without_time_has_no_further_round(tmp_path: Path):
@@ -345,13 +273,10 @@ def ended_at_any_call(
 
 
 @pytest.mark.parametrize("hard", [True, False])
-@pytest.mark.parametrize("mode", ["capped", "adaptive"])
-def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
-    tmp_path: Path, mode: str, *, hard: bool
-):
+def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(tmp_path: Path, *, hard: bool):
     durations = {"sampler0.generate:train": 10.0, "learner.update": 60.0}
     ended_at_any_call(
-        lambda folder: config_of(folder, mode, **SHORT), tmp_path, hard=hard, durations=durations
+        lambda folder: config_of(folder, **SHORT), tmp_path, hard=hard, durations=durations
     )
 
 
@@ -363,33 +288,9 @@ def test_invariant_7_with_rollouts_sampled_ahead(tmp_path: Path, *, hard: bool):
     )
 
 
-@pytest.mark.parametrize("journaled", [True, False])
-def test_invariant_7_a_journaled_decision_is_replayed(tmp_path: Path, *, journaled: bool):
-    config, disk = config_of(tmp_path, "adaptive", checkpoint={"every_steps": 1}), Disk()
-    first = process(config, disk, slow(sampling=10.0, learning=1e5))
-    first.script.on["learner.update 2"] = kill
-    with pytest.raises(Killed):
-        first.run()
-    made = [entry for entry in decisions(first) if entry["step"] == 3]
-    assert made[0]["prompts"] > 0
-    if not journaled:
-        kept = [entry for entry in first.folder.entries() if entry["event"] != "further_round"]
-        replace_rows(first.folder.path / "journal.jsonl", kept)
-    # Now sampling is slow: without the journaled decision there is no further round.
-    second = process(config, disk, slow(sampling=1e9, learning=1e-3))
-    rounds = [len(part) for part in Watched(config, run=second).rounds[2]]
-    found = [entry for entry in decisions(second) if entry["step"] == 3]
-    if journaled:
-        assert rounds == [3, *(entry["prompts"] for entry in made if entry["prompts"])]
-        assert found == made
-    else:
-        assert rounds == [3]
-        assert found[0]["prompts"] == 0
-
-
 @pytest.mark.parametrize("why", ["time is left", "deadline"])
 def test_invariant_7_a_decision_by_the_clock_is_replayed(tmp_path: Path, why: str):
-    """Mode "capped": a granted round is repeated without time, and vice versa."""
+    """A granted round is repeated without time, and vice versa."""
     config = config_of(
         tmp_path, budget={"time": "83s", "steps": None}, checkpoint={"every_steps": 1}
     )

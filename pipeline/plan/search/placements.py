@@ -58,7 +58,7 @@ def placement_candidates(
         first = [PlacementCandidate(_name(config, topology), config, configured=True)]
         others = [one for one in found if _identity(one) != _identity(config)]
     rest = [PlacementCandidate(_name(one, topology), one) for one in others]
-    if not ahead and config.rollout.dynamic_sampling != "adaptive":
+    if not ahead:
         splits = [_with_ahead(one) for one in found if one.plan.placement == "split"]
         rest += [PlacementCandidate(_name(one, topology), one, same_run=False) for one in splits]
     return [*first, *rest]

@@ -176,9 +176,8 @@ def test_programs_run_as_often_as_the_forecast_counts() -> None:
     assert 1 + learner_timing.REPEATS == MICRO_BATCHES
 
 
-@pytest.mark.parametrize("mode", ["capped", "adaptive"])
-def test_further_prompts_of_a_step_raise_the_high_end(mode: str) -> None:
-    more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "256")]
+def test_further_prompts_of_a_step_raise_the_high_end() -> None:
+    more = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "256")]
     off, on = planned(*FREE_9H), planned(*FREE_9H, *more)
     steps = {pace: (off.outcomes[pace].steps, on.outcomes[pace].steps) for pace in SCENARIOS}
     assert steps["low"][0] == steps["low"][1]

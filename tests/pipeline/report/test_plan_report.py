@@ -202,12 +202,11 @@ def test_calibration_is_reported_if_the_run_does_it(found: PlanReport) -> None:
     assert "calibration" not in "".join(text_lines(plan_figures(planned())))
 
 
-@pytest.mark.parametrize("mode", ["capped", "adaptive"])
-def test_the_assumption_on_dynamic_sampling_is_reported(mode: str) -> None:
-    more = [("rollout.dynamic_sampling", mode), ("rollout.max_prompts_per_step", "96")]
+def test_the_assumption_on_dynamic_sampling_is_reported() -> None:
+    more = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96")]
     figures = plan_figures(planned(*FREE, *more, model="gemma3_1b"))
     assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (32, 96)
-    said = line(text_lines(figures), f'dynamic sampling ("{mode}"): ')
+    said = line(text_lines(figures), 'dynamic sampling ("capped"): ')
     assert "the expected time assumes 32 prompts per step, the high end 96, the maximum" in said
     assert not [
         one for one in text_lines(plan_figures(planned())) if one.startswith("dynamic sampling")

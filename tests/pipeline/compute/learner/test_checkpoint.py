@@ -17,11 +17,10 @@ from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.contracts.progress import (
-    LinearFit,
     PartialRollouts,
     Progress,
-    SamplingEstimates,
     SamplingState,
+    SignalShare,
 )
 from pipeline.contracts.rollouts import VersionSpan
 from tests import tiny
@@ -114,15 +113,15 @@ def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
     two = dataclasses.replace(
         two, stop_reason="truncated", earlier_spans=(VersionSpan(2, "ab", 9),)
     )
-    estimates = SamplingEstimates(0.1, 0.7, LinearFit().observed(3, 1 / 3))
-    state = SamplingState(PartialRollouts((one, two)), 7, estimates)
+    signal = SignalShare(0.1, 1 / 3)
+    state = SamplingState(PartialRollouts((one, two)), 7, signal)
     progress = Progress(step=5, truncated=3, sampling=state)
     Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
     assert found is not None
     restored = Progress.of_meta(found[1])
     without = dataclasses.replace(restored.sampling, partial=PartialRollouts())
-    assert without == SamplingState(PartialRollouts(), 7, estimates)
+    assert without == SamplingState(PartialRollouts(), 7, signal)
     assert dataclasses.replace(restored, sampling=SamplingState()) == Progress(step=5, truncated=3)
     assert restored.to_meta() == progress.to_meta()
     for before, after in zip((one, two), restored.sampling.partial.completions, strict=True):

@@ -165,7 +165,7 @@ CASES = [
     FREE,
     SPLIT,
     CAPPED,
-    (*FREE, *CAPPED, ("rollout.dynamic_sampling", "adaptive")),
+    (*FREE, *CAPPED),
     (*FREE, ("plan.slots", "64"), ("plan.slot_buckets", "[32]")),
     (("model.quantization", "int8"),),
     (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
