@@ -118,7 +118,7 @@ class LearnerActor(ModelActor):
             OutOfMemory: if a micro-batch does not fit into memory.
         """
         adapter, _ = self.adapter_of(which)
-        self.check_fits(self.learner.needs["score"])
+        self.check_fits(lambda: self.learner.needs["score"])
         return self.learner.score(completions, adapter=adapter)
 
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
@@ -154,7 +154,7 @@ class LearnerActor(ModelActor):
         host_state = learner.host_state() if several_parts else None
 
         def check_and_update() -> dict[str, float]:
-            self.check_fits(self.learner.needs["update"])
+            self.check_fits(lambda: self.learner.needs["update"])
             return work()
 
         try:
@@ -173,7 +173,7 @@ class LearnerActor(ModelActor):
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
-        self.check_fits(self.learner.needs["update"])
+        self.check_fits(lambda: self.learner.needs["update"])
         return self.learner.speed()
 
     def needs(self) -> dict[str, int]:

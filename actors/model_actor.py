@@ -97,14 +97,17 @@ class ModelActor(ABC):
     def needs(self) -> dict[str, int]:
         """Returns the bytes per device of each program besides the live arrays."""
 
-    def check_fits(self, needs: Mapping[str, int]) -> None:
+    def check_fits(self, needs: Callable[[], Mapping[str, int]]) -> None:
         """Refuses programs that exceed `plan.hbm_gib`, before they run.
+
+        Args:
+            needs: see the method `needs`; called only if there is a limit.
 
         Raises:
             DeviceMemoryError: naming the largest program.
         """
         if self.config.plan.hbm_gib is not None:
-            check_fits(needs, hbm_gib=self.config.plan.hbm_gib)
+            check_fits(needs(), hbm_gib=self.config.plan.hbm_gib)
 
 
 def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Exporter:

@@ -121,7 +121,7 @@ class SamplerActor(ModelActor):
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
-        self.check_fits(self.engine.needs)
+        self.check_fits(lambda: self.engine.needs)
         return self.engine.generate(
             requests,
             base=self.weights.base,
@@ -139,7 +139,7 @@ class SamplerActor(ModelActor):
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
-        self.check_fits(self.engine.needs)
+        self.check_fits(lambda: self.engine.needs)
         if not self.sha256:
             self.weights.load(self.policy.no_adapter())
         return self.engine.speed(self.weights.base, self.weights.adapter)
