@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 
@@ -43,15 +43,24 @@ _EXIT_S = 4.0
 """Actors and Ray end after the last record is written; the upload to W&B follows."""
 
 
-async def run_session(prepared: Prepared, *, started: float) -> int:
+async def run_session(
+    prepared: Prepared, *, started: float, rehearse: Callable[[RunActors], RunActors] | None = None
+) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
+
+    Args:
+        prepared: the run.
+        started: start of this process by `time.monotonic`.
+        rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
 
     Raises:
         ValueError: if devices, weights or rewards are not as configured, before training starts.
         FileNotFoundError: if weights or tokenizer are missing.
         Failure: if Ray does not start, or ends before the run does.
     """
-    stop = Stop(notice="stopping: a checkpoint is written first; Ctrl-C again does not wait")
+    stop = Stop("stopping: a checkpoint is written first; Ctrl-C again does not wait")
+    if rehearse is not None:
+        stop.notice = "stopping: nothing is kept; Ctrl-C again does not wait"
     stop.listen()
     beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
     # Locked from here on: a second command for this run would wait for devices in vain.
@@ -66,7 +75,7 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
         with closing(_tracker(prepared)) as tracker:
             with _recording_time(prepared.folder, clock):
                 try:
-                    status = await _run(prepared, beginning, stop, clock, tracker)
+                    status = await _run(prepared, beginning, stop, clock, tracker, rehearse)
                 except Failure as failure:
                     if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
@@ -104,16 +113,30 @@ def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
 
 
 async def _run(
-    prepared: Prepared, beginning: CalibrationStart, stop: Stop, clock: Clock, tracker: Tracker
+    prepared: Prepared,
+    beginning: CalibrationStart,
+    stop: Stop,
+    clock: Clock,
+    tracker: Tracker,
+    rehearse: Callable[[RunActors], RunActors] | None,
 ) -> int:
     with cluster(prepared.config.plan):
         stop.listen()
         actors = RunActors.spawn(prepared.config)
+        if rehearse is not None:
+            actors = rehearse(actors)
         workers = _workers(prepared, actors, beginning, clock, stop)
         try:
             started = await unless(stop, _start(actors, workers, beginning, prepared, clock))
             return await _coordinate(
-                prepared, actors, workers, stop, clock, tracker, started=started
+                prepared,
+                actors,
+                workers,
+                stop,
+                clock,
+                tracker,
+                started=started,
+                is_kept=rehearse is None,
             )
         except Stopped:
             return stop.exit_status
@@ -174,6 +197,7 @@ async def _coordinate(
     tracker: Tracker,
     *,
     started: float,
+    is_kept: bool = True,
 ) -> int:
     config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
@@ -208,11 +232,13 @@ async def _coordinate(
             print(error, file=sys.stderr)
         else:
             traceback.print_exception(error)
-        print("the run failed; the same command continues from its last checkpoint", flush=True)
+        if is_kept:
+            print("the run failed; the same command continues from its last checkpoint", flush=True)
         return EXIT_FAILED
     finally:
         console.close()
-    print(f"{ended}: {folder.path}", flush=True)
+    if is_kept:
+        print(f"{ended}: {folder.path}", flush=True)
     return 0 if ended == "finished" else stop.exit_status
 
 

@@ -25,8 +25,8 @@ from launch.flags import add_json, command_flags, json_file
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
-finished. With --rehearse every phase runs once at its largest size and is compared with the plan;
-an existing run of that name is not touched.
+finished. With --rehearse one step runs at full length, up to an export, and is compared with the
+plan; an existing run of that name is not touched.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM
 (checkpointed)."""
 
@@ -58,8 +58,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--rehearse",
         action="store_true",
-        help="run every phase once at its largest size on this machine, show time and memory "
-        "beside the plan's, and keep only compiled programs and measured speeds in the cache",
+        help="run one step at full length on this machine, show time and memory beside the "
+        "plan's, and keep only compiled programs and measured speeds in the cache",
     )
     flags.add_argument(
         "--random-weights",
@@ -99,9 +99,9 @@ def _rehearse(command: CommandLine) -> int:
     found.raise_if_any()
     config = read.config
     assert config is not None
-    from launch.rehearsal.command import Request, rehearse
+    from launch.rehearsal import rehearse
 
-    return rehearse(Request(config, flags.random_weights, json_file(flags), STARTED))
+    return rehearse(config, random_weights=flags.random_weights, json_file=json_file(flags))
 
 
 def _run(command: CommandLine) -> int:

@@ -186,19 +186,3 @@ def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(tmp_path):
     # The step is recorded once, with all of its rollouts.
     assert [row["step"] for row in metrics(run)] == [1, 2]
     assert summary(run)["samples"] == 2 * 16
-
-
-def test_a_rehearsal_runs_every_phase_beside_the_run_and_leaves_nothing(tmp_path):
-    path, found = write_config(tmp_path, name="mine"), tmp_path / "found.json"
-    settings = ["--plan.slots=8", "--rollout.prompts_per_step=2", *VALIDATED]
-    process = start(*train_command(path, *settings, "--rehearse", "--json", str(found)))
-    status, output = finish(process)
-    assert status == 0, output
-    figures = json.loads(found.read_text())
-    assert figures["works"] is True
-    phases = {phase["phase"]: phase for phase in figures["phases"]}
-    assert {"start and load", "compile", "decode", "update", "restore", "export"} <= phases.keys()
-    # Sampler and learner are separate processes here: both report their memory.
-    assert phases["decode"]["compiled_gib"] > 0
-    assert phases["update"]["compiled_gib"] > 0
-    assert {one.name for one in tmp_path.iterdir()} == {"mine.toml", "found.json"}

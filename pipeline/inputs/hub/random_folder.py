@@ -7,7 +7,6 @@ weights are scaled like those at initialization: nothing overflows, and all toke
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.model_shape import hf_config_of
-from pipeline.inputs.hub.model_source import TOKENIZER_FILES
 from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
 
 _TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -25,21 +23,11 @@ _AT_ONCE = 2**24
 """Random numbers that are generated at a time."""
 
 
-def write_random_folder(folder: Path, shape: ModelShape, *, tokenizer: Path | None) -> None:
-    """Writes configuration and tokenizer, without the weights.
-
-    Args:
-        folder: created if it does not exist.
-        shape: the model's shape.
-        tokenizer: folder of the tokenizer files to copy; None: no tokenizer is copied.
-    """
+def write_random_folder(folder: Path, shape: ModelShape) -> None:
+    """Writes the configuration of a model of this shape, without weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(hf_config_of(shape), indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    if tokenizer is not None:
-        for name in TOKENIZER_FILES:
-            if (tokenizer / name).is_file():
-                shutil.copyfile(tokenizer / name, folder / name)
 
 
 def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: int) -> None:

@@ -20,7 +20,7 @@ from tests import tiny
 
 def write(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelShape:
     shape = read_model_shape(tiny.hf_config(num_hidden_layers=2, **changes))
-    write_random_folder(folder, shape, tokenizer=None)
+    write_random_folder(folder, shape)
     write_random_weights(folder, shape, dtype=dtype, seed=seed)
     return shape
 
@@ -60,14 +60,3 @@ def test_weights_are_a_function_of_the_seed(tmp_path: Path):
     for name, value in first.items():
         np.testing.assert_array_equal(value, again[name])
         assert value.ndim == 1 or (value != other[name]).any()
-
-
-def test_the_tokenizer_is_copied_and_no_weights_are(tmp_path: Path):
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    (beside / "tokenizer.model").write_bytes(b"pieces")
-    (beside / "model.safetensors").write_bytes(b"learned")
-    shape = read_model_shape(tiny.hf_config())
-    write_random_folder(tmp_path / "model", shape, tokenizer=beside)
-    assert (tmp_path / "model" / "tokenizer.model").read_bytes() == b"pieces"
-    assert not (tmp_path / "model" / "model.safetensors").exists()
