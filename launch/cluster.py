@@ -66,27 +66,27 @@ def with_actors(
     Raises:
         SystemExit: after Ctrl-C or SIGTERM, with 130 or 143.
     """
+    stop = Stop(notice="stopping: nothing is written")
 
-    async def prepared(actors: A) -> T:
+    async def work_once_placed(actors: A) -> T:
         await wait_for_devices(actors.devices, plan, learner=learner)
         print("Devices acquired; loading weights and compiling.", flush=True)
         return await work(actors)
 
     async def run() -> T:
-        stop = Stop(notice="stopping: nothing is written")
         stop.listen()
-        try:
-            with cluster(plan, learner=learner):
-                stop.listen()
-                actors = spawn()
-                try:
-                    return await unless(stop, prepared(actors))
-                finally:
-                    actors.kill()
-        except Stopped:
-            raise SystemExit(stop.exit_status) from None
+        with cluster(plan, learner=learner):
+            stop.listen()
+            actors = spawn()
+            try:
+                return await unless(stop, work_once_placed(actors))
+            finally:
+                actors.kill()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except Stopped:
+        raise SystemExit(stop.exit_status) from None
 
 
 @contextmanager
