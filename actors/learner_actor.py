@@ -20,7 +20,7 @@ from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.record_files import move_to_superseded
 from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.contracts.speeds import LearnerSpeed
+from pipeline.contracts.speeds import Speeds
 from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class LearnerActor(ModelActor):
             raise
 
     @during("update")
-    def learner_speed(self) -> LearnerSpeed:
+    def learner_speed(self) -> Speeds:
         """See `pipeline.compute.learner.learner.Learner.speed`.
 
         Raises:

@@ -13,7 +13,7 @@ from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import OpenedAdapter
 from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
-from pipeline.contracts.speeds import SamplerSpeed
+from pipeline.contracts.speeds import Speeds
 
 if TYPE_CHECKING:
     from pipeline.compute.decode.engine import Engine
@@ -133,7 +133,7 @@ class SamplerActor(ModelActor):
         )
 
     @during("generate")
-    def sampler_speed(self) -> SamplerSpeed:
+    def sampler_speed(self) -> Speeds:
         """See `Engine.speed`; without a loaded adapter it measures with a zero one.
 
         Raises:

@@ -69,8 +69,8 @@ class Plan(Table):
         ge=0,
         le=0.5,
         description="share of the time budget (with budget.steps: of one hour) for measuring sizes "
-        "at the start, largest first; 0: sizes are estimated; default: 0.02; only with plan.fixed "
-        "= false, and not on gpu, where the configured sizes are tried",
+        "at the start, planned ones first; 0: sizes are estimated; default: 0.02; only with "
+        "plan.fixed = false, and not on gpu, where the configured sizes are tried",
     )
     slot_buckets: PositiveInts | None = Field(
         None,

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from configs.cli import parse
@@ -90,13 +91,13 @@ def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
     from pipeline.plan.search.fitting import PlanCase, choose_placement
-    from pipeline.plan.search.suggestions import gains, remedies
+    from pipeline.plan.search.suggestions import suggestions
     from pipeline.report.plan_report import PlanReport
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
         raise ValueError(f"budget.until = {config.budget.until} has passed; set a later one")
     topology = topology_of(config, flags.topology)
-    if flags.verify and topology.compiler is None:
+    if flags.verify and not topology.has_compiler:
         raise ValueError(
             f"command line: --verify: programs can be compiled for v5e-1, v5e-4 and v5e-8, not "
             f"for {topology.name}; omit --verify"
@@ -107,27 +108,18 @@ def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
     verified, why = None, None
     if flags.verify:
         from pipeline.plan.compiler import NoCompiler
-        from pipeline.plan.verify import Verifier
+        from pipeline.plan.verify import verify
 
         try:
-            verified = Verifier(case, say=_say).verify(choice.chosen, others=choice.others)
+            verified = verify(case, choice.chosen, others=choice.others, say=_say)
         except NoCompiler as absent:
             why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
+    report = PlanReport(case, choice, forecast(case, plan), verified=verified, why_estimated=why)
     # Suggestions compare estimates with estimates.
-    estimated = next(one for one in choice.compared if one.name == plan.name)
-    compiled_s = {}
-    if verified is not None:
-        compiled_s = {name: one.report.compile_s for name, one in verified.programs.items()}
-    return PlanReport(
-        case,
-        choice,
-        forecast(case, plan, compiled_s=compiled_s),
-        gains(case, estimated) if plan.fits and estimated.fits else [],
-        remedies(case, estimated) if not (plan.fits or estimated.fits) else [],
-        verified,
-        why,
-    )
+    if report.estimated.fits != plan.fits:
+        return report
+    return replace(report, changes=suggestions(case, report.estimated))
 
 
 def _say(line: str) -> None:

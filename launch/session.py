@@ -177,14 +177,12 @@ async def _start(
     await actors.started()
     print("Devices acquired; loading weights and compiling.", flush=True)
     load_s, _ = await asyncio.gather(workers.start(), actors.scorer.start())
-    found = await calibrate(
+    await calibrate(
         workers.sizes,
         beginning,
         sampler=(workers.sampler_processes[0], actors.samplers[0]),
         learner=(workers.learner_process, actors.learner),
     )
-    if found is not None:
-        workers.sizes.use(found)
     return load_s
 
 

@@ -40,7 +40,7 @@ from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
+from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController, Worker
 
@@ -89,11 +89,11 @@ class Process:
         """See `pipeline.contracts.workers.Resizable`."""
         return self.log.read()
 
-    async def sampler_speed(self) -> SamplerSpeed:
+    async def sampler_speed(self) -> Speeds:
         """See `pipeline.contracts.workers.MeasurableSampler`."""
         return self.engine.speed(self.base, self.learner.state.adapter)
 
-    async def learner_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> Speeds:
         """See `pipeline.contracts.workers.MeasurableLearner`."""
         return self.learner.speed()
 

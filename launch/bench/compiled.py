@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.bench.whole_logits import whole_logits
 from pipeline.compute.aot.compile import DoesNotFitError, Program
-from pipeline.compute.aot.cost_figures import HBM, estimated_seconds, whole_logits
+from pipeline.compute.aot.estimated_time import estimated_seconds
 from pipeline.compute.aot.hlo import parse
 from pipeline.contracts.topology import GIB, HBM_GIB
 
@@ -41,7 +42,7 @@ def figures(
     except DoesNotFitError as error:
         return {"fits": False, "needs_gib": error.needs_gib}
     module = parse(compiled.text)
-    arguments, device = compiled.stats.argument_size_in_bytes, compiled.bytes_of[HBM]
+    arguments, device = compiled.stats.argument_size_in_bytes, compiled.hbm_bytes
     host = compiled.stats.host_argument_size_in_bytes + compiled.stats.host_temp_size_in_bytes
     seconds = estimated_seconds(module)
     large = whole_logits(module, vocab=vocab, model=model)

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from launch.bench.models import MODELS, VOCAB, bench_config, own_sizes
+from launch.bench.whole_logits import whole_logits
 from pipeline.compute.aot.compile import (
     VOCABULARY,
     DoesNotFitError,
@@ -19,7 +20,7 @@ from pipeline.compute.aot.compile import (
     compile_for,
     v5e_devices,
 )
-from pipeline.compute.aot.cost_figures import HBM, estimated_seconds, whole_logits
+from pipeline.compute.aot.estimated_time import estimated_seconds
 from pipeline.compute.aot.hlo import parse
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.decode.programs import DecodePrograms
@@ -68,9 +69,9 @@ def sampler(
     weights = segment.stats.argument_size_in_bytes - state
     # Prompt caches wait while slots decode; with several devices, also during another's prefill.
     moments = {
-        "segment": segment.bytes_of[HBM] + copied + waiting,
-        "prefill": prefill.bytes_of[HBM] + copied + state + (waiting if devices > 1 else 0),
-        "fill": fill.bytes_of[HBM] + copied + weights,
+        "segment": segment.hbm_bytes + copied + waiting,
+        "prefill": prefill.hbm_bytes + copied + state + (waiting if devices > 1 else 0),
+        "fill": fill.hbm_bytes + copied + weights,
     }
     fullest = max(moments.values()) / GIB
     return {
@@ -100,7 +101,7 @@ def decoding(
         segment = compile_for(programs.trace_segment(slots * devices))
     except DoesNotFitError as error:
         return {"fits": False, "needs_gib": error.needs_gib}
-    gib = (segment.bytes_of[HBM] + _copied(programs)) / GIB
+    gib = (segment.hbm_bytes + _copied(programs)) / GIB
     found = {"fits": gib <= HBM_GIB, "needs_gib": gib}
     return found | _decoding(model, programs, segment, slots=slots)
 
@@ -115,7 +116,7 @@ def _decoding(
     large = whole_logits(module, vocab=vocab, model=own_sizes(model))
     length = config.rollout.max_tokens
     rings = bytes_per_row(shape, max_tokens=length, eight_bits=config.plan.kv_cache == "int8")
-    program, copied = segment.bytes_of[HBM] / GIB, _copied(programs) / GIB
+    program, copied = segment.hbm_bytes / GIB, _copied(programs) / GIB
     return {
         "segment_program_gib": program,
         "copied_gib": copied,

@@ -15,7 +15,6 @@ from launch.bench.compiled import figures
 from launch.bench.models import PROMPT, VOCAB, own_sizes
 from launch.bench.tunix_sampler import TunixSampler
 from pipeline.compute.aot.compile import VOCABULARY, DoesNotFitError, compile_for, v5e_devices
-from pipeline.compute.aot.cost_figures import HBM
 from pipeline.contracts.topology import GIB, HBM_GIB
 
 BETA = 0.08
@@ -76,5 +75,5 @@ def sampler(*, model: str, sequences: int, length: int) -> dict[str, Any]:
         program = compile_for(theirs.trace_decode(sequences, NamedSharding(mesh, PartitionSpec())))
     except DoesNotFitError as error:
         return {"fits": False, "needs_gib": error.needs_gib}
-    gib = program.bytes_of[HBM] / GIB
+    gib = program.hbm_bytes / GIB
     return {"fits": gib <= HBM_GIB, "needs_gib": gib, "spare_gib": HBM_GIB - gib}

@@ -58,6 +58,12 @@ class Building:
     done: tuple[Built, ...] = ()
     total: int = 0
 
+    def line(self, number: int) -> str:
+        """A compiled program, counted from 0, as a line of progress."""
+        built = self.done[number]
+        cached = " from the cache" if built.cached else ""
+        return f"{built.name}: {built.seconds:.1f} s{cached}, {number + 1} of {self.total} so far"
+
 
 class BuildLog:
     """Counts programs as they are requested and compiled. Thread-safe."""
@@ -80,12 +86,6 @@ class BuildLog:
         """The progress so far."""
         with self._lock:
             return self._state
-
-
-def built_line(built: Built, *, number: int, total: int) -> str:
-    """A compiled program as a line of progress."""
-    cached = " from the cache" if built.cached else ""
-    return f"{built.name}: {built.seconds:.1f} s{cached}, {number} of {total} so far"
 
 
 def built_facts(built: Sequence[Built]) -> dict[str, object]:

@@ -48,11 +48,10 @@ class Sizes:
         """Reads the result of `to_json`."""
         return Sizes(found["slots"], found["micro_batch_tokens"])
 
-    def at_most(self, other: Sizes) -> Sizes:
-        """The smaller value of each size."""
+    def at_most(self, bounds: Mapping[str, int]) -> Sizes:
+        """These sizes, each reduced to its bound if it is larger; a size without a bound stays."""
         return Sizes(
-            min(self.slots, other.slots),
-            min(self.micro_batch_tokens, other.micro_batch_tokens),
+            **{name: min(size, bounds.get(name, size)) for name, size in vars(self).items()}
         )
 
     def to_json(self) -> dict[str, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from configs.schema import Config
 
@@ -13,50 +15,22 @@ Table = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class SamplerSpeed:
-    """Seconds of a sampler's warm programs, host work included.
+class Speeds:
+    """Seconds of warm programs, host work included, and sizes that ran out of memory.
+
+    A sampler measures its programs, a learner the micro-batches; other tables are empty.
 
     Attributes:
-        device: device description.
+        device: description of the devices, those of the learner where both were measured; empty:
+            nothing was measured yet.
         segment_s: seconds of a segment and of the check for finished slots, by slots of the
             sampler.
         prefill_s: seconds of a prefill, by prompt positions over all devices.
         fill_s: seconds of filling an eighth of the slots, by slots of the sampler.
-    """
-
-    device: str
-    segment_s: Table
-    prefill_s: Table
-    fill_s: Table
-
-
-@dataclass(frozen=True)
-class LearnerSpeed:
-    """Seconds of a learner's warm programs, host work included.
-
-    Attributes:
-        device: device description.
         micro_batch_s: seconds of a micro-batch from host arrays to gradient, reference and teacher
             scoring included; by packed rows over all devices.
-    """
-
-    device: str
-    micro_batch_s: Table
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """Everything that was measured, and the sizes that ran out of memory.
-
-    Attributes:
-        device: device description; empty: nothing was measured yet.
-        segment_s: see `SamplerSpeed`.
-        prefill_s: see `SamplerSpeed`.
-        fill_s: see `SamplerSpeed`.
-        micro_batch_s: see `LearnerSpeed`.
-        full_slots: slots of a sampler that ran out of memory.
-        full_rows: rows of a micro-batch that ran out of memory.
-        last_s: seconds of compiling and measuring the last size.
+        room: the largest size that may fit, by setting of the plan, where larger ones ran out of
+            memory.
     """
 
     device: str = ""
@@ -64,67 +38,45 @@ class Speeds:
     prefill_s: Table = field(default_factory=dict)
     fill_s: Table = field(default_factory=dict)
     micro_batch_s: Table = field(default_factory=dict)
-    full_slots: tuple[int, ...] = ()
-    full_rows: tuple[int, ...] = ()
-    last_s: float = 0.0
+    room: Mapping[str, int] = field(default_factory=dict)
 
-    def with_sampler(self, found: SamplerSpeed) -> Speeds:
-        """Adds a sampler's measurements; newer values replace older ones."""
-        return self._with(asdict(found))
+    def __or__(self, newer: Speeds) -> Speeds:
+        """Adds measurements; newer ones replace older ones of the same size."""
+        tables = {name: {**getattr(self, name), **getattr(newer, name)} for name in _TABLES}
+        device = self.device or newer.device
+        return Speeds(device, **tables, room=self.room).limited(newer.room)
 
-    def with_learner(self, found: LearnerSpeed) -> Speeds:
-        """Adds a learner's measurements; newer values replace older ones."""
-        return self._with(asdict(found))
-
-    def _with(self, found: Mapping[str, Any]) -> Speeds:
-        tables = {name: {**getattr(self, name), **found[name]} for name in found.keys() & _TABLES}
-        return Speeds(**{**vars(self), **tables, "device": found["device"]})
-
-    def with_full(self, *, slots: int | None = None, rows: int | None = None) -> Speeds:
-        """Adds a size that ran out of memory."""
-        more_slots = {slots} - {None, *self.full_slots}
-        more_rows = {rows} - {None, *self.full_rows}
-        full = {
-            "full_slots": (*self.full_slots, *more_slots),
-            "full_rows": (*self.full_rows, *more_rows),
-        }
-        return Speeds(**{**vars(self), **full})
+    def limited(self, room: Mapping[str, int]) -> Speeds:
+        """Adds sizes above which memory does not suffice."""
+        known = self.room
+        less = {name: min(size, known.get(name, size)) for name, size in room.items()}
+        return replace(self, room={**known, **less})
 
     def scaled(self, factor: float) -> Speeds:
         """Multiplies all seconds by `factor`."""
-        tables = {
+        tables: dict[str, Table] = {
             name: {size: factor * seconds for size, seconds in getattr(self, name).items()}
             for name in _TABLES
         }
-        return Speeds(**{**vars(self), **tables})
+        return Speeds(self.device, **tables, room=self.room)
 
     def to_json(self) -> dict[str, Any]:
         """The speeds as the journal and the cache store them."""
-        tables = {
-            name: {str(size): seconds for size, seconds in sorted(getattr(self, name).items())}
-            for name in sorted(_TABLES)
-        }
-        full = {"full_slots": list(self.full_slots), "full_rows": list(self.full_rows)}
-        return {"device": self.device, **tables, **full, "last_s": self.last_s}
+        found: dict[str, Any] = _JSON.dump_python(self, mode="json")
+        return found
 
     @staticmethod
-    def of_json(found: Mapping[str, Any]) -> Speeds:
-        """Reads the result of `to_json`."""
-        tables = {
-            name: {int(size): float(seconds) for size, seconds in found[name].items()}
-            for name in _TABLES
-        }
-        full_slots, full_rows = tuple(found["full_slots"]), tuple(found["full_rows"])
-        return Speeds(
-            found["device"],
-            **tables,
-            full_slots=full_slots,
-            full_rows=full_rows,
-            last_s=float(found["last_s"]),
-        )
+    def of_json(found: Any) -> Speeds:
+        """Reads the result of `to_json`.
+
+        Raises:
+            ValueError: if it is anything else.
+        """
+        return _JSON.validate_python(found)
 
 
-_TABLES = {"segment_s", "prefill_s", "fill_s", "micro_batch_s"}
+_TABLES = ("segment_s", "prefill_s", "fill_s", "micro_batch_s")
+_JSON = TypeAdapter(Speeds)
 
 
 SIGMA, MEAN_SHARE = 0.8, 0.35

@@ -1,9 +1,6 @@
-"""TPU v5e topologies that the TPU compiler can compile for without a TPU."""
+"""The TPU v5e host that the TPU compiler compiles for without a TPU."""
 
 from __future__ import annotations
-
-import difflib
-import math
 
 TPU_COMPILER = {
     "JAX_PLATFORMS": "cpu",
@@ -17,24 +14,6 @@ TPU_COMPILER = {
 HOST = "v5e:2x4"
 """The host whose first chips programs are compiled for; libtpu has no description of its parts."""
 
-TOPOLOGIES = ("v5e:1x1", "v5e:2x2", HOST)
-"""Topologies to compile for: one, four and eight chips of a host."""
-
 GIB = 2**30
 HBM_GIB = 15.75
 """Memory of a v5e chip that a program may use, as the compiler reports it."""
-
-
-def chip_count(topology: str) -> int:
-    """Number of chips of a topology.
-
-    Raises:
-        ValueError: if it cannot be compiled for.
-    """
-    if topology not in TOPOLOGIES:
-        nearest = difflib.get_close_matches(topology, TOPOLOGIES, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"topology {topology!r}: programs are compiled for "
-            f"{', '.join(TOPOLOGIES)}; nearest: {nearest}"
-        )
-    return math.prod(int(size) for size in topology.split(":")[1].split("x"))

@@ -20,7 +20,7 @@ from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
+from pipeline.contracts.speeds import Speeds
 from rewards.base import Outcome, RewardInput
 
 
@@ -150,7 +150,7 @@ class ResizableLearner(Learner, Resizable, Protocol):
 class MeasurableSampler(Protocol):
     """A sampler that measures its own speed."""
 
-    async def sampler_speed(self) -> SamplerSpeed:
+    async def sampler_speed(self) -> Speeds:
         """Returns the measured seconds of the compiled programs.
 
         Raises:
@@ -161,7 +161,7 @@ class MeasurableSampler(Protocol):
 class MeasurableLearner(Protocol):
     """A learner that measures its own speed."""
 
-    async def learner_speed(self) -> LearnerSpeed:
+    async def learner_speed(self) -> Speeds:
         """Returns the measured seconds of the compiled programs.
 
         Raises:

@@ -13,8 +13,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +25,8 @@ import pipeline
 from configs.schema import Config
 from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.programs import SAMPLER, devices_of, split_name
-from pipeline.contracts.topology import GIB, HOST, TPU_COMPILER, chip_count
+from pipeline.contracts.programs import SAMPLER, split_name
+from pipeline.contracts.topology import GIB, TPU_COMPILER
 from pipeline.plan.cost_model.programs import depends_on
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
@@ -65,9 +65,6 @@ class CompilerReport:
         hbm_bytes: memory of the program with arguments and results; if it does not fit, the memory
             needed; None: not reported.
         compile_s: seconds of the compilation.
-        argument_bytes: memory of the arguments.
-        output_bytes: memory of the results, donated arguments included.
-        host_bytes: host memory.
         seconds: estimated seconds of one run, by a cost model that ignores custom calls.
         cached: whether the report is from the cache.
     """
@@ -75,9 +72,6 @@ class CompilerReport:
     fits: bool
     hbm_bytes: int | None
     compile_s: float
-    argument_bytes: int = 0
-    output_bytes: int = 0
-    host_bytes: int = 0
     seconds: float = 0.0
     cached: bool = False
 
@@ -87,8 +81,7 @@ def compile_programs(
     shape: ModelShape,
     programs: Sequence[str],
     *,
-    topology: str = HOST,
-    say: Say | None = None,
+    say: Say = lambda _: None,
 ) -> dict[str, CompilerReport]:
     """Reports on programs, from the cache or from the compiler; each is cached as it arrives.
 
@@ -97,31 +90,23 @@ def compile_programs(
         shape: the model. An adapter of `lora.start` with separate lora_a matrices for keys and
             values counts as one with a shared matrix.
         programs: names of programs, see `pipeline.contracts.programs`.
-        topology: the run's chips; a process with fewer chips uses the first ones.
-        say: receives lines of progress; None: no progress.
+        say: receives lines of progress.
 
     Raises:
         NoCompiler: if a program has to be compiled and there is no compiler.
         RuntimeError: if the compiler fails; with the last lines of its output.
-        ValueError: if a program needs more chips than the topology has or does not exist.
+        ValueError: if a program does not exist.
     """
-    for program in programs:
-        needed = devices_of(config, program).count
-        if needed > chip_count(topology):
-            raise ValueError(
-                f"{program} runs on {needed} devices; {topology} has {chip_count(topology)}"
-            )
-    cached = {program: _load(cache_key(config, shape, program)) for program in programs}
-    missing = [program for program, report in cached.items() if report is None]
-    found = {program: report for program, report in cached.items() if report is not None}
+    found = {program: _load(cache_key(config, shape, program)) for program in programs}
+    missing = [program for program, report in found.items() if report is None]
     if missing:
-        for program, report in _compile(config, shape, missing, say=say or _ignore):
+        for program, report in _compile(config, shape, missing, say=say):
             _save(cache_key(config, shape, program), report)
             found[program] = report
-    return {program: found[program] for program in programs}
+    return {program: report for program, report in found.items() if report is not None}
 
 
-def uncached(config: Config, shape: ModelShape, programs: Sequence[str]) -> list[str]:
+def uncached(config: Config, shape: ModelShape, programs: Iterable[str]) -> list[str]:
     """The programs whose reports are not cached."""
     return [name for name in programs if _load(cache_key(config, shape, name)) is None]
 
@@ -133,10 +118,6 @@ def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, A
         "versions": versions(),
         "sources": sources("sampler" if split_name(program)[0] in SAMPLER else "learner"),
     }
-
-
-def _ignore(line: str) -> None:
-    del line
 
 
 def _compile(
@@ -152,7 +133,6 @@ def _compile(
         "shape": asdict(shape),
         "programs": list(programs),
     }
-    names = {field.name for field in fields(CompilerReport)}
     with TemporaryFile("w+") as errors, _child(errors) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -161,10 +141,10 @@ def _compile(
             child.stdin.write(json.dumps(request))
             child.stdin.close()
             for number, line in enumerate(child.stdout, start=1):
-                answer = json.loads(line)
-                report = CompilerReport(**{name: answer[name] for name in names & answer.keys()})
-                say(f"[{number}/{len(programs)}] {answer['program']}: {_text(report)}")
-                yield answer["program"], report
+                program, figures = json.loads(line)
+                report = CompilerReport(**figures)
+                say(f"[{number}/{len(programs)}] {program}: {_text(report)}")
+                yield program, report
             status = child.wait()
         finally:
             child.kill()

@@ -17,15 +17,15 @@ from typing import Literal
 from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES
 from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.topology import GIB
 from pipeline.control.estimates import SAFETY
 from pipeline.inputs.dataset.batching import batch_shape
-from pipeline.plan.cost_model.compile_time import compile_s
-from pipeline.plan.cost_model.programs import built_programs
+from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, with_plan
 from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
-from pipeline.plan.size_choice import SizeLadder
+from pipeline.plan.size_choice import neighbours
 
 Scenario = Literal["low", "expected", "high"]
 """An end of every time's range."""
@@ -69,48 +69,40 @@ class Forecast:
 
     Attributes:
         outcomes: the run in each scenario.
-        time_s: the budget in seconds; None: the budget is a number of steps.
+        time_given_s: the budget in seconds; None: the budget is a number of steps.
         grpo_steps: expected GRPO steps.
         samples: rollouts of these steps.
         tokens: trained tokens of these steps.
         cost_usd: expected cost; None: the price is unknown.
-        disk_bytes: bytes by kind of file.
+        disk_gib: GiB by kind of file.
         programs: compiled programs; calibration compiles more for each size.
-        compile: time of compiling all of them one after the other.
-        calibration: time of measuring sizes.
-        share_s: seconds allowed for measuring sizes; 0: nothing is measured.
-        rows: prompts of each evaluation set.
+        compile_s: time of compiling all of them one after the other.
+        calibration_s: time of measuring sizes.
+        calibration_share_s: seconds allowed for measuring sizes; 0: nothing is measured.
+        evaluated: prompts of each evaluation set.
         guessed: evaluation sets whose number of rows is unknown.
     """
 
     outcomes: Mapping[Scenario, Outcome]
-    time_s: float | None
+    time_given_s: float | None
     grpo_steps: int
     samples: int
     tokens: float
     cost_usd: float | None
-    disk_bytes: Mapping[str, float]
+    disk_gib: Mapping[str, float]
     programs: int
-    compile: Seconds
-    calibration: Seconds
-    share_s: float
-    rows: Mapping[str, int]
+    compile_s: Seconds
+    calibration_s: Seconds
+    calibration_share_s: float
+    evaluated: Mapping[str, int]
     guessed: tuple[str, ...]
 
 
-def forecast(
-    case: PlanCase, plan: SizedPlan, *, compiled_s: Mapping[str, float] | None = None
-) -> Forecast:
-    """Forecasts a run of a plan.
-
-    Args:
-        case: the planner's input.
-        plan: the chosen plan.
-        compiled_s: measured compile seconds by program.
-    """
+def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
+    """Forecasts a run of a plan."""
     config, chip = plan.config, case.topology.chip
     names = built_programs(config, case.shape)
-    compiling = compile_s(names, case.shape, chip=chip, known=compiled_s)
+    compiling = compile_s(names, case.shape, chip=chip)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     times = RunTimes.of(case, plan, counts, compiling=compiling)
@@ -124,17 +116,17 @@ def forecast(
     chips = 1 if chip.platform == "cpu" else case.topology.chips
     return Forecast(
         outcomes=outcomes,
-        time_s=given_s,
+        time_given_s=given_s,
         grpo_steps=grpo,
         samples=grpo * config.rollout.size,
         tokens=grpo * plan.step.tokens,
         cost_usd=None if price is None else hours * chips * price,
-        disk_bytes=_disk(case, plan, grpo, sum(counts.values())),
+        disk_gib=_disk_gib(case, plan, grpo, sum(counts.values())),
         programs=len(names),
-        compile=compiling,
-        calibration=times.calibration,
-        share_s=calibration_share_s(config) if times.calibration.high else 0.0,
-        rows=counts,
+        compile_s=compiling,
+        calibration_s=times.calibration,
+        calibration_share_s=calibration_share_s(config) if times.calibration.high else 0.0,
+        evaluated=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
 
@@ -278,19 +270,20 @@ def _export_size(config: Config) -> int:
     return 2 if kind == "float16" else DTYPE_BYTES[kind]
 
 
-def _disk(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:
+def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:
     config, mean = plan.config, case.lengths.completion
     adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
     row = _ROW_BYTES + _TEXT_BYTES * mean
     stored = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
     # Adapter and both of Adam's moments; `best` and the export hold an adapter each.
     state = 3 * adapter
-    return {
+    sizes = {
         "checkpoints": config.checkpoint.keep * state + adapter,
         "rollouts": steps * config.rollout.size * stored + 2 * evaluated * row,
         "records": steps * _METRICS_BYTES,
         "export": case.shape.parameters * _export_size(config) + adapter,
     }
+    return {name: size / GIB for name, size in sizes.items()}
 
 
 CALIBRATION_SHARE = 0.02
@@ -318,49 +311,33 @@ def calibration_share_s(config: Config, *, now_s: float | None = None) -> float:
 def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
     """Time of measuring sizes at the start of a run; zero where nothing is measured.
 
-    The expected time is the share of the budget; less if there are no more sizes, more if the
-    largest ones, which are always measured, take longer. The low end is a run with cached speeds,
-    which measures only the micro-batches in force. At the high end a size that starts within the
-    share ends after it.
+    The expected time is that of the planned sizes, which are always measured, and of their
+    neighbours within the share of the budget. The low end is a run with cached speeds, which
+    measures only the micro-batches in force. At the high end a size that starts within the share
+    ends after it.
     """
     config, chip = plan.config, case.topology.chip
     share = calibration_share_s(config)
     if config.plan.fixed or not share or config.plan.platform == "gpu":
         return fixed_time(0.0, chip=chip)
-    given = with_placement(
-        case.config, {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
-    ).plan
-    bounds = {key: getattr(given, key) for key in ("slots", "micro_batch_tokens")}
-    ladder = SizeLadder.of(replace(case, config=with_plan(config, bounds)), Sizes.of(config))
-    slots, rows = (
-        list(_configs_of(config, ladder, "slots")),
-        list(_configs_of(config, ladder, "rows")),
-    )
-    sampling = [_sampler_s(case, one) for one in slots]
-    learning = [_learner_s(case, one) for one in rows]
+    placement = {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
+    given = with_placement(case.config, placement).plan
+    bounds = {"slots": given.slots, "micro_batch_tokens": given.micro_batch_tokens}
+    bounded = replace(case, config=with_plan(config, bounds))
+    own = Sizes.of(config)
+    slots = [sized(config, one) for one in neighbours(bounded, own, "slots")]
+    rows = [sized(config, one) for one in neighbours(bounded, own, "micro_batch_tokens")]
+    measured = [*(_sampler_s(case, one) for one in slots), *(_learner_s(case, one) for one in rows)]
     compiled = list(_compiled_s(case, [config, *slots, *rows]))[1:]
-    each = [run + built for run, built in zip([*sampling, *learning], compiled, strict=True)]
-    largest, whole = sampling[0] + learning[0], sum(each, fixed_time(0.0, chip=chip))
-    latest = share + max(one.high for one in each)
-    expected = max(largest.expected, min(share, whole.expected))
+    each = [run + built for run, built in zip(measured, compiled, strict=True)]
+    planned = _sampler_s(case, config) + _learner_s(case, config)
+    whole, latest = sum(each, planned), share + max((one.high for one in each), default=0.0)
     return Seconds(
-        low=min(_learner_s(case, config).low, expected),
-        expected=expected,
-        high=max(largest.high, min(latest, whole.high)),
+        low=_learner_s(case, config).low,
+        expected=max(planned.expected, min(share, whole.expected)),
+        high=max(planned.high, min(latest, whole.high)),
         regime=whole.regime,
     )
-
-
-def _configs_of(config: Config, ladder: SizeLadder, name: str) -> Iterator[Config]:
-    """Configurations with each size of one ladder; the other size is the plan's."""
-    own = Sizes.of(config)
-    for size in getattr(ladder, name):
-        changed = (
-            replace(own, slots=size)
-            if name == "slots"
-            else replace(own, micro_batch_tokens=size * config.row_tokens)
-        )
-        yield sized(config, changed)
 
 
 def _sampler_s(case: PlanCase, config: Config) -> Seconds:

@@ -1,6 +1,6 @@
 """Controls the sizes of a run: slots and micro-batches, reduced when memory runs out.
 
-    Workers -> prepare, reduce -> SizeController -> worker.prepare(sizes)
+    Workers -> call -> SizeController -> worker.prepare(sizes)
 
 The controller decides the sizes in force and prepares worker processes for them. Each decision is
 journaled. A checkpoint carries the sizes in force; a resumed run starts with them and repeats later
@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from configs.schema import Config
-from pipeline.contracts.builds import Built, Ready, built_facts, built_line
+from pipeline.contracts.builds import Built, Ready, built_facts
 from pipeline.contracts.decisions import DecisionLog, RemainingTime
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.sizes import Sizes, WorkerPhase, smaller
-from pipeline.contracts.speeds import Lengths
+from pipeline.contracts.speeds import Lengths, Speeds
 from pipeline.contracts.workers import Resizable
-from pipeline.plan.size_choice import Calibrated, choose_sizes, mark_full
+from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.size_choice import StepTimes
+
+T = TypeVar("T")
 
 REPLAN = "replan"
 """Journal event of a decision that changes sizes during a run."""
@@ -63,15 +66,6 @@ class Worker:
     logged: int = 0
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """Smaller sizes, and the error that caused them."""
-
-    error: OutOfMemory
-    before: Sizes
-    after: Sizes
-
-
 @dataclass
 class SizeController:
     """The sizes of one run.
@@ -82,6 +76,7 @@ class SizeController:
         show: shows a line, until there is a log.
         step: training steps done.
         compile_s: the longest compilation of a process so far, in seconds, without loading.
+        room: sizes that remained in this process after out-of-memory errors, by setting.
     """
 
     config: Config
@@ -89,12 +84,12 @@ class SizeController:
     show: Callable[[str], None]
     step: int = 0
     compile_s: float = 0.0
+    room: dict[str, int] = field(default_factory=dict)
     _log: DecisionLog | None = None
     _pending: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _at_checkpoint: Sizes | None = None
-    _room: dict[str, int] = field(default_factory=dict)
     _earlier: list[dict[str, Any]] = field(default_factory=list)
-    _calibrated: Calibrated | None = None
+    _measured: tuple[PlanCase, Speeds] | None = None
     _lengths: list[tuple[int, int]] = field(default_factory=list)
     _seen_steps: int = 0
 
@@ -114,8 +109,7 @@ class SizeController:
         found = meta.get("sizes")
         if found is not None and not self.config.plan.fixed:
             self._at_checkpoint = Sizes.of_json(found)
-            room = {name: min(size, found[name]) for name, size in self._room.items()}
-            self.in_force = replace(self._at_checkpoint, **room)
+            self.in_force = self._at_checkpoint.at_most(self.room)
 
     def record(self, log: DecisionLog) -> None:
         """Journals the decisions so far, and from now on each decision at once.
@@ -160,25 +154,34 @@ class SizeController:
         Raises:
             NothingSmaller: if sizes are fixed or there are no smaller ones; a sentence.
         """
-        # Another process may run out of memory while this one is prepared.
         load_s, built = 0.0, tuple[Built, ...]()
+        # Another process may run out of memory while this one is prepared.
         while worker.sizes != self.in_force:
-            ready = await self._fit(worker, None)
-            load_s, built = load_s + ready.load_s, (*built, *ready.built)
+            sizes = self.in_force
+            try:
+                ready = await self._prepare(worker, sizes)
+            except OutOfMemory as error:
+                self._reduce(worker, error, sizes)
+            else:
+                load_s, built = load_s + ready.load_s, (*built, *ready.built)
+        if built and self._log is not None:
+            text = f"{worker.name}: {len(built)} programs for {_words(self.in_force)}"
+            self._event("compiled", text, worker=worker.name, **built_facts(built))
         return Ready(load_s, built)
 
-    async def reduce(self, worker: Worker, error: OutOfMemory, used: Sizes) -> None:
-        """Puts the next smaller sizes in force and prepares a process for them.
-
-        Args:
-            worker: the process that ran out of memory.
-            error: what it raised.
-            used: sizes that it worked with.
+    async def call(self, worker: Worker, work: Callable[[], Awaitable[T]]) -> T:
+        """Calls a prepared process; out of memory, repeats the call with the next smaller sizes.
 
         Raises:
             NothingSmaller: if sizes are fixed or there are no smaller ones; a sentence.
         """
-        await self._fit(worker, self._reduce(error, used))
+        while True:
+            await self.prepare(worker)
+            used = self.in_force
+            try:
+                return await work()
+            except OutOfMemory as error:
+                self._reduce(worker, error, used)
 
     async def try_sizes(self, worker: Worker, sizes: Sizes) -> None:
         """Puts sizes in force and prepares a process for them, to measure them.
@@ -189,19 +192,35 @@ class SizeController:
         before, self.in_force = self.in_force, sizes
         if worker.sizes == sizes:
             return
-        worker.sizes = None
         try:
             await self._prepare(worker, sizes)
         except OutOfMemory:
             self.in_force = before
             raise
-        worker.sizes = sizes
+
+    async def _prepare(self, worker: Worker, sizes: Sizes) -> Ready:
+        """Prepares a process and shows each program when it is compiled."""
+        worker.sizes = None
+        task, started = asyncio.ensure_future(worker.process.prepare(sizes)), time.monotonic()
+        try:
+            while True:
+                await asyncio.wait({task}, timeout=POLL_S)
+                ready = task.result() if task.done() else None
+                building = await worker.process.building()
+                for number in range(worker.logged, len(building.done)):
+                    self.say(f"{worker.name}: {building.line(number)}")
+                worker.logged = len(building.done)
+                if ready is not None:
+                    # Programs are compiled in parallel, the first time during loading.
+                    built_s = sum(built.seconds for built in ready.built)
+                    took_s = min(built_s, time.monotonic() - started)
+                    self.compile_s = max(self.compile_s, took_s)
+                    worker.sizes = sizes
+                    return ready
+        finally:
+            task.cancel()
 
     # --- decisions
-
-    def choose(self, sizes: Sizes) -> None:
-        """Puts sizes in force while sizes are measured; the final choice is journaled."""
-        self.in_force = sizes
 
     def put_in_force(self, sizes: Sizes, event: str, text: str, facts: Mapping[str, Any]) -> None:
         """Decides on sizes and journals why. Processes are prepared before their next call."""
@@ -209,9 +228,9 @@ class SizeController:
         self._event(event, text, **facts)
         self._write_plan()
 
-    def use(self, calibrated: Calibrated) -> None:
+    def use(self, case: PlanCase, speeds: Speeds) -> None:
         """Lets `step_done` choose sizes again from these measurements."""
-        self._calibrated = calibrated
+        self._measured = (case, speeds)
 
     def step_done(self, rollouts: Sequence[Rollout], left: RemainingTime) -> None:
         """Counts a training step.
@@ -226,9 +245,13 @@ class SizeController:
             self._write_plan()
         self.step += 1
         self._decide_again()
-        if self._calibrated is not None and rollouts:
-            self._seen_steps += 1
-            self._retune(self._calibrated, rollouts, left)
+        if self._measured is None or not rollouts or self._seen_steps == RETUNE_STEPS:
+            return
+        self._seen_steps += 1
+        completions = [rollout.completion for rollout in rollouts]
+        self._lengths += [(len(one.prompt_tokens), len(one.tokens)) for one in completions]
+        if self._seen_steps == RETUNE_STEPS:
+            self._retune(*self._measured, left)
 
     def _decide_again(self) -> None:
         """Repeats decisions of earlier processes at this step, in their order.
@@ -238,141 +261,68 @@ class SizeController:
         for entry in self._earlier:
             if entry["step"] == self.step and entry["from"] == self.in_force.to_json():
                 sizes = Sizes.of_json(entry["to"])
-                facts = {name: entry[name] for name in ("step", "reason", "from", "to")}
-                facts["again"] = True
                 text = f"step {self.step}: {_words(sizes)}, as an earlier process decided here"
-                self.put_in_force(sizes, REPLAN, text, facts)
+                self._replan(sizes, entry["reason"], text, again=True)
 
-    def _reduce(self, error: OutOfMemory, used: Sizes) -> _Reduction | None:
-        """Puts the next smaller sizes in force; None: another process caused that already."""
+    def _reduce(self, worker: Worker, error: OutOfMemory, used: Sizes) -> None:
+        """Puts the next smaller sizes in force, unless another process did that already.
+
+        Args:
+            worker: the process that ran out of memory.
+            error: what it raised.
+            used: sizes that it worked with.
+        """
         less = smaller(self.config, used, error.phase, share=error.share)
         if less is None or self.config.plan.fixed:
             raise NothingSmaller(error.phase, self._sentence(error, used, less)) from error
-        before = self.in_force
-        after = before.at_most(less)
-        if after == before:
-            return None
-        self.in_force = after
-        lowered = set(after.to_json().items()) - set(before.to_json().items())
-        self._room |= dict(lowered)
-        self._write_plan()
-        return _Reduction(error, before, after)
+        before = self.in_force.to_json()
+        after = self.in_force.at_most(less.to_json())
+        if after == self.in_force:
+            return
+        self.room |= {name: size for name, size in after.to_json().items() if size < before[name]}
+        text = (
+            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; "
+            f"continuing with {_words(after, unlike=self.in_force)}"
+        )
+        facts = {"phase": error.phase, "worker": worker.name}
+        self._replan(after, error.what, text, **facts)
 
-    def _retune(self, found: Calibrated, rollouts: Sequence[Rollout], left: RemainingTime) -> None:
-        """Chooses sizes again, once, for the lengths of real rollouts.
+    def _retune(self, case: PlanCase, speeds: Speeds, left: RemainingTime) -> None:
+        """Chooses sizes again for the lengths of real rollouts.
 
         Only the process that measured does this, and only if the remaining steps gain more time
         than compiling for the new sizes takes.
         """
-        if self._seen_steps > RETUNE_STEPS:
-            return
-        completions = [rollout.completion for rollout in rollouts]
-        self._lengths += [(len(one.prompt_tokens), len(one.tokens)) for one in completions]
-        if self._seen_steps < RETUNE_STEPS:
-            return
-        config, before = found.case.config, self.in_force
-        # Sizes smaller than the chosen ones result from out-of-memory errors.
-        speeds = mark_full(
-            found.speeds,
-            found.ladder,
-            requested=found.choice.sizes,
-            fitting=before,
-            row=config.row_tokens,
-        )
         prompts, tokens = zip(*self._lengths, strict=True)
         count = len(self._lengths)
         lengths = Lengths(sum(prompts) / count, max(1.0, sum(tokens) / count))
-        choice = choose_sizes(config, found.ladder, speeds, lengths)
-        if choice is None:
-            return
-        after = choice.sizes
-        now = choice.seconds(before.slots, before.micro_batch_tokens // config.row_tokens)
-        best = choice.seconds(after.slots, after.micro_batch_tokens // config.row_tokens)
+        times = StepTimes.of(case, speeds.limited(self.room), lengths)
+        after, now = times.best, times.seconds(self.in_force)
         # Unknown if out-of-memory errors led to sizes that were never measured.
-        if now is None or best is None or best > (1 - RETUNE_GAIN) * now:
+        if after is None or now is None:
             return
-        if (now - best) * left.steps_of(now) <= self.compile_s:
+        best = times.seconds(after)
+        assert best is not None
+        if best > (1 - RETUNE_GAIN) * now or (now - best) * left.steps_of(now) <= self.compile_s:
             return
         text = (
             f"completions have {lengths.completion:.0f} tokens, not "
-            f"{found.case.lengths.completion:.0f}: {after.slots} slots and micro-batches of "
+            f"{case.lengths.completion:.0f}: {after.slots} slots and micro-batches of "
             f"{after.micro_batch_tokens} tokens take {1 - best / now:.0%} less of a step's time"
         )
-        facts = {
-            "step": self.step,
-            "reason": "lengths",
-            "from": before.to_json(),
-            "to": after.to_json(),
-            "lengths": vars(lengths),
-            "seconds": {"from": now, "to": best},
-        }
+        seconds = {"from": now, "to": best}
+        self._replan(after, "lengths", text, lengths=vars(lengths), seconds=seconds)
+
+    def _replan(self, after: Sizes, reason: str, text: str, **facts: Any) -> None:
+        change = {"from": self.in_force.to_json(), "to": after.to_json()}
+        facts = {"step": self.step, "reason": reason, **change, **facts}
         self.put_in_force(after, REPLAN, text, facts)
-
-    async def _fit(self, worker: Worker, reduction: _Reduction | None) -> Ready:
-        """Prepares a process for the sizes in force and journals the reduction that led to them."""
-        while True:
-            sizes, failed = self.in_force, None
-            if worker.sizes == sizes:
-                return Ready()
-            try:
-                ready = await self._prepare(worker, sizes)
-            except OutOfMemory as error:
-                ready, failed = Ready(), error
-            else:
-                worker.sizes = sizes
-            if reduction is not None:
-                self._journal(worker, reduction, ready)
-            elif ready.built and self._log is not None:
-                text = f"{worker.name}: {len(ready.built)} programs for {_words(sizes)}"
-                self._event("compiled", text, worker=worker.name, **built_facts(ready.built))
-            if failed is None:
-                return ready
-            reduction = self._reduce(failed, sizes)
-
-    async def _prepare(self, worker: Worker, sizes: Sizes) -> Ready:
-        """Prepares a process and shows each program when it is compiled."""
-        task, before = asyncio.ensure_future(worker.process.prepare(sizes)), worker.logged
-        started = time.monotonic()
-        try:
-            while True:
-                await asyncio.wait({task}, timeout=POLL_S)
-                ready = task.result() if task.done() else None
-                building = await worker.process.building()
-                for number in range(worker.logged, len(building.done)):
-                    built = building.done[number]
-                    line = built_line(
-                        built, number=number + 1 - before, total=building.total - before
-                    )
-                    self.say(f"{worker.name}: {line}")
-                worker.logged = len(building.done)
-                if ready is not None:
-                    # Programs are compiled in parallel, the first time during loading.
-                    built_s = sum(built.seconds for built in ready.built)
-                    took_s = min(built_s, time.monotonic() - started)
-                    self.compile_s = max(self.compile_s, took_s)
-                    return ready
-        finally:
-            task.cancel()
 
     # --- messages
 
     def say(self, text: str) -> None:
         """Shows a line on the console."""
         (self.show if self._log is None else self._log.say)(text)
-
-    def _journal(self, worker: Worker, reduction: _Reduction, ready: Ready) -> None:
-        error, before, after = reduction.error, reduction.before, reduction.after
-        self._event(
-            REPLAN,
-            f"step {self.step}: out of memory while {_DOING[error.phase]}: {error.what}; "
-            f"continuing with {_words(after, unlike=before)}",
-            step=self.step,
-            phase=error.phase,
-            worker=worker.name,
-            reason=error.what,
-            **{"from": before.to_json(), "to": after.to_json()},
-            **built_facts(ready.built),
-        )
 
     def _sentence(self, error: OutOfMemory, used: Sizes, less: Sizes | None) -> str:
         what = f"out of memory while {_DOING[error.phase]}: {error.what}"

@@ -15,37 +15,40 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Config
 from pipeline.contracts.builds import cores
 from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
-from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import devices_of
-from pipeline.contracts.sizes import Sizes, sized
+from pipeline.contracts.sizes import sized
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.compiler import sources, versions
 from pipeline.plan.cost_model.programs import depends_on
+from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.size_choice import smallest_sizes
 
 _OF_PLAN = ("placement", "samplers", "platform", "prompt_buckets", "prefill_tokens", "hbm_gib")
 
 
-def load_speeds(about: Mapping[str, Any]) -> Speeds | None:
-    """The cached speeds of a key, if there are any."""
+def load_speeds(case: PlanCase) -> Speeds | None:
+    """The cached speeds of a run's programs, if there are any."""
+    content = read_cached_json(_file(_key(case)))
+    if content is None:
+        return None
     try:
-        content = read_cached_json(_file(about))
-        return None if content is None else Speeds.of_json(content["speeds"])
-    except (ValueError, KeyError, TypeError, AttributeError):  # written by another version
+        return Speeds.of_json(content.get("speeds"))
+    except ValueError:  # written by another version
         return None
 
 
-def save_speeds(about: Mapping[str, Any], speeds: Speeds) -> None:
-    """Replaces the cached speeds of a key; does nothing if the cache folder is not writable."""
-    write_cached_json(_file(about), {"speeds": speeds.to_json(), "key": about})
+def save_speeds(case: PlanCase, speeds: Speeds) -> None:
+    """Replaces the cached speeds; does nothing if the cache folder is not writable."""
+    key = _key(case)
+    write_cached_json(_file(key), {"speeds": speeds.to_json(), "key": key})
 
 
-def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
+def _key(case: PlanCase) -> dict[str, Any]:
     """Everything that speeds depend on except the devices, as JSON values."""
-    shards, unit = config.plan.sampler_shards, config.row_tokens * config.plan.learner_shards
-    small = sized(config, Sizes(shards, unit))
+    config = case.config
+    small = sized(config, smallest_sizes(config))
     programs = (
         "segment 1",
         "gradient 1",
@@ -56,9 +59,9 @@ def speeds_key(config: Config, shape: ModelShape) -> dict[str, Any]:
         "machine": machine(),
         "versions": versions(),
         "sources": {which: sources(which) for which in ("sampler", "learner")},
-        "programs": {name: depends_on(small, shape, name) for name in programs},
+        "programs": {name: depends_on(small, case.shape, name) for name in programs},
         "devices": {name: vars(devices_of(small, name)) for name in programs},
-        "plan": {key: plan[key] for key in _OF_PLAN},
+        "plan": {name: plan[name] for name in _OF_PLAN},
         "prompts": list(config.prompt_buckets),
     }
 
@@ -78,6 +81,6 @@ def _processor() -> str:
     return names[0].strip() if names else platform.machine()
 
 
-def _file(about: Mapping[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+def _file(key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_folder("calibration") / f"{digest}.json"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from configs.toml_text import show_value
+from pipeline.plan.cost_model.memory import PARTS
+from pipeline.plan.search.suggestions import settings_text
 from pipeline.report.plan_report import COMPILER, ESTIMATED, REGIMES, compiled_size
 
 Figures = Mapping[str, Any]
@@ -16,21 +17,13 @@ Figures = Mapping[str, Any]
 _MARKS = "~ estimated; = by the TPU compiler, whose times are a model, too; nothing is measured"
 _MARK = {ESTIMATED: "~", COMPILER: "="}
 """Mark of a figure, by its `source`."""
-_PARTS = {
-    "base": "base",
-    "adapter": "adapter",
-    "optimizer": "optimizer",
-    "kv_local": "KV local",
-    "kv_global": "KV global",
-    "activations": "activations",
-    "head": "head",
-    "temporaries": "temporaries",
-}
+_SPEEDS = {"sampling": "sampling_s", "learning": "learning_s", "step": "step_s"}
+"""Seconds of a compared plan, by their titles."""
 
 
 def lines(report: Figures) -> Iterator[str]:
     """The lines of the report, with a blank line between sections."""
-    parts = (_head, _chosen, _memory, _remedies, _step, _compared, _verified, _budget, _gains)
+    parts = (_head, _chosen, _memory, _step, _compared, _verified, _budget, _changes)
     for number, part in enumerate(parts):
         found = list(part(report))
         if found and number:
@@ -64,26 +57,16 @@ def _chosen(report: Figures) -> Iterator[str]:
     yield f"chosen: {plan['name']}; {sizes}"
     if plan["short"]:
         yield f"  DOES NOT FIT: {plan['short']}"
-    positions, layers = plan["cache_positions"], plan["layers"]
     yield (
         f"  slots {plan['slots']} ({plan['slots_per_shard']} per shard), segments of "
-        f"{plan['segment_steps']}, prefill {plan['prefill_tokens']}; caches of "
-        f"{positions['local']} positions in {layers['local']} layers, {positions['global']} in "
-        f"{layers['global']}"
+        f"{plan['segment_steps']}, prefill {plan['prefill_tokens']}"
     )
     yield (
         f"  micro-batches of {plan['micro_batch_tokens']} tokens ({plan['rows_per_shard']} x "
         f"{plan['row_tokens']} per shard), remat {plan['remat']}"
     )
     if plan["set"]:
-        yield f"  settings for it in [plan]: {_settings(plan['set'])}"
-
-
-def _settings(values: Figures) -> str:
-    return ", ".join(
-        f"no {key}" if value is None else f"{key} = {show_value(value)}"
-        for key, value in values.items()
-    )
+        yield f"  settings for it in [plan]: {settings_text(plan['set'])}"
 
 
 def _memory(report: Figures) -> Iterator[str]:
@@ -95,27 +78,11 @@ def _memory(report: Figures) -> Iterator[str]:
         f"{unit} per chip; a plan may use {limit * factor:,.2f}, with {reserve * factor:,.2f} in "
         "reserve"
     )
-    compiled = any(figures["compiled"] for figures in memory.values())
-    there = factor * report["topology"]["hbm_gib"]
-    rows = [["", *_PARTS.values(), "total", "compiled" if compiled else ""]]
+    rows = [["", *(name.replace("kv_", "KV ") for name in PARTS), "total"]]
     for phase, figures in memory.items():
-        parts = [f"~{factor * figures['parts_gib'][name]:.2f}" for name in _PARTS]
-        known = ""
-        if figures["compiled"]:
-            total = figures["compiled"]["gib"]
-            known = compiled_size(None if total is None else factor * total, there)
-        rows.append([phase, *parts, f"~{factor * figures['gib']:.2f}", known])
+        sizes = [*figures["parts_gib"].values(), figures["gib"]]
+        rows.append([phase, *(f"~{factor * size:.2f}" for size in sizes)])
     yield from table(rows)
-
-
-def _remedies(report: Figures) -> Iterator[str]:
-    found = report["remedies"]
-    if report["plan"]["fits"] or report["verified"]["by_compiler"]:
-        return
-    yield "changes that make it fit, each planned again; GiB of the fullest phase:"
-    if not any(one["settings"].keys() - {"plan.hbm_gib"} for one in found):
-        yield "  no setting that takes less memory makes it fit, nor do all of them together"
-    yield from (f"  {one['change']}: ~{one['gib']:.2f} of ~{one['limit_gib']:.2f}" for one in found)
 
 
 def _step(report: Figures) -> Iterator[str]:
@@ -124,26 +91,20 @@ def _step(report: Figures) -> Iterator[str]:
     step = report["step"]
     rows = [["seconds of a step", "expected", "from", "to", "bound by"]]
     for phase, figures in step["seconds"].items():
-        rows.append([phase, *_seconds(figures), REGIMES[figures["regime"]]])
-    rows.append(["total", *_seconds(step["total_s"]), ""])
+        rows.append([phase, *_marked(figures, "{:.2f}".format), REGIMES[figures["regime"]]])
+    rows.append(["total", *_marked(step["total_s"], "{:.2f}".format), ""])
     yield from table(rows)
     yield (
         f"~{step['tokens_per_s']:,.0f} trained tokens per second; ~{step['slots_useful']:.0%} of "
         f"the slots' decode steps generate a token, ~{step['padding']:.0%} of the learner's "
         "positions are padding"
     )
-    yield f"above ~{step['knee_slots']} slots per shard, more slots hardly generate faster"
     if step["most_prompts"] > step["prompts"]:
         yield (
             f'dynamic sampling ("{step["dynamic_sampling"]}"): the number of groups without signal '
             f"is unknown; the expected time assumes {step['prompts']} prompts per step, the high "
             f"end {step['most_prompts']}, the maximum (rollout.max_prompts_per_step)"
         )
-
-
-def _seconds(figures: Figures) -> list[str]:
-    expected, low, high = _marked(figures, lambda seconds: f"{seconds:.2f}")
-    return [expected, low, high]
 
 
 def _around(figures: Figures, show: Callable[[float], str], unit: str = "") -> str:
@@ -163,42 +124,32 @@ def _marked(figures: Figures, show: Callable[[float], str]) -> tuple[str, str, s
 
 def _compared(report: Figures) -> Iterator[str]:
     compared, plan = report["compared"], report["plan"]
-    rows = [["placements compared", "slots", "tokens", "remat", "GiB", "s/step", "tokens/s", ""]]
-    rows += [
-        [
-            one["name"],
-            str(one["slots_per_shard"]),
-            str(one["micro_batch_tokens"]),
-            one["remat"],
-            f"~{one['gib']:.2f}",
-            *_speed(one, fits=plan["fits"] if one["chosen"] else one["fits"]),
-            _verdict(one, plan),
-        ]
-        for one in compared
-    ]
+    rows = [["placements compared", "slots", "tokens", "remat", "GiB", *_SPEEDS, "tokens/s", ""]]
+    for one in compared:
+        speed = [""] * (len(_SPEEDS) + 1)
+        if plan["fits"] if one["chosen"] else one["fits"]:
+            speed = [f"~{one[key]:.2f}" for key in _SPEEDS.values()]
+            speed.append(f"~{one['tokens_per_s']:,.0f}")
+        sizes = [str(one[key]) for key in ("slots_per_shard", "micro_batch_tokens", "remat")]
+        rows.append([one["name"], *sizes, f"~{one['gib']:.2f}", *speed, _verdict(one, plan)])
     yield from table(rows)
-    yield "slots per shard, tokens per micro-batch; times of links between chips are not measured"
-    best = next(one for one in compared if one["same_run"])
+    yield (
+        "slots per shard, tokens per micro-batch, seconds of a step; times of links between chips "
+        "are not measured"
+    )
+    best = compared[0]
     if best["fits"] and not best["chosen"] and best["set"]:
-        yield f"settings for the fastest in [plan]: {_settings(best['set'])}"
-
-
-def _speed(one: Figures, *, fits: bool) -> tuple[str, str]:
-    """Seconds of a step and tokens per second, for a plan that fits."""
-    return (f"~{one['step_s']:.2f}", f"~{one['tokens_per_s']:,.0f}") if fits else ("", "")
+        yield f"settings for the fastest in [plan]: {settings_text(best['set'])}"
 
 
 def _verdict(one: Figures, plan: Figures) -> str:
     if one["chosen"] and plan["fits"]:
         return "chosen"
     if not one["fits"]:
-        return f"does not fit: {one['why']}"
+        return f"does not fit: {one['short']}"
     if one["chosen"]:
         return "does not fit"
-    other = "" if one["same_run"] else "a different run"
-    if not plan["fits"]:
-        return other or "fits"
-    return f"~{one['gain']:+.0%}: {other and other + '; '}{one['why']}"
+    return f"~{one['gain']:+.0%}" if plan["fits"] else "fits"
 
 
 def _verified(report: Figures) -> Iterator[str]:
@@ -220,18 +171,6 @@ def _verified(report: Figures) -> Iterator[str]:
         rows.append([name, *cells, f"~{1e3 * one['estimated']['seconds']:.1f}", fits])
     yield from table(rows)
     yield from (f"searched: {line}" for line in verified["searched"])
-    yield from (f"larger: {_larger(one, there)}" for one in verified["larger"])
-
-
-def _larger(one: Figures, there: float) -> str:
-    gain = one["estimated"]["gain"]
-    if gain == 0:
-        return str(one["what"])
-    gain = f"{one['what']}: trained tokens per second ~{gain:+.1%}"
-    if one["fits"] is None:
-        return gain
-    size = compiled_size(one["gib"], there)
-    return f"{gain}, {size} GiB, {'fits' if one['fits'] else 'does not fit'}"
 
 
 def _budget(report: Figures) -> Iterator[str]:
@@ -271,8 +210,8 @@ def _budget(report: Figures) -> Iterator[str]:
         measuring = _around(budget["calibration_s"], _duration)
         share = _duration(budget["calibration_share_s"])
         yield (
-            f"  measuring sizes takes {measuring}: always the largest, others within {share} "
-            "(plan.calibration_share)"
+            f"  measuring sizes takes {measuring}: always the planned ones, neighbours within "
+            f"{share} (plan.calibration_share)"
         )
     read = ", ".join(f"{name} {count:,}" for name, count in budget["evaluated"].items())
     guessed = ", ".join(budget["guessed"])
@@ -295,17 +234,28 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h"
 
 
-def _gains(report: Figures) -> Iterator[str]:
-    gains = report["gains"]
-    titles = {
-        False: "hardware limits, gain in trained tokens per second:",
-        True: "settings that change the run, gain in trained tokens per second:",
-    }
-    for is_setting, title in titles.items():
-        found = [gain for gain in gains if gain["is_setting"] == is_setting]
-        if found:
-            yield title
-        yield from (f"  {gain['change']} ~{gain['share']:+.0%}" for gain in found)
+def _changes(report: Figures) -> Iterator[str]:
+    """One table: what would gain most, or what would make the plan fit."""
+    found, fits = report["changes"], report["plan"]["fits"]
+    by_settings = [one for one in found if one["settings"].keys() - {"plan.hbm_gib"}]
+    if not (fits or by_settings or report["verified"]["by_compiler"]):
+        yield "no setting that takes less memory makes it fit, nor do all of them together"
+    if not found:
+        return
+    title = "changes that gain most" if fits else "changes that make it fit"
+    rows = [[f"{title}, each planned again", "tokens/s", "gain", "GiB", "of", "by"]]
+    rows += [
+        [
+            one["change"],
+            f"~{one['tokens_per_s']:,.0f}",
+            "" if one["gain"] is None else f"~{one['gain']:+.0%}",
+            f"~{one['gib']:.2f}",
+            f"~{one['limit_gib']:.2f}",
+            "settings" if one["settings"] else "hardware",
+        ]
+        for one in found
+    ]
+    yield from table(rows)
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

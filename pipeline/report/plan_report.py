@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.contracts.topology import GIB
-from pipeline.plan.cost_model.memory import PARTS, PhaseMemory
+from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.cost_model.roofline import Seconds
-from pipeline.plan.cost_model.step import PHASES
 from pipeline.plan.forecast import SCENARIOS, Forecast
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
 from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
-from pipeline.plan.search.suggestions import Gain, Remedy
-from pipeline.plan.verify import CompilerCheck, Verified
+from pipeline.plan.search.suggestions import Change
+from pipeline.plan.verify import Verified
 
 Figures = dict[str, Any]
 """A JSON object."""
@@ -49,8 +48,7 @@ class PlanReport:
         case: the planner's input.
         choice: the placements compared.
         forecast: the run under its budget with the plan.
-        gains: changes that would raise the speed; empty if the plan does not fit.
-        remedies: changes that would make the plan fit; empty if it does.
+        changes: changes that would raise the speed, or make the plan fit; see `suggestions`.
         verified: the compiler's verification; None: not verified.
         why_estimated: why a requested verification did not happen.
     """
@@ -58,8 +56,7 @@ class PlanReport:
     case: PlanCase
     choice: PlacementChoice
     forecast: Forecast
-    gains: Sequence[Gain]
-    remedies: Sequence[Remedy] = ()
+    changes: Sequence[Change] = ()
     verified: Verified | None = None
     why_estimated: str | None = None
 
@@ -68,45 +65,47 @@ class PlanReport:
         """The chosen plan, after verification if there was one."""
         return self.choice.chosen if self.verified is None else self.verified.plan
 
+    @property
+    def estimated(self) -> SizedPlan:
+        """The same placement with the sizes chosen by estimates."""
+        return next(one for one in self.choice.compared if one.name == self.plan.name)
+
 
 def plan_figures(found: PlanReport) -> Figures:
     """All figures of a plan: GiB, seconds, tokens per second, dollars, bytes."""
-    case = found.case
+    case, rollout = found.case, found.case.config.rollout
+    topology = case.topology
     return {
         "name": case.config.run.name,
         "sources": SOURCES,
-        "topology": _topology(case),
+        "topology": {
+            "name": topology.name,
+            "chip": topology.chip.name,
+            "chips": topology.chips,
+            "hosts": topology.hosts,
+            "hbm_gib": topology.chip.hbm_gib,
+            "plan_only": topology.why_not_trained,
+        },
         "lengths": {
             "source": ESTIMATED,
-            "prompt": case.lengths.prompt,
-            "completion": case.lengths.completion,
-            "max_prompt": case.config.rollout.max_prompt_tokens,
-            "max_completion": case.config.rollout.max_new_tokens,
+            **asdict(case.lengths),
+            "max_prompt": rollout.max_prompt_tokens,
+            "max_completion": rollout.max_new_tokens,
         },
         "verified": _verified(found),
         "plan": _plan(found),
-        "memory": _memory(found),
+        "memory": {
+            phase: {
+                "source": ESTIMATED,
+                "parts_gib": {name: memory.parts[name] / GIB for name in PARTS},
+                "gib": memory.total / GIB,
+            }
+            for phase, memory in found.plan.memory.items()
+        },
         "step": _step(found),
-        "compared": [_compared(case, one, found) for one in found.choice.compared],
-        "budget": _budget(found.case, found.forecast) if found.plan.fits else None,
-        "gains": [_suggestion(one) for one in found.gains],
-        "remedies": [_suggestion(one) for one in found.remedies],
-    }
-
-
-def _suggestion(one: Gain | Remedy) -> Figures:
-    return {"source": ESTIMATED, **asdict(one), "is_setting": bool(one.settings)}
-
-
-def _topology(case: PlanCase) -> Figures:
-    topology = case.topology
-    return {
-        "name": topology.name,
-        "chip": topology.chip.name,
-        "chips": topology.chips,
-        "hosts": topology.hosts,
-        "hbm_gib": topology.chip.hbm_gib,
-        "plan_only": topology.why_not_trained,
+        "compared": [_compared(one, found) for one in found.choice.compared],
+        "budget": _budget(found) if found.plan.fits else None,
+        "changes": [_change(one, found) for one in found.changes],
     }
 
 
@@ -122,53 +121,55 @@ def _verified(found: PlanReport) -> Figures:
         "programs": {
             name: {
                 "phase": one.phase,
-                "fits": one.fits,
-                "gib": _gib(one.hbm_bytes),
-                "seconds": one.report.seconds,
+                **asdict(one.report),
+                "gib": _gib(one.report.hbm_bytes),
                 "estimated": {"source": ESTIMATED, "seconds": one.estimated_s},
-                "compile_s": one.report.compile_s,
-                "cached": one.report.cached,
             }
             for name, one in verified.programs.items()
         },
         "searched": list(verified.searched),
-        "larger": [
-            {
-                "what": one.what,
-                "estimated": {"source": ESTIMATED, "gain": one.gain},
-                "gib": _gib(one.hbm_bytes),
-                "fits": one.fits,
-            }
-            for one in verified.larger
-        ],
     }
 
 
 def _plan(found: PlanReport) -> Figures:
     case, plan = found.case, found.plan
-    config, given = plan.config, case.config.plan
-    rollout, shape = config.rollout, case.shape
-    slots = config.slots // config.plan.sampler_shards
-    values = {key: getattr(config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
     return {
         "name": plan.name,
         "configured": plan.configured,
-        "fixed": given.fixed,
+        "fixed": case.config.plan.fixed,
         "fits": plan.fits,
         "short": None if plan.fits else _short(found),
         "reserve_gib": (case.topology.chip.hbm_gib * GIB - case.limit_bytes) / GIB,
         "limit_gib": case.limit_bytes / GIB,
-        **values,
-        "slots_per_shard": slots,
+        **_sizes(plan),
+        "set": _settings_to_set(case, plan) if plan.fits else {},
+    }
+
+
+def _settings(plan: SizedPlan) -> Figures:
+    return {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
+
+
+def _sizes(plan: SizedPlan) -> Figures:
+    config = plan.config
+    return {
+        **_settings(plan),
+        "slots_per_shard": config.slots // config.plan.sampler_shards,
         "rows_per_shard": config.micro_batch_rows // config.plan.learner_shards,
         "row_tokens": config.row_tokens,
-        "layers": {"local": shape.local_layers, "global": shape.global_layers},
-        "cache_positions": {
-            "local": min(shape.window, rollout.max_tokens),
-            "global": rollout.max_tokens,
-        },
-        "set": _settings(case, plan) if plan.fits else {},
     }
+
+
+def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:
+    """Settings of [plan] that turn the configuration into this plan.
+
+    Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
+    """
+    given, values = case.config.plan, _settings(plan)
+    if not given.fixed:
+        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
+        values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
+    return {key: value for key, value in values.items() if value != getattr(given, key)}
 
 
 def _short(found: PlanReport) -> str:
@@ -176,10 +177,10 @@ def _short(found: PlanReport) -> str:
         return shortage(found.case, found.plan)
     limit, there = found.case.compiled_limit_bytes / GIB, found.case.topology.chip.hbm_gib
     return "; ".join(
-        f"{name} takes {compiled_size(_gib(one.hbm_bytes), there)} GiB of the {limit:.2f} that "
-        "may be used"
+        f"{name} takes {compiled_size(_gib(one.report.hbm_bytes), there)} GiB of the {limit:.2f} "
+        "that may be used"
         for name, one in found.verified.programs.items()
-        if not one.fits
+        if not one.report.fits
     )
 
 
@@ -190,43 +191,6 @@ def compiled_size(gib: float | None, there: float) -> str:
 
 def _gib(size: int | None) -> float | None:
     return None if size is None else size / GIB
-
-
-def _settings(case: PlanCase, plan: SizedPlan) -> Figures:
-    """Settings of [plan] that turn the configuration into this plan.
-
-    Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
-    """
-    given = case.config.plan
-    values = {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
-    if not given.fixed:
-        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
-        values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
-    return {key: value for key, value in values.items() if value != getattr(given, key)}
-
-
-def _memory(found: PlanReport) -> Figures:
-    programs = [] if found.verified is None else list(found.verified.programs.values())
-    return {
-        phase: _phase(memory, [one for one in programs if phase in {one.phase, "colocated"}])
-        for phase, memory in found.plan.memory.items()
-    }
-
-
-def _phase(memory: PhaseMemory, programs: Sequence[CompilerCheck]) -> Figures:
-    sizes = [one.hbm_bytes for one in programs]
-    return {
-        "source": ESTIMATED,
-        "parts_gib": {name: memory.parts.get(name, 0) / GIB for name in PARTS},
-        "gib": memory.total / GIB,
-        "compiled": {"source": COMPILER, "gib": _gib(_largest(sizes))} if programs else None,
-    }
-
-
-def _largest(sizes: Sequence[int | None]) -> int | None:
-    """The largest size; None: there is none, or one is only known to be too large."""
-    known = [size for size in sizes if size is not None]
-    return max(known) if known and len(known) == len(sizes) else None
 
 
 def _ranged(seconds: Seconds, *, source: str = ESTIMATED) -> Figures:
@@ -246,10 +210,11 @@ def _around(by_scenario: Sequence[float], *, source: str = ESTIMATED) -> Figures
 
 def _step(found: PlanReport) -> Figures:
     step, rollout = found.plan.step, found.case.config.rollout
-    programs = [] if found.verified is None else found.verified.programs.values()
-    compiled = {one.phase for one in programs if one.report.seconds > 0}
+    programs = {} if found.verified is None else found.verified.programs
+    compiled = {one.phase for one in programs.values() if one.report.seconds > 0}
     return {
         "source": ESTIMATED,
+        **asdict(step),
         "seconds": {
             phase: {
                 **_ranged(seconds, source=COMPILER if phase in compiled else ESTIMATED),
@@ -261,80 +226,53 @@ def _step(found: PlanReport) -> Figures:
         "dynamic_sampling": rollout.dynamic_sampling,
         "prompts": rollout.prompts_per_step,
         "most_prompts": rollout.max_prompts_per_step or rollout.prompts_per_step,
-        "rollouts": step.rollouts,
-        "tokens": step.tokens,
         "tokens_per_s": step.tokens_per_s,
-        "slots_useful": step.slots_useful,
-        "knee_slots": step.knee,
-        "padding": step.padding,
     }
 
 
-def _compared(case: PlanCase, one: SizedPlan, found: PlanReport) -> Figures:
-    config = one.config
-    chosen = next(other for other in found.choice.compared if other.name == found.plan.name)
-    full = one.fullest
+def _compared(one: SizedPlan, found: PlanReport) -> Figures:
+    chosen = found.estimated
     return {
         "source": ESTIMATED,
         "name": one.name,
         "chosen": one is chosen,
-        "same_run": one.same_run,
-        "slots_per_shard": config.slots // config.plan.sampler_shards,
-        "micro_batch_tokens": config.plan.micro_batch_tokens,
-        "remat": config.plan.remat,
         "fits": one.fits,
-        "fullest": full.phase,
-        "gib": full.total / GIB,
+        "short": None if one.fits else shortage(found.case, one),
+        **_sizes(one),
+        "fullest": one.fullest.phase,
+        "gib": one.fullest.total / GIB,
+        "sampling_s": one.step.sampling.expected,
+        "learning_s": one.step.learning.expected,
         "step_s": one.step.total.expected,
         "tokens_per_s": one.step.tokens_per_s,
         "gain": one.step.tokens_per_s / chosen.step.tokens_per_s - 1,
-        "why": _why(case, one, chosen),
-        "set": _settings(case, one),
+        "set": _settings_to_set(found.case, one),
     }
 
 
-def _why(case: PlanCase, one: SizedPlan, chosen: SizedPlan) -> str:
-    """The main difference from the chosen plan."""
-    if not one.fits:
-        return shortage(case, one).partition(": ")[2]
-    if one is chosen:
-        return "chosen"
-    if one.step.ahead and not chosen.step.ahead:
-        return "generates the next step's rollouts during the update (rollout.ahead)"
-    spent = {
-        phase: one.step.seconds[phase].expected - chosen.step.seconds[phase].expected
-        for phase in PHASES
-    }
-    total = one.step.total.expected - chosen.step.total.expected
-    phase = max(spent, key=lambda name: spent[name] if total > 0 else -spent[name])
-    if abs(total) < 1e-9:
-        return "the same"
-    word = "longer" if spent[phase] > 0 else "shorter"
-    regime = one.step.seconds[phase].regime
-    return f"{phase} ~{abs(spent[phase]):.2f} s {word}, bound by {REGIMES[regime]}"
-
-
-def _budget(case: PlanCase, forecast: Forecast) -> Figures:
-    outcomes = forecast.outcomes
+def _budget(found: PlanReport) -> Figures:
+    forecast, outcomes = found.forecast, found.forecast.outcomes
     return {
         "source": ESTIMATED,
-        "steps_given": case.config.budget.steps,
-        "time_given_s": forecast.time_s,
+        **asdict(forecast),
+        "steps_given": found.case.config.budget.steps,
         "enough": outcomes["expected"].enough,
         "enough_when_slow": outcomes["high"].enough,
         "steps": _around([outcomes[scenario].steps for scenario in SCENARIOS]),
         "wall_s": _around([outcomes[scenario].wall_s for scenario in SCENARIOS]),
-        "outcomes": {scenario: asdict(outcomes[scenario]) for scenario in SCENARIOS},
-        "grpo_steps": forecast.grpo_steps,
-        "samples": forecast.samples,
-        "tokens": forecast.tokens,
-        "cost_usd": forecast.cost_usd,
-        "chip_hour_usd": case.topology.chip.chip_hour_usd,
-        "disk_gib": {name: size / GIB for name, size in forecast.disk_bytes.items()},
-        "programs": forecast.programs,
-        "compile_s": _ranged(forecast.compile),
-        "calibration_s": _ranged(forecast.calibration),
-        "calibration_share_s": forecast.share_s,
-        "evaluated": dict(forecast.rows),
-        "guessed": list(forecast.guessed),
+        "chip_hour_usd": found.case.topology.chip.chip_hour_usd,
+        "compile_s": _ranged(forecast.compile_s),
+        "calibration_s": _ranged(forecast.calibration_s),
+    }
+
+
+def _change(one: Change, found: PlanReport) -> Figures:
+    return {
+        "source": ESTIMATED,
+        "change": one.text,
+        "settings": dict(one.settings),
+        "tokens_per_s": one.plan.step.tokens_per_s,
+        "gain": one.gain(found.estimated) if found.plan.fits else None,
+        "gib": one.plan.fullest.total / GIB,
+        "limit_gib": one.case.limit_bytes / GIB,
     }

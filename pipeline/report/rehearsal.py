@@ -15,10 +15,9 @@ from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
-from pipeline.plan.cost_model.compile_time import compile_s
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.cost_model.memory import memory_during
-from pipeline.plan.cost_model.programs import built_programs, programs_of
+from pipeline.plan.cost_model.programs import built_programs, compile_s, programs_of
 from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.forecast import RunTimes
 from pipeline.plan.search.fitting import PlanCase, estimate_plan

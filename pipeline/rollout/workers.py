@@ -17,7 +17,6 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
-from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.contracts.workers import Learner, ResizableLearner, ResizableSampler, Sampler, Scorer
 from pipeline.plan.size_controller import SizeController, Worker
@@ -72,13 +71,7 @@ class RetryingWorker:
             return work
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            while True:
-                await self.sizes.prepare(self.worker)
-                used = self.sizes.in_force
-                try:
-                    return await work(*args, **kwargs)
-                except OutOfMemory as error:
-                    await self.sizes.reduce(self.worker, error, used)
+            return await self.sizes.call(self.worker, lambda: work(*args, **kwargs))
 
         return call
 

@@ -107,7 +107,7 @@ def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str
     many += ["--rollout.prompts_per_step", "256"]
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
-    assert "DOES NOT FIT: as configured" in out
+    assert "DOES NOT FIT: decode takes" in out
     assert "settings for the fastest in [plan]: " in out  # sizes that would fit
 
 
@@ -124,21 +124,19 @@ def test_a_plan_that_does_not_fit_has_no_budget(
     assert "settings for it" not in out
     figures = json.loads(path.read_text())
     assert figures["budget"] is None
-    assert figures["gains"] == []
     assert figures["plan"]["set"] == {}
 
 
-def test_the_shortage_and_its_remedies_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shortage_and_what_would_fit_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
     out, _ = shown(capsys, four, *small, status=1)
-    assert "one device: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
-    assert '  model.quantization = "nf4": ~' in out
-    assert "  --topology v5e-4 (" in out
-    shown(capsys, four, *small, "--model.quantization", "nf4")
-    (needed,) = re.findall(r"  plan\.hbm_gib = ([\d.]+): ~", out)
-    shown(capsys, four, *small, "--plan.hbm_gib", needed)
-    shown(capsys, four, *small, "--plan.hbm_gib", f"{float(needed) - 0.02:.2f}", status=1)
+    assert "  DOES NOT FIT: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
+    assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
+    assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
+    assert re.search(r"^plan\.hbm_gib = [\d.]+  .*  settings$", out, re.MULTILINE)
     out, _ = shown(capsys, four, "--topology", "v5e-1", "--plan.hbm_gib", "2", status=1)
     assert "no setting that takes less memory makes it fit, nor do all of them together" in out
 

@@ -4,7 +4,7 @@
 
 Runs in the environment `topology.TPU_COMPILER`. The request is a JSON object with `config`, `shape`
 and `programs`. The answers are lines of JSON on standard output, one per program as soon as it is
-compiled, in any order: `program` and the fields of `compile.program_figures`.
+compiled, in any order: its name and `compile.program_figures`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
             pool.submit(program_figures, config, shape, name): name for name in request["programs"]
         }
         for future in as_completed(names):
-            sys.stdout.write(json.dumps({"program": names[future], **future.result()}) + "\n")
+            sys.stdout.write(json.dumps([names[future], future.result()]) + "\n")
             sys.stdout.flush()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from configs.schema import Config
-from pipeline.compute.aot.cost_figures import HBM, estimated_seconds, memory_spaces
+from pipeline.compute.aot.estimated_time import estimated_seconds
 from pipeline.compute.aot.hlo import parse
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import rollout_policy
@@ -36,6 +36,7 @@ VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
 _TRACING = threading.Lock()  # qwix patches functions of JAX while it traces a model
 
 _NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
+_HBM = re.compile(r"^Memory Space: default .*\nTotal bytes: (\d+)", re.MULTILINE)
 
 
 def v5e_devices(count: int) -> Sequence[jax.Device]:
@@ -64,12 +65,12 @@ class Program:
 
     Attributes:
         text: optimised HLO.
-        bytes_of: bytes by memory space, arguments included.
+        hbm_bytes: memory of a chip while it runs; see `hbm_bytes`.
         stats: sizes of arguments and results.
     """
 
     text: str
-    bytes_of: Mapping[str, int]
+    hbm_bytes: int
     stats: Any
 
 
@@ -89,10 +90,26 @@ def compile_for(traced: jax.stages.Traced) -> Program:
                 raise
             raise DoesNotFitError(str(error)) from None
         (report,) = Path(folder).glob("*memory-usage-report.txt")
-        spaces = memory_spaces(report.read_text())
+        size = hbm_bytes(report.read_text())
     text = compiled.as_text()
     assert text is not None
-    return Program(text, spaces, compiled.memory_analysis())
+    return Program(text, size, compiled.memory_analysis())
+
+
+def hbm_bytes(report: str) -> int:
+    """Bytes of a chip's main memory, from the report that XLA writes beside a dump.
+
+    It counts arguments, results and temporaries with their layouts, gaps included, which the
+    compiler compares with the available memory. `memory_analysis()` counts the temporaries of loops
+    twice with libtpu 0.0.42.
+
+    Raises:
+        ValueError: if the text is not a memory report.
+    """
+    found = _HBM.search(report)
+    if found is None:
+        raise ValueError(f"not a memory report: {report[:200]!r}")
+    return int(found[1])
 
 
 def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
@@ -127,13 +144,9 @@ def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str
     except DoesNotFitError as error:
         needs = None if error.needs_gib is None else round(error.needs_gib * GIB)
         return {"fits": False, "hbm_bytes": needs, "compile_s": time.monotonic() - began}
-    stats = compiled.stats
     return {
         "fits": True,
-        "hbm_bytes": compiled.bytes_of[HBM],
-        "argument_bytes": stats.argument_size_in_bytes,
-        "output_bytes": stats.output_size_in_bytes,
-        "host_bytes": stats.host_argument_size_in_bytes + stats.host_temp_size_in_bytes,
+        "hbm_bytes": compiled.hbm_bytes,
         "seconds": estimated_seconds(parse(compiled.text)),
         "compile_s": time.monotonic() - began,
     }

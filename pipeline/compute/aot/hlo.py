@@ -6,6 +6,7 @@ unknown trip count is an error, never a guess.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from math import prod
 from typing import TypeAlias
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+# Result, name, shape (in brackets if it is a tuple), opcode, and the rest with the operands first.
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)(\(.*)$")
+_OPERANDS = re.compile(r"\(.*?\)(?=$|, \w+=)")
 _SHAPE = re.compile(r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\]")
-_OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -24,8 +26,6 @@ _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 CALLING = {"call", "conditional", "async-start", "fusion"}
 """Opcodes of instructions that run the computations they call once."""
-
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,10 @@ class Shape:
         return prod(self.dims)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the elements, without padding of the layout."""
-        return self.elements * self._bits // 8
-
-    @property
     def itemsize(self) -> int:
         """Bytes of an element, at least 1."""
-        return max(1, self._bits // 8)
-
-    @property
-    def _bits(self) -> int:
-        found = re.search(r"\d+", self.dtype)
-        return _BITS[self.dtype] if self.dtype in _BITS else int(found[0] if found else 0)
+        bits = re.search(r"\d+", self.dtype)
+        return max(1, int(bits[0]) // 8) if bits else 1
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,8 @@ class Module:
     def trips(self, loop: Instruction, inside: Computation) -> int:
         """Trip count of a while loop in computation `inside`.
 
-        Read from XLA's `known_trip_count`, or derived from the condition: a counter that starts at,
-        is incremented by and is compared with constants.
+        Read from XLA's `known_trip_count`, or counted: the scalars that the loop starts with are
+        carried through its body until its condition is false.
 
         Raises:
             ValueError: if the trip count is unknown.
@@ -124,101 +115,70 @@ class Module:
             return int(known[1])
         condition = self.computations[loop.attribute("condition")]
         body = self.computations[loop.attribute("body")]
-        start = self._value(inside, loop.operands[0], None)
-        counted = tuple(_Counter(index, 0) for index in range(len(loop.shapes)))
-        after = self._value(body, body.root.name, (counted,))
-        if not isinstance(start, tuple) or not isinstance(after, tuple):
-            raise _unknown(loop)
-        # Elements that the body passes through keep their initial value.
-        inputs = tuple(
-            first if last == counter else counter
-            for counter, first, last in zip(counted, start, after, strict=True)
-        )
-        test = self._value(condition, condition.root.name, (inputs,))
-        if not isinstance(test, _Test) or not isinstance(test.left, _Counter):
-            raise _unknown(loop)
-        index, offset = test.left.index, test.left.offset
-        first, last = start[index], after[index]
-        if not isinstance(first, int) or not isinstance(last, _Counter) or last.index != index:
-            raise _unknown(loop)
-        if not isinstance(test.right, int):
-            raise _unknown(loop)
-        left = test.right - offset - first
-        if test.direction in {"LE", "GE"}:
-            left += 1 if test.direction == "LE" else -1
-        step = last.offset
-        if step == 0 or (step > 0) != (test.direction in {"LT", "LE"}):
-            raise _unknown(loop)
-        return max(0, -(-left // step))
+        carried = self._value(inside, loop.operands[0], None)
+        for count in range(_MOST_TRIPS):
+            goes_on = self._value(condition, condition.root.name, (carried,))
+            if goes_on is None:
+                break
+            if not goes_on:
+                return count
+            before, carried = carried, self._value(body, body.root.name, (carried,))
+            if carried == before:
+                break
+        raise ValueError(f"loop {loop.name}: the program does not determine its trip count")
 
-    def _value(self, where: Computation, name: str, given: _Given) -> _Value:
-        """The value of a scalar, or of a tuple of them, as far as it can be derived."""
+    def _value(self, where: Computation, name: str, given: tuple[_Value, ...] | None) -> _Value:
+        """The value of an integer, or of a tuple of them; None: it depends on other values.
+
+        Args:
+            where: the computation.
+            name: the instruction.
+            given: the computation's parameters; None: they are unknown.
+        """
         line = where.instructions[name]
-        if line.opcode == "constant":
+        if line.opcode in {"constant", "parameter"}:
             number = re.match(r"\((-?\d+)\)", line.text)
-            return int(number[1]) if number else None
-        if line.opcode == "parameter":
-            if given is None:
-                return None
-            number = re.match(r"\((\d+)\)", line.text)
-            assert number, line.text
-            return given[int(number[1])]
+            if number is None or line.opcode == "constant":
+                return None if number is None else int(number[1])
+            return None if given is None else given[int(number[1])]
         is_scalar = len(line.shapes) == 1 and not line.shapes[0].dims
-        if line.opcode not in (_SCALAR if is_scalar else _TUPLE):
+        if line.opcode not in (_OF_SCALARS if is_scalar else _OF_TUPLES):
             return None
         values = tuple(self._value(where, operand, given) for operand in line.operands)
-        return self._combined(line, values)
-
-    def _combined(self, line: Instruction, values: tuple[_Value, ...]) -> _Value:
-        if line.opcode == "tuple":
-            return values
-        if line.opcode == "get-tuple-element":
-            index, whole = int(line.attribute("index")), values[0]
-            return whole[index] if isinstance(whole, tuple) else None
         if line.opcode == "fusion":
             called = self.computations[line.called[0]]
             return self._value(called, called.root.name, values)
-        if line.opcode == "compare":
-            return _Test(values[0], values[1], line.attribute("direction"))
-        if line.opcode == "add":
-            return _sum(values[0], values[1])
-        return values[0]
+        return _result(line, values)
 
 
-@dataclass(frozen=True)
-class _Counter:
-    """Element `index` of the loop carry at the start of an iteration, plus `offset`."""
+_Value: TypeAlias = "int | tuple[_Value, ...] | None"
 
-    index: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class _Test:
-    left: object
-    right: object
-    direction: str
-
-
-_Value: TypeAlias = "int | _Counter | _Test | tuple[_Value, ...] | None"
-_Given: TypeAlias = "tuple[_Value, ...] | None"
-
-_TUPLE = {"tuple", "get-tuple-element"}
-_SCALAR = {"tuple", "get-tuple-element", "fusion", "compare", "add", "copy", "bitcast", "convert"}
+_MOST_TRIPS = 100_000
+_OF_TUPLES = {"tuple", "get-tuple-element"}
+_OF_SCALARS = _OF_TUPLES | {"fusion", "compare", "add", "copy", "bitcast", "convert"}
+_COMPARISONS = {
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+}
 
 
-def _sum(left: _Value, right: _Value) -> _Value:
-    if isinstance(right, _Counter):
-        left, right = right, left
-    if isinstance(left, _Counter) and isinstance(right, int):
-        return _Counter(left.index, left.offset + right)
-    if isinstance(left, int) and isinstance(right, int):
-        return left + right
-    return None
-
-
-def _unknown(loop: Instruction) -> ValueError:
-    return ValueError(f"loop {loop.name}: the program does not determine its trip count")
+def _result(line: Instruction, values: tuple[_Value, ...]) -> _Value:
+    if line.opcode == "tuple":
+        return values
+    first = values[0]
+    if line.opcode == "get-tuple-element":
+        return first[int(line.attribute("index"))] if isinstance(first, tuple) else None
+    if line.opcode in {"add", "compare"}:
+        second = values[1]
+        if not isinstance(first, int) or not isinstance(second, int):
+            return None
+        of = operator.add if line.opcode == "add" else _COMPARISONS[line.attribute("direction")]
+        return of(first, second)
+    return first
 
 
 def parse(text: str) -> Module:
@@ -249,37 +209,17 @@ def parse(text: str) -> Module:
 def _instruction(raw: str) -> Instruction:
     found = _INSTRUCTION.match(raw)
     assert found, raw
-    rest = found[3]
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    opcode = _OPCODE.match(rest, end)
-    assert opcode, raw
-    opening = opcode.end() - 1
-    operands = rest[opening : _closing(rest, opening)]
+    operands = _OPERANDS.match(found[5])
+    assert operands, raw
+    shapes = (
+        Shape(dtype, tuple(int(size) for size in dims.split(",") if size))
+        for dtype, dims in _SHAPE.findall(found[3])
+    )
     return Instruction(
         name=found[2],
-        opcode=opcode[1],
-        shapes=_shapes(rest[:end]),
-        operands=tuple(_OPERAND.findall(operands)),
-        text=rest[opening:],
+        opcode=found[4],
+        shapes=tuple(shapes),
+        operands=tuple(_OPERAND.findall(operands[0])),
+        text=found[5],
         is_root=bool(found[1]),
     )
-
-
-def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(
-        Shape(dtype, tuple(int(size) for size in dims.split(",") if size))
-        for dtype, dims in _SHAPE.findall(text)
-    )
-
-
-def _closing(text: str, opening: int) -> int:
-    """Index of the bracket that closes the one at `opening`."""
-    depth = 0
-    for place in range(opening, len(text)):
-        if text[place] == "(":
-            depth += 1
-        elif text[place] == ")":
-            depth -= 1
-            if depth == 0:
-                return place
-    raise AssertionError(text)

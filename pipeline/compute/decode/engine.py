@@ -40,7 +40,7 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
     StopReason,
 )
-from pipeline.contracts.speeds import SamplerSpeed
+from pipeline.contracts.speeds import Speeds
 
 Weights = tuple[Params, Params]
 """Base and adapter."""
@@ -149,9 +149,15 @@ class Engine:
         """Bytes per device that `generate` needs besides base and adapter, by program."""
         return self._programs.needs(array_bytes(self._policy.abstract_params()))
 
-    def speed(self, base: Params, adapter: Params) -> SamplerSpeed:
+    def speed(self, base: Params, adapter: Params) -> Speeds:
         """Measures the programs; see `pipeline.compute.decode.timing`."""
-        return sampler_speed(self._programs, (base, adapter), self._config, self._vocabulary)
+        return sampler_speed(
+            self._programs,
+            (base, adapter),
+            self._config,
+            mesh=self._policy.mesh,
+            vocabulary=self._vocabulary,
+        )
 
     def generate(
         self,

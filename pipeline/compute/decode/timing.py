@@ -6,26 +6,25 @@ their tokens, a fill with the transfer of the admissions. The sampled tokens are
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
 from pipeline.compute.decode.programs import CompiledSampler
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.model.policy import Params
-from pipeline.compute.model.sharding import batch_shards, by_row, mesh_of
+from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.speeds import SamplerSpeed
+from pipeline.compute.timing import device_name, fastest_s, plain_token
+from pipeline.contracts.speeds import Speeds
 
 REPEATS = 5
-"""Timed runs of each program after a warm-up; the fastest counts, the others were delayed."""
+"""Timed runs of each program after a warm-up."""
 _SLOTS_PER_ADMISSION = 8
 """One slot of this many is filled at a time."""
 
@@ -34,8 +33,10 @@ def sampler_speed(
     programs: CompiledSampler,
     weights: tuple[Params, Params],
     config: Config,
+    *,
+    mesh: Mesh,
     vocabulary: Vocabulary,
-) -> SamplerSpeed:
+) -> Speeds:
     """Times prefill, fill and segments with all slots busy, each at half of its positions.
 
     Holds the peak memory of sampling: the slots and one prefilled batch.
@@ -44,52 +45,40 @@ def sampler_speed(
         programs: compiled for the configuration's sizes.
         weights: base and adapter.
         config: with sizes.
+        mesh: the devices.
         vocabulary: special token ids.
     """
-    bench = _Bench(programs, weights, config, vocabulary, programs.empty())
+    bench = _Bench(programs, weights, config, mesh, plain_token(vocabulary), programs.empty())
     slots, prefill_s, fill_s = config.slots, dict[int, float](), dict[int, float]()
     for bucket in config.prompt_buckets:
         positions, read_s, one_fill_s = bench.prompts(bucket)
         prefill_s[positions] = read_s
         fill_s[slots] = max(fill_s.get(slots, 0.0), one_fill_s)
     segment_s = {size: bench.segment(size) for size in programs.segment}
-    mesh = bench.mesh
-    device = f"{mesh.size} x {mesh.devices.flat[0].device_kind}"
-    return SamplerSpeed(device, segment_s, prefill_s, fill_s)
+    return Speeds(device_name(mesh), segment_s, prefill_s, fill_s)
 
 
 @dataclass
 class _Bench:
-    """Runs the programs on one set of slots; attributes as the arguments of `sampler_speed`.
-
-    Attributes:
-        programs: see `sampler_speed`.
-        weights: see `sampler_speed`.
-        config: see `sampler_speed`.
-        vocabulary: see `sampler_speed`.
-        state: the slots.
-    """
+    """Runs the programs of `sampler_speed` on one set of slots, with one token everywhere."""
 
     programs: CompiledSampler
     weights: tuple[Params, Params]
     config: Config
-    vocabulary: Vocabulary
+    mesh: Mesh
+    token: int
     state: DecodeState
-
-    @property
-    def mesh(self) -> Mesh:
-        sharding = self.state.length.sharding
-        assert isinstance(sharding, NamedSharding)
-        return mesh_of(sharding)
 
     def prompts(self, bucket: int) -> tuple[int, float, float]:
         """Positions of one prefill, its seconds, and the seconds of a fill."""
         place, shards = by_row(self.mesh), batch_shards(self.mesh)
-        prompts = _prompts(self.config, self.vocabulary, bucket, shards)
-        table = _admissions(self.config, self.vocabulary, bucket, shards)
+        rows = shards * self.config.prefill_rows(bucket)
+        prompts = np.full((rows, bucket), self.token, np.int32)
+        lengths = np.full(rows, bucket - 1, np.int32)
+        table = _admissions(self.config, self.token, bucket, shards)
 
         def read() -> Caches:
-            inputs = jax.device_put(prompts, place)
+            inputs = jax.device_put((prompts, lengths), place)
             return jax.block_until_ready(self.programs.prefill[bucket](*self.weights, *inputs))
 
         caches = read()
@@ -100,7 +89,8 @@ class _Bench:
             jax.block_until_ready(self.state)
 
         # `caches` stays allocated during the second prefill, as in sampling.
-        return prompts[0].size, _fastest(read), _fastest(fill)
+        read_s, fill_s = (fastest_s(work, repeats=REPEATS) for work in (read, fill))
+        return prompts.size, read_s, fill_s
 
     def segment(self, slots: int) -> float:
         """Seconds of a segment; compacts the state to this number of slots."""
@@ -109,7 +99,6 @@ class _Bench:
             kept = np.tile(np.arange(slots // shards, dtype=np.int32), shards)
             self.state = self.programs.compact[slots](self.state, jax.device_put(kept, place))
         sampling, rollout = SamplingParams.of(1.0), self.config.rollout
-        token = _plain_token(self.vocabulary)
 
         def put(value: Any) -> jax.Array:
             return jax.device_put(np.full(slots, value), place)
@@ -118,7 +107,7 @@ class _Bench:
             """Puts every slot at half of its positions, with no sampled token."""
             self.state = replace(
                 self.state,
-                last=put(np.int32(token)),
+                last=put(np.int32(self.token)),
                 length=put(np.int32(rollout.max_tokens // 2)),
                 count=put(np.int32(0)),
                 limit=put(np.int32(rollout.max_new_tokens)),
@@ -131,38 +120,10 @@ class _Bench:
             np.array(state.done)
             jax.device_get((state.tokens, state.logprobs, state.processed_logprobs, state.count))
 
-        return _fastest(turn, before=halfway)
+        return fastest_s(turn, repeats=REPEATS, before=halfway)
 
 
-def _fastest(work: Callable[[], Any], *, before: Callable[[], None] | None = None) -> float:
-    seconds = []
-    for _ in range(1 + REPEATS):
-        if before is not None:
-            before()
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
-
-
-def _plain_token(vocabulary: Vocabulary) -> int:
-    """A token without a special meaning."""
-    special = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
-    return next(token for token in range(len(special) + 1) if token not in special)
-
-
-def _prompts(
-    config: Config, vocabulary: Vocabulary, bucket: int, shards: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts that fill a bucket, and their lengths, as arguments of a prefill."""
-    rows = shards * config.prefill_rows(bucket)
-    prompts = np.full((rows, bucket), _plain_token(vocabulary), np.int32)
-    return prompts, np.full(rows, bucket - 1, np.int32)
-
-
-def _admissions(
-    config: Config, vocabulary: Vocabulary, bucket: int, shards: int
-) -> SlotAdmissions[np.ndarray]:
+def _admissions(config: Config, token: int, bucket: int, shards: int) -> SlotAdmissions[np.ndarray]:
     """Admits rollouts of the first prompts of each device to its first slots."""
     each = config.slots // shards
     count, read = max(1, each // _SLOTS_PER_ADMISSION), config.prefill_rows(bucket)
@@ -170,6 +131,6 @@ def _admissions(
     for shard in range(shards):
         at = slice(shard * each, shard * each + count)
         new.slots[at], new.rows[at] = np.arange(count), np.arange(count) % read
-        new.admitted[at], new.last[at] = True, _plain_token(vocabulary)
+        new.admitted[at], new.last[at] = True, token
         new.length[at], new.limit[at] = bucket - 1, config.rollout.max_new_tokens
     return new

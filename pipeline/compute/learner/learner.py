@@ -31,10 +31,11 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.timing import device_name
 from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.contracts.speeds import LearnerSpeed
+from pipeline.contracts.speeds import Speeds
 from pipeline.inputs.dataset.batching import batches_to_learn
 from pipeline.inputs.dataset.packing import packed_batches
 
@@ -251,9 +252,9 @@ class Learner:
             **padding_metrics(batches),
         }
 
-    def speed(self) -> LearnerSpeed:
+    def speed(self) -> Speeds:
         """Measures micro-batches; the training state does not change."""
-        adapter, mesh = self.state.adapter, self.policy.mesh
+        adapter = self.state.adapter
 
         def work(batch: TokenBatch) -> None:
             total = jax.tree.map(jnp.zeros_like, adapter)
@@ -263,7 +264,7 @@ class Learner:
 
         shape, vocabulary = self._programs.shape, self._vocabulary
         found = micro_batch_s(work, config=self._config, shape=shape, vocabulary=vocabulary)
-        return LearnerSpeed(f"{mesh.size} x {mesh.devices.flat[0].device_kind}", found)
+        return Speeds(device_name(self.policy.mesh), micro_batch_s=found)
 
     def score(
         self, completions: Sequence[Completion], *, adapter: Params, base: Params | None = None

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from configs.schema import Config
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.timing import fastest_s, plain_token
 from pipeline.contracts.batches import BatchShape, TokenBatch
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.dataset.batching import micro_batches
 
 REPEATS = 3
-"""Timed runs of each size after a warm-up; the fastest counts, the others were delayed."""
+"""Timed runs of each size after a warm-up."""
 
 
 def micro_batch_s(
@@ -29,22 +30,16 @@ def micro_batch_s(
 
     Each row holds as many rollouts of the expected length as fit into it.
     """
-    found = {}
-    for rows in shape.sizes:
-        batch, seconds = _batch(rows, config=config, shape=shape, vocabulary=vocabulary), []
-        for _ in range(1 + REPEATS):
-            began = time.perf_counter()
-            work(batch)
-            seconds.append(time.perf_counter() - began)
-        found[rows] = min(seconds[1:])
-    return found
+    token = plain_token(vocabulary)
+    return {
+        rows: fastest_s(partial(work, _batch(rows, config, shape, token)), repeats=REPEATS)
+        for rows in shape.sizes
+    }
 
 
-def _batch(rows: int, *, config: Config, shape: BatchShape, vocabulary: Vocabulary) -> TokenBatch:
+def _batch(rows: int, config: Config, shape: BatchShape, token: int) -> TokenBatch:
     lengths = Lengths.expected(config)
     prompt, new = max(1, round(lengths.prompt)), max(1, round(lengths.completion))
-    special = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
-    token = next(token for token in range(len(special) + 1) if token not in special)
     rollouts = [
         Rollout(
             Completion(

@@ -51,14 +51,14 @@ class Topology:
         chip: the kind of chip.
         chips: number of chips.
         hosts: number of machines.
-        compiler: the TPU compiler's name of the topology; None: it cannot be compiled for here.
+        has_compiler: whether the TPU compiler can compile for it on any machine.
     """
 
     name: str
     chip: Chip
     chips: int
     hosts: int
-    compiler: str | None = None
+    has_compiler: bool = False
 
     @property
     def is_linked(self) -> bool:
@@ -73,7 +73,7 @@ class Topology:
                 f"{self.name} has {self.hosts} hosts and a run uses one: it can be planned for, "
                 "with data parallelism over the hosts, but not trained on"
             )
-        if self.chip.platform == "tpu" and self.compiler is None:
+        if self.chip.platform == "tpu" and not self.has_compiler:
             return f"{self.name} can be planned for, from its published limits, but not trained on"
         return None
 
@@ -95,8 +95,7 @@ _CORE_FLOPS, _CORE_BYTES_PER_S = 50e9, 8e9
 
 
 def _topologies() -> dict[str, Topology]:
-    compiled = {1: "v5e:1x1", 4: "v5e:2x2", 8: "v5e:2x4"}
-    found = [Topology(f"v5e-{n}", _V5E, n, 1, name) for n, name in compiled.items()]
+    found = [Topology(f"v5e-{n}", _V5E, n, 1, has_compiler=True) for n in (1, 4, 8)]
     found += [Topology(f"v5e-{n}", _V5E, n, n // 8) for n in (16, 32, 64, 128, 256)]
     # The number in the name of a v5p topology counts cores; a chip has two.
     found += [Topology(f"v5p-{2 * n}", _V5P, n, -(-n // 4)) for n in (4, 8, 16, 32, 64)]
@@ -143,31 +142,28 @@ def topology_of(config: Config, name: str | None) -> Topology:
         ValueError: if there is no such topology, if its platform differs from the configuration's,
             or if the configuration alone does not determine one.
     """
-    found = _named(name) if name is not None and name != "cpu" else None
-    platform, count = config.plan.platform, device_count(config)
-    if found is None and platform == "cpu":
-        found = cpu(count, at_once=config.plan.learner_devices)
-    kind = "cpu" if name == "cpu" else None if found is None else found.chip.platform
-    if kind is not None and kind != platform:
+    plan, count = config.plan, device_count(config)
+    nearest = _nearest(plan.platform, count)
+    if name is None:
+        known = {"cpu": True, "tpu": count <= TOPOLOGIES["v5e-256"].chips, "gpu": False}
+        if not known[plan.platform]:
+            raise ValueError(
+                f'plan.platform = "{plan.platform}" with {count} device(s) does not determine a '
+                f"topology; nearest valid: --topology {nearest}"
+            )
+        name = nearest
+    found = cpu(count, at_once=plan.learner_devices) if name == "cpu" else _named(name)
+    chip = found.chip
+    if chip.platform != plan.platform:
         raise ValueError(
-            f"command line: --topology {name}: plan.platform is {platform!r}, not {kind!r}; "
-            f"nearest valid: {_nearest(platform, count)}, or --plan.platform {kind}"
+            f"command line: --topology {name}: plan.platform is {plan.platform!r}, not "
+            f"{chip.platform!r}; nearest valid: {nearest}, or --plan.platform {chip.platform}"
         )
-    if found is None and platform == "tpu" and count <= TOPOLOGIES["v5e-256"].chips:
-        found = TOPOLOGIES[_nearest(platform, count)]
-    if found is None:
-        raise ValueError(
-            f'plan.platform = "{platform}" with {count} device(s) does not determine a '
-            f"topology; nearest valid: --topology {_nearest(platform, count)}"
-        )
-    return replace(found, chip=_as_configured(found.chip, config))
-
-
-def _as_configured(chip: Chip, config: Config) -> Chip:
-    price, most = config.plan.chip_hour_usd, config.plan.hbm_gib
-    if price is not None:
-        chip = replace(chip, chip_hour_usd=price)
-    return chip if most is None else replace(chip, hbm_gib=min(most, chip.hbm_gib))
+    if plan.chip_hour_usd is not None:
+        chip = replace(chip, chip_hour_usd=plan.chip_hour_usd)
+    if plan.hbm_gib is not None:
+        chip = replace(chip, hbm_gib=min(plan.hbm_gib, chip.hbm_gib))
+    return replace(found, chip=chip)
 
 
 def refuse_plan_only(config: Config) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, split_name
-from pipeline.inputs.dataset.batching import batch_shape
 from pipeline.plan.cost_model.program_memory import (
     MemoryParts,
     ProcessArrays,
     program_memory,
     slots_memory,
 )
+from pipeline.plan.cost_model.programs import phase_programs
 
 PARTS = (
     "base",
@@ -58,36 +58,22 @@ def estimate_memory(config: Config, shape: ModelShape) -> dict[str, PhaseMemory]
     """Memory of each phase, on a chip of the process that runs it.
 
     Returns:
-        Phases `prefill`, `decode`, `score` and `update`; in colocated placement, where one process
-        runs all of them in turn, also `colocated`: the fullest of them.
+        Phases `prefill`, `decode`, `score` and `update`; in colocated placement one process runs
+        all of them in turn.
     """
-    rows = max(batch_shape(config, pad=0).sizes)
-    programs = {
-        "prefill": [f"prefill {bucket}" for bucket in config.prompt_buckets],
-        "decode": [f"segment {config.slots}"],
-        "score": [
-            f"score {rows}",
-            *([f"reference_top_k {rows}"] if config.learner.uses_reference_top_k else []),
-        ],
-        "update": [f"gradient {rows}"],
-    }
-    found = {
+    return {
         phase: max(
             (memory_during(config, shape, program, phase=phase) for program in names),
             key=lambda memory: memory.total,
         )
-        for phase, names in programs.items()
+        for phase, names in phase_programs(config).items()
     }
-    if config.plan.placement == "colocated":
-        fullest = max(found.values(), key=lambda memory: memory.total)
-        found["colocated"] = PhaseMemory("colocated", fullest.parts)
-    return found
 
 
 def memory_during(config: Config, shape: ModelShape, program: str, *, phase: str) -> PhaseMemory:
     """Memory of a chip while a program runs on it."""
-    own, others = program_memory(config, shape, program), memory_beside(config, shape, program)
-    return PhaseMemory(phase, {name: own.get(name, 0) + others.get(name, 0) for name in PARTS})
+    parts = program_memory(config, shape, program) + memory_beside(config, shape, program)
+    return PhaseMemory(phase, {name: parts[name] for name in PARTS})
 
 
 def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryParts:
@@ -99,7 +85,7 @@ def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryPart
     arrays = ProcessArrays.of(config, shape, program)
     kind, colocated = split_name(program)[0], config.plan.placement == "colocated"
     on_sampler = kind in SAMPLER
-    parts: MemoryParts = dict.fromkeys(PARTS, 0)
+    parts = MemoryParts()
     if colocated or not on_sampler:
         # Adam's moments, unless they are arguments, and the learner's adapters that are not.
         parts["optimizer"] += 0 if kind == "apply" else 2 * arrays.adapter
@@ -109,7 +95,7 @@ def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryPart
     if colocated or on_sampler:
         parts["base"] += _weight_copy(config, shape, arrays, on_sampler=on_sampler)
     if kind in {"prefill", "segment"}:
-        _add(parts, _caches_beside(arrays, kind))
+        parts += _caches_beside(arrays, kind)
     if kind in {"empty", "fill"}:
         parts["base"] += arrays.base
         parts["adapter"] += arrays.adapter if arrays.adapted else 0
@@ -148,15 +134,10 @@ def _caches_beside(arrays: ProcessArrays, kind: str) -> MemoryParts:
     The caches of a prompt wait while other slots decode; with several devices, those of one also
     wait while another prefills.
     """
-    config, parts = arrays.config, dict[str, int]()
+    config, parts = arrays.config, MemoryParts()
     if kind == "prefill":
-        _add(parts, slots_memory(arrays, config.slots))
+        parts += slots_memory(arrays, config.slots)
     if kind == "segment" or arrays.devices.count > 1:
         bucket = max(config.prompt_buckets)
-        _add(parts, arrays.caches(config.prefill_rows(bucket), bucket))
+        parts += arrays.caches(config.prefill_rows(bucket), bucket)
     return parts
-
-
-def _add(parts: MemoryParts, more: Mapping[str, int]) -> None:
-    for name, size in more.items():
-        parts[name] = parts.get(name, 0) + size

@@ -8,6 +8,7 @@ model is approximate.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.programs import SAMPLER, Devices, devices_of, split_name
 from pipeline.contracts.topology import GIB, HBM_GIB
 
-MemoryParts = dict[str, int]
-"""Bytes of a chip by part."""
+MemoryParts = Counter[str]
+"""Bytes of a chip by part; 0 for a part that is absent."""
 
 _FLOAT = _INT = 4
 _FAST = 112 * 2**20
@@ -118,10 +119,10 @@ class ProcessArrays:
         """Bytes of the ring caches of `rows` rows of at most `positions` positions."""
         shape = self.shape
         near = min(shape.window, positions)
-        return {
-            "kv_local": rows * shape.local_layers * self.cache(near),
-            "kv_global": rows * shape.global_layers * self.cache(positions),
-        }
+        return MemoryParts(
+            kv_local=rows * shape.local_layers * self.cache(near),
+            kv_global=rows * shape.global_layers * self.cache(positions),
+        )
 
     @property
     def layer(self) -> int:
@@ -137,7 +138,7 @@ def _divides(parts: int, size: int) -> int:
 def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryParts:
     """Bytes of a chip that a program uses while it runs, arguments and results included.
 
-    Parts are those of `memory.PARTS`; parts that a program does not use are absent.
+    Parts are those of `memory.PARTS`.
 
     Args:
         config: the run, with all sizes.
@@ -151,8 +152,7 @@ def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryPar
     arrays = ProcessArrays.of(config, shape, program)
     parts = _KINDS[kind](arrays, size)
     if "base" in parts:
-        ready = _prepared_weights(arrays, kind, size, sum(parts.values()))
-        parts["temporaries"] = parts.get("temporaries", 0) + ready
+        parts["temporaries"] += _prepared_weights(arrays, kind, size, parts.total())
     return parts
 
 
@@ -177,7 +177,7 @@ def slots_memory(arrays: ProcessArrays, slots: int) -> MemoryParts:
     """Memory of a sampler's `slots` slots over all devices, and of their tokens."""
     rollout, local = arrays.config.rollout, slots // arrays.devices.shards
     tokens = (3 if rollout.truncates else 2) * _FLOAT * rollout.max_new_tokens
-    return {**arrays.caches(local, rollout.max_tokens), "temporaries": local * tokens}
+    return arrays.caches(local, rollout.max_tokens) + MemoryParts(temporaries=local * tokens)
 
 
 def _empty(arrays: ProcessArrays, _: int) -> MemoryParts:
@@ -186,22 +186,18 @@ def _empty(arrays: ProcessArrays, _: int) -> MemoryParts:
 
 def _prefill(arrays: ProcessArrays, bucket: int) -> MemoryParts:
     rows = arrays.config.prefill_rows(bucket)
-    return {
-        **_weights(arrays),
-        **arrays.caches(rows, bucket),
-        "activations": _forward(arrays, rows, bucket, block=bucket),
-    }
+    activations = _forward(arrays, rows, bucket, block=bucket)
+    return _weights(arrays) + arrays.caches(rows, bucket) + MemoryParts(activations=activations)
 
 
 def _fill(arrays: ProcessArrays, bucket: int) -> MemoryParts:
-    state = slots_memory(arrays, arrays.config.slots)
-    prompts = arrays.caches(arrays.config.prefill_rows(bucket), bucket)
-    return {name: size + prompts.get(name, 0) for name, size in state.items()}
+    config = arrays.config
+    return slots_memory(arrays, config.slots) + arrays.caches(config.prefill_rows(bucket), bucket)
 
 
 def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
-    state, steps = slots_memory(arrays, slots), config.segment_steps
+    steps = config.segment_steps
     recent = local * shape.layers * arrays.cache(steps)
     # While recent positions are flushed to a layer's ring cache, a copy of the ring exists.
     longest = config.rollout.max_tokens
@@ -212,27 +208,24 @@ def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0
     scores = local * arrays.heads * (config.rollout.max_tokens + steps) * _FLOAT
-    return {
-        **_weights(arrays),
-        **state,
-        "activations": _SCORES * scores + local * _WIDE * arrays.hidden * arrays.number,
-        "head": _logits(arrays, local),
-        "temporaries": state["temporaries"] + recent + flushed + around,
-    }
+    own = MemoryParts(
+        activations=_SCORES * scores + local * _WIDE * arrays.hidden * arrays.number,
+        head=_logits(arrays, local),
+        temporaries=recent + flushed + around,
+    )
+    return _weights(arrays) + slots_memory(arrays, slots) + own
 
 
 def _score(arrays: ProcessArrays, rows: int) -> MemoryParts:
     local, seq = _local_rows(arrays, rows), arrays.config.row_tokens
-    return {
-        **_weights(arrays),
-        "activations": _forward(arrays, local, seq, block=min(seq, _BLOCK)),
-    }
+    return _weights(arrays) + MemoryParts(
+        activations=_forward(arrays, local, seq, block=min(seq, _BLOCK))
+    )
 
 
 def _reference_top_k(arrays: ProcessArrays, rows: int) -> MemoryParts:
-    parts = _score(arrays, rows)
     tokens = _local_rows(arrays, rows) * arrays.config.row_tokens
-    return parts | {"head": tokens * _top(arrays.config)}
+    return _score(arrays, rows) + MemoryParts(head=tokens * _top(arrays.config))
 
 
 def _gradient(arrays: ProcessArrays, rows: int) -> MemoryParts:
@@ -246,18 +239,16 @@ def _gradient(arrays: ProcessArrays, rows: int) -> MemoryParts:
     in_parts = together < _local_rows(arrays, rows)
     kept += shape.layers * _saved(arrays, in_parts=in_parts) * arrays.number
     reference = tokens * _top(config) if config.learner.uses_reference_top_k else 0
-    return {
-        **_weights(arrays),
-        # The accumulated gradient and the one to add.
-        "optimizer": 2 * arrays.adapter,
-        "activations": tokens * kept + part,
-        "head": _logits(arrays, tokens) + reference,
-        "temporaries": _SMALL,
-    }
+    return _weights(arrays) + MemoryParts(
+        optimizer=2 * arrays.adapter,  # the accumulated gradient and the one to add
+        activations=tokens * kept + part,
+        head=_logits(arrays, tokens) + reference,
+        temporaries=_SMALL,
+    )
 
 
 def _apply(arrays: ProcessArrays, _: int) -> MemoryParts:
-    return {"adapter": arrays.adapter, "optimizer": 3 * arrays.adapter}
+    return MemoryParts(adapter=arrays.adapter, optimizer=3 * arrays.adapter)
 
 
 _KINDS: dict[str, Callable[[ProcessArrays, int], MemoryParts]] = {
@@ -274,7 +265,7 @@ _KINDS: dict[str, Callable[[ProcessArrays, int], MemoryParts]] = {
 
 
 def _weights(arrays: ProcessArrays) -> MemoryParts:
-    return {"base": arrays.base, "adapter": arrays.adapter if arrays.adapted else 0}
+    return MemoryParts(base=arrays.base, adapter=arrays.adapter if arrays.adapted else 0)
 
 
 def _forward(arrays: ProcessArrays, rows: int, seq: int, *, block: int) -> int:

@@ -1,8 +1,11 @@
-"""The compiled programs of a run and what each depends on. For names see `contracts.programs`."""
+"""The compiled programs of a run, what each depends on, and the time of compiling them.
+
+For names see `contracts.programs`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +13,8 @@ from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
 from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.plan.cost_model.hardware import Chip
+from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 
 # Settings that a kind of program does not depend on. All others count, so a new setting counts by
 # default.
@@ -39,6 +44,36 @@ _OF_UPDATE = _RATES | {"max_grad_norm"}
 _OF_HEAD = {"head_tokens", "head_vocab"}
 
 
+_COMPILE_S_TPU = {
+    "gradient": 2.0,
+    "sft_gradient": 2.0,
+    "segment": 1.2,
+    "prefill": 0.8,
+    "score": 0.8,
+    "reference_top_k": 1.0,
+    "apply": 0.3,
+    "apply_sft": 0.3,
+    "fill": 0.2,
+    "compact": 0.05,
+    "empty": 0.05,
+}
+_COMPILE_S_CPU = {
+    "gradient": 1.05,
+    "sft_gradient": 0.9,
+    "segment": 0.38,
+    "prefill": 0.2,
+    "score": 0.32,
+    "reference_top_k": 0.3,
+    "apply": 0.28,
+    "apply_sft": 0.28,
+    "fill": 0.06,
+    "compact": 0.015,
+    "empty": 0.03,
+}
+"""Seconds per layer of the model, by kind of program, on two cores. Those of the CPU were measured
+on the demo's model only."""
+
+
 def programs_of(config: Config) -> tuple[str, ...]:
     """Programs that the TPU compiler can compile by name; `built_programs` lists all programs."""
     buckets, sizes = config.prompt_buckets, batch_shape(config, pad=0).sizes
@@ -53,6 +88,18 @@ def programs_of(config: Config) -> tuple[str, ...]:
         *(f"{kind} {rows}" for kind in learner for rows in sizes),
         "apply",
     )
+
+
+def phase_programs(config: Config) -> dict[str, tuple[str, ...]]:
+    """The programs of each phase of a step at its largest sizes, the largest program last."""
+    rows, scoring = config.micro_batch_rows, ["score"]
+    scoring += ["reference_top_k"] if config.learner.uses_reference_top_k else []
+    return {
+        "prefill": tuple(f"prefill {bucket}" for bucket in sorted(config.prompt_buckets)),
+        "decode": (f"segment {config.slots}",),
+        "score": tuple(f"{kind} {rows}" for kind in scoring),
+        "update": (f"gradient {rows}",),
+    }
 
 
 def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
@@ -113,3 +160,18 @@ def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any
 def _without(table: Any, ignored: Collection[str]) -> dict[str, Any]:
     values: dict[str, Any] = table.model_dump(mode="json")
     return {key: value for key, value in values.items() if key not in ignored}
+
+
+def compile_s(names: Sequence[str], shape: ModelShape, *, chip: Chip) -> Seconds:
+    """Seconds of tracing and compiling programs one after the other.
+
+    Cached programs take less, busy cores take longer.
+
+    Args:
+        names: names of programs, as in `built_programs`.
+        shape: the model.
+        chip: the target of compilation.
+    """
+    by_kind = _COMPILE_S_CPU if chip.platform == "cpu" else _COMPILE_S_TPU
+    per_layer = sum(by_kind[name.partition(" ")[0]] for name in names)
+    return fixed_time(per_layer * shape.layers, chip=chip)

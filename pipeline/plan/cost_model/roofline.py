@@ -2,7 +2,7 @@
 
 The low end is the roofline (https://doi.org/10.1145/1498765.1498785): published operations or bytes
 per second of the chip, whichever takes longer. The expected time uses shares of these limits fitted
-to the TPU compiler's estimates for Gemma 3 on a v5e (README, "Measured"). No figure was measured on
+to the TPU compiler's estimates for Gemma 3 on a v5e (docs/benchmarks.md). No figure was measured on
 a TPU.
 """
 
@@ -14,6 +14,7 @@ from typing import Literal
 
 from configs.schema import Config
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
+from pipeline.contracts.programs import split_name
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.program_memory import ProcessArrays
 
@@ -33,8 +34,6 @@ _DEQUANTIZE = 5.3
 """Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
 _TRUNCATION_BYTES = 300.0
 """Bytes moved per entry of the vocabulary for top-k, top-p or min-p truncation."""
-_MOST_SLOTS, _KNEE_GAIN = 4096, 1.25
-"""Most slots of a knee, and the least speed-up of twice as many slots below it."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
@@ -104,34 +103,25 @@ class _Load:
         low = max(compute, memory, link_s)
         slow_compute = self.flops / (flops_share * chip.bf16_flops)
         slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
-        weights = self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
-        caches = self._caches_s(chip)
-        return _seconds_of(
-            low,
-            {
-                "compute": slow_compute,
-                "bandwidth": weights + caches,
-                "links": link_s,
-                "latency": self.latency_s,
-            },
-            additive=bool(self.cache_bytes),
-            chip=chip,
-        )
+        parts: dict[Regime, float] = {
+            "compute": slow_compute,
+            "bandwidth": self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
+            + self._caches_s(chip),
+            "links": link_s,
+            "latency": self.latency_s,
+        }
+        # Arithmetic does not overlap with reading caches.
+        busy = parts["compute"], parts["bandwidth"]
+        total = sum(busy) if self.cache_bytes else max(busy)
+        expected = max(low, total + parts["links"] + parts["latency"])
+        regime: Regime = max(parts, key=lambda name: parts[name])
+        return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
 
     def _caches_s(self, chip: Chip) -> float:
         """Seconds of reading the caches."""
         full = min(1.0, _FAST_ROWS / max(1, self.rows)) * self.cache_bytes
         further = self.cache_bytes - full
         return (full / _CACHE_BYTES + further / _SLOW_CACHE_BYTES) / chip.bytes_per_s
-
-
-def _seconds_of(low: float, parts: dict[Regime, float], *, additive: bool, chip: Chip) -> Seconds:
-    """Combines times of resources; with `additive` arithmetic and memory do not overlap."""
-    regime: Regime = max(parts, key=lambda name: parts[name])
-    busy = parts["compute"], parts["bandwidth"]
-    total = (sum(busy) if additive else max(busy)) + parts["links"] + parts["latency"]
-    expected = max(low, total)
-    return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
 
 
 @lru_cache
@@ -192,6 +182,10 @@ class RooflineModel:
         load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
+    def segment(self, slots: int) -> Seconds:
+        """A decode segment with `slots` slots on a shard, its flush included."""
+        return self.decode_step(slots) * self.config.segment_steps + self.flush(slots)
+
     def prefill(self, positions: int, *, seq: int) -> Seconds:
         """Prefill of `positions` prompt positions on a shard, in prompts of `seq` positions."""
         tp = self.config.plan.tp_of_sampler
@@ -227,14 +221,23 @@ class RooflineModel:
         load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
-    def knee(self) -> int:
-        """Slots of a shard above which doubling them raises the speed by less than a quarter."""
-        few, many = 1, _MOST_SLOTS
-        while few < many:
-            slots = (few + many) // 2
-            gain = 2 * self.decode_step(slots).expected / self.decode_step(2 * slots).expected
-            few, many = (few, slots) if gain < _KNEE_GAIN else (slots + 1, many)
-        return few
+    def program(self, name: str, *, seq: float) -> Seconds:
+        """One run of a program; for names see `contracts.programs`.
+
+        Args:
+            name: a prefill, segment, gradient, score or reference_top_k.
+            seq: mean positions of a packed sequence.
+        """
+        kind, size = split_name(name)
+        if kind == "prefill":
+            return self.prefill(self.config.prefill_rows(size) * size, seq=size)
+        if kind == "segment":
+            return self.segment(size // self.config.plan.sampler_shards)
+        positions = size * self.config.row_tokens // self.config.plan.learner_shards
+        if kind == "gradient":
+            return self.gradient(positions, seq=seq)
+        assert kind in {"score", "reference_top_k"}, name
+        return self.score(positions, seq=seq)
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""

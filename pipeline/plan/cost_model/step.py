@@ -54,7 +54,6 @@ class StepEstimate:
         tokens: completion tokens, which are generated and trained.
         padding: share of the learner's positions that are padding.
         slots_useful: see `SamplingEstimate`.
-        knee: slots of a shard above which more hardly raise the speed.
         ahead: whether other chips generate and score the next step's rollouts during the update.
     """
 
@@ -63,19 +62,23 @@ class StepEstimate:
     tokens: float
     padding: float
     slots_useful: float
-    knee: int
     ahead: bool = False
+
+    @property
+    def sampling(self) -> Seconds:
+        """Time of generating and scoring the rollouts."""
+        return self.seconds["prefill"] + self.seconds["decode"] + self.seconds["rewards"]
+
+    @property
+    def learning(self) -> Seconds:
+        """Time of scoring by the policies and of the update."""
+        return self.seconds["score"] + self.seconds["update"]
 
     @property
     def total(self) -> Seconds:
         """Time of the step; with `ahead` sampling and learning overlap."""
-        sampling = self._sum("prefill", "decode", "rewards")
-        learning = self._sum("score", "update")
-        both = sampling.longer(learning) if self.ahead else sampling + learning
+        both = self.sampling.longer(self.learning) if self.ahead else self.sampling + self.learning
         return both + self.seconds["sync"]
-
-    def _sum(self, first: str, *others: str) -> Seconds:
-        return sum((self.seconds[phase] for phase in others), self.seconds[first])
 
     @property
     def tokens_per_s(self) -> float:
@@ -123,7 +126,6 @@ def estimate_step(
         tokens=size * lengths.completion,
         padding=1 - size * lengths.sequence / positions,
         slots_useful=sampling.slots_useful,
-        knee=model.knee(),
         # Virtual CPU devices share the same cores.
         ahead=rollout.ahead != "off" and chip.platform != "cpu",
     )
@@ -151,7 +153,7 @@ def estimate_sampling(
     )
     decode, slot_steps = fixed_time(0.0, chip=chip), 0.0
     for slots, number in schedule.segments.items():
-        decode += (model.decode_step(slots) * steps + model.flush(slots)) * number
+        decode += model.segment(slots) * number
         slot_steps += slots * shards * steps * number
     bucket = config.prompt_bucket(min(round(lengths.prompt), config.rollout.max_prompt_tokens))
     rows = config.prefill_rows(bucket)

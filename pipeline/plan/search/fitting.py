@@ -6,7 +6,7 @@ configuration's own settings and the smallest sizes win: larger ones would only 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,13 +85,12 @@ class PlanCase:
 
         The limit is `limit_bytes`, or `compiled_limit_bytes` for phases in `memory_ratio`.
         """
-        return max(self._share(one) for phase, one in memory.items() if phase != "colocated")
-
-    def _share(self, memory: PhaseMemory) -> float:
-        ratio = self.memory_ratio.get(memory.phase)
-        if ratio is None:
-            return memory.total / self.limit_bytes
-        return ratio * memory.total / self.compiled_limit_bytes
+        return max(
+            self.memory_ratio[phase] * one.total / self.compiled_limit_bytes
+            if phase in self.memory_ratio
+            else one.total / self.limit_bytes
+            for phase, one in memory.items()
+        )
 
     def roofline(self, config: Config) -> RooflineModel:
         """Times of a configuration's programs on these chips."""
@@ -113,7 +112,6 @@ class SizedPlan:
         step: times of a step.
         memory: memory of a chip, by phase.
         fits: whether every phase fits.
-        same_run: whether the run computes the same updates as the configuration.
     """
 
     name: str
@@ -122,13 +120,11 @@ class SizedPlan:
     step: StepEstimate
     memory: Mapping[str, PhaseMemory]
     fits: bool
-    same_run: bool = True
 
     @property
     def fullest(self) -> PhaseMemory:
         """The phase that uses the most memory."""
-        phases = [memory for phase, memory in self.memory.items() if phase != "colocated"]
-        return max(phases, key=lambda memory: memory.total)
+        return max(self.memory.values(), key=lambda memory: memory.total)
 
 
 @dataclass(frozen=True)
@@ -138,22 +134,15 @@ class PlacementChoice:
     Attributes:
         chosen: the plan.
         compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
-            Plans that would be a different run are listed but never chosen.
     """
 
     chosen: SizedPlan
     compared: tuple[SizedPlan, ...]
 
     @property
-    def best(self) -> SizedPlan:
-        """The fastest plan of the same run that fits; if none fits, the closest to fitting."""
-        return next(plan for plan in self.compared if plan.same_run)
-
-    @property
     def others(self) -> tuple[SizedPlan, ...]:
-        """Other plans of the same run that fit, the fastest first."""
-        same = (plan for plan in self.compared if plan.same_run and plan.fits)
-        return tuple(plan for plan in same if plan is not self.chosen)
+        """Other plans that fit, the fastest first."""
+        return tuple(plan for plan in self.compared if plan.fits and plan is not self.chosen)
 
 
 def choose_placement(case: PlanCase) -> PlacementChoice:
@@ -165,19 +154,30 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     Raises:
         ValueError: if no placement on the topology suits the configuration's other settings.
     """
-
-    def rank(plan: SizedPlan) -> tuple[bool, float]:
-        speed = -plan.step.tokens_per_s
-        return not plan.fits, speed if plan.fits else case.memory_share(plan.memory)
-
-    refused: list[str] = []
-    ranked = sorted(_sized_plans(case, refused), key=rank)
-    configured = next((plan for plan in ranked if plan.configured), None)
-    chosen = next((plan for plan in ranked if plan.same_run), None)
-    if chosen is None:
+    plans: list[SizedPlan] = []
+    configured: SizedPlan | None = None
+    refused: list[ConfigError] = []
+    for candidate in placement_candidates(case.config, case.shape, case.topology):
+        if candidate.configured:
+            configured = _as_configured(case, f"as configured ({candidate.name})")
+            configured = replace(configured, config=validated(configured.config))
+            plans.append(configured)
+        config = _with_sizes(case, candidate.config, free=True)
+        if configured is None or config.plan != configured.config.plan:
+            try:
+                plans.append(estimate_plan(case, candidate.name, validated(config)))
+            except ConfigError as error:
+                refused.append(error)
+    if not plans:
         raise ValueError(_no_placement(case, refused))
-    if configured is not None and (case.config.plan.fixed or _as_good(configured, chosen)):
-        chosen = configured
+    fitting = sorted((one for one in plans if one.fits), key=lambda one: -one.step.tokens_per_s)
+    others = [one for one in plans if not one.fits]
+    ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]
+    chosen = ranked[0]
+    if configured is not None:
+        least = chosen.step.tokens_per_s / (1 + MIN_GAIN)
+        is_good = configured.fits and configured.step.tokens_per_s >= least
+        chosen = configured if is_good or case.config.plan.fixed else chosen
     return PlacementChoice(chosen, tuple(ranked))
 
 
@@ -191,7 +191,7 @@ def planned_sizes(case: PlanCase) -> Sizes:
     assert own.configured, "a run's own placement is on its own topology"
     found = _as_configured(case, own.name)
     if not found.fits:
-        raise ValueError(f"plan: no sizes fit: {shortage(case, found)}")
+        raise ValueError(f"plan: no sizes fit: {own.name}: {shortage(case, found)}")
     return Sizes.of(found.config)
 
 
@@ -235,13 +235,13 @@ def shortage(case: PlanCase, plan: SizedPlan) -> str:
     if base > case.limit_bytes:
         copied = plan.config.plan.rollout_weights != "shared"
         what = "the base and its copy for rollouts alone take" if copied else "the base alone takes"
-        return f"{plan.name}: {what} ~{base / GIB:.2f} {limit}"
+        return f"{what} ~{base / GIB:.2f} {limit}"
     if resident > case.limit_bytes:
         what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
-        return f"{plan.name}: {what}, in {full.phase}"
+        return f"{what}, in {full.phase}"
     largest = max(full.parts, key=lambda name: full.parts[name])
     return (
-        f"{plan.name}: {full.phase} takes ~{full.total / GIB:.2f} {limit}, "
+        f"{full.phase} takes ~{full.total / GIB:.2f} {limit}, "
         f"{largest} ~{full.parts[largest] / GIB:.2f}"
     )
 
@@ -269,28 +269,6 @@ def estimate_plan(
     return SizedPlan(name, configured, config, case.step(config), memory, fits)
 
 
-def _as_good(one: SizedPlan, best: SizedPlan) -> bool:
-    return one.fits and one.step.tokens_per_s * (1 + MIN_GAIN) >= best.step.tokens_per_s
-
-
-def _sized_plans(case: PlanCase, refused: list[str]) -> Iterator[SizedPlan]:
-    """Every placement with its sizes; appends to `refused` why a run cannot have one."""
-    own: SizedPlan | None = None
-    for candidate in placement_candidates(case.config, case.shape, case.topology):
-        if candidate.configured:
-            own = _as_configured(case, f"as configured ({candidate.name})")
-            yield replace(own, config=validated(own.config))
-        config = _with_sizes(case, candidate.config, free=True)
-        if own is not None and config.plan == own.config.plan:
-            continue
-        try:
-            found = estimate_plan(case, candidate.name, validated(config))
-        except ConfigError as error:
-            refused.append(str(error))
-            continue
-        yield replace(found, same_run=candidate.same_run)
-
-
 def _as_configured(case: PlanCase, name: str) -> SizedPlan:
     """The configured placement, with planned sizes unless they are fixed."""
     fixed = case.config.plan.fixed
@@ -298,7 +276,7 @@ def _as_configured(case: PlanCase, name: str) -> SizedPlan:
     return estimate_plan(case, name, config, configured=True)
 
 
-def _no_placement(case: PlanCase, refused: Sequence[str]) -> str:
+def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
     """Why there is no placement to compare; only `rollout.ahead` excludes colocated ones."""
     topology, ahead = case.topology, case.config.rollout.ahead
     if refused:
@@ -346,17 +324,10 @@ def _best_update(
         memory = estimate_memory(with_plan(config, option.update), case.shape)
         return case.memory_share({phase: memory[phase] for phase in phases})
 
-    by_speed = sorted(options, key=_seconds)
+    by_speed = sorted(options, key=lambda one: one.seconds)
     fastest = next((one for one in by_speed if memory_share(one) <= 1), None)
     if fastest is None:
         return min(by_speed, key=memory_share).update
     good = [one for one in options if one.seconds <= (1 + _TIE) * fastest.seconds]
-    return next(one for one in sorted(good, key=_preference) if memory_share(one) <= 1).update
-
-
-def _seconds(option: SizeOption) -> float:
-    return option.seconds
-
-
-def _preference(option: SizeOption) -> tuple[int, int]:
-    return option.changed, option.size
+    good.sort(key=lambda one: (one.changed, one.size))
+    return next(one for one in good if memory_share(one) <= 1).update

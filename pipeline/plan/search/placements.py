@@ -22,9 +22,6 @@ PLACEMENT_KEYS = (
 )
 """Settings of [plan] that define a placement."""
 
-_IMPORTANCE_CAP = 2.0
-"""Cap of importance weights where they are required and the configuration sets none."""
-
 
 @dataclass(frozen=True)
 class PlacementCandidate:
@@ -34,13 +31,11 @@ class PlacementCandidate:
         name: the placement in words.
         config: the configuration in this placement; for its sizes see `with_placement`.
         configured: whether it is the configuration's own.
-        same_run: whether the run computes the same updates; false with `rollout.ahead`.
     """
 
     name: str
     config: Config
     configured: bool = False
-    same_run: bool = True
 
 
 def placement_candidates(
@@ -48,20 +43,16 @@ def placement_candidates(
 ) -> list[PlacementCandidate]:
     """The configuration's own placement first, if it fits the topology, then all others.
 
-    With `rollout.ahead` all others are split; without, each split is listed with it, too.
+    With `rollout.ahead` all others are split.
     """
-    ahead = config.rollout.ahead != "off"
-    found = [with_placement(config, placement) for placement in _placements(shape, topology)]
-    found = [one for one in found if one.plan.placement == "split" or not ahead]
-    first, others = [], found
+    others = [with_placement(config, placement) for placement in _placements(shape, topology)]
+    if config.rollout.ahead != "off":
+        others = [one for one in others if one.plan.placement == "split"]
+    first = []
     if _holds(topology, config):
         first = [PlacementCandidate(_name(config, topology), config, configured=True)]
-        others = [one for one in found if _identity(one) != _identity(config)]
-    rest = [PlacementCandidate(_name(one, topology), one) for one in others]
-    if not ahead:
-        splits = [_with_ahead(one) for one in found if one.plan.placement == "split"]
-        rest += [PlacementCandidate(_name(one, topology), one, same_run=False) for one in splits]
-    return [*first, *rest]
+        others = [one for one in others if _identity(one) != _identity(config)]
+    return [*first, *(PlacementCandidate(_name(one, topology), one) for one in others)]
 
 
 def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
@@ -99,17 +90,6 @@ def _identity(config: Config) -> tuple[object, ...]:
     plan = config.plan
     learner = plan.placement, plan.learner_devices, plan.fsdp, plan.tp
     return *learner, plan.num_samplers, plan.devices_per_sampler, plan.tp_of_sampler
-
-
-def _with_ahead(config: Config) -> Config:
-    """The configuration with `rollout.ahead` and the importance weights that it requires."""
-    cap = config.learner.importance_cap or _IMPORTANCE_CAP
-    return config.model_copy(
-        update={
-            "rollout": config.rollout.model_copy(update={"ahead": "one"}),
-            "learner": config.learner.model_copy(update={"importance_cap": cap}),
-        }
-    )
 
 
 def _holds(topology: Topology, config: Config) -> bool:

@@ -1,4 +1,4 @@
-"""Changes to suggest for a plan: what would raise its speed most, and what would make it fit.
+"""Changes to suggest for a plan: what would raise its speed most, or what would make it fit.
 
 Each change is planned again in the same placement. Settings are validated as a run would validate
 them, so no suggestion is refused later.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,15 @@ from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
-from pipeline.plan.cost_model.hardware import TOPOLOGIES, Topology, topology_of
-from pipeline.plan.search.fitting import RESERVE, PlanCase, SizedPlan, choose_placement, plan_again
+from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
+from pipeline.plan.search.fitting import (
+    RESERVE,
+    PlanCase,
+    SizedPlan,
+    choose_placement,
+    plan_again,
+    with_plan,
+)
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
@@ -48,98 +55,52 @@ _MAX_MORE_CHIPS = 8
 
 
 @dataclass(frozen=True)
-class Gain:
-    """The effect of one change on the speed.
+class Change:
+    """A change, planned again.
 
     Attributes:
-        change: the change, in words or as settings.
-        share: relative increase of trained tokens per second.
+        text: the change, as settings or in words.
         settings: settings that make the change; empty: it needs other hardware.
+        case: the planner's input with the change.
+        plan: the plan with the change.
     """
 
-    change: str
-    share: float
+    text: str
     settings: Settings
+    case: PlanCase
+    plan: SizedPlan
 
     @property
-    def is_setting(self) -> bool:
-        """Whether the user can make the change by settings alone."""
-        return bool(self.settings)
+    def memory_share(self) -> float:
+        """See `PlanCase.memory_share`."""
+        return self.case.memory_share(self.plan.memory)
+
+    def gain(self, plan: SizedPlan) -> float:
+        """Relative increase of trained tokens per second over another plan."""
+        return self.plan.step.tokens_per_s / plan.step.tokens_per_s - 1
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """A change with which the plan fits.
+def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
+    """Changes of a plan that fits with a gain of a percent or more, else those that make it fit.
 
-    Attributes:
-        change: the change, as settings or in words.
-        settings: settings that make the change; empty: it needs other hardware.
-        gib: memory of the fullest phase with the change.
-        limit_gib: memory that the plan may use.
+    Gains are in decreasing order; fixed sizes stay fixed under every change, and planning them is a
+    change of its own. What makes a plan fit is ordered by kind: the smallest sufficient change of
+    each setting, or several settings together if no single one is enough; the memory of a chip; the
+    smallest sufficient topology of each kind.
     """
-
-    change: str
-    settings: Settings
-    gib: float
-    limit_gib: float
-
-
-def gains(case: PlanCase, plan: SizedPlan) -> list[Gain]:
-    """Changes of hardware and settings that gain a percent or more, the largest first.
-
-    Fixed sizes stay fixed under every change; planning them is a change of its own.
-    """
-    found = []
-    for change, other, settings in [*_more_hardware(case), *_faster_settings(case)]:
-        again = plan_again(other, plan)
-        if again.fits:
-            share = again.step.tokens_per_s / plan.step.tokens_per_s - 1
-            if share >= _MIN_GAIN:
-                found.append(Gain(change, share, settings))
-    return sorted(found, key=lambda gain: -gain.share)
-
-
-def remedies(case: PlanCase, plan: SizedPlan) -> list[Remedy]:
-    """Changes with which a plan that does not fit does: settings first, then memory and chips.
-
-    Settings are combined only where no single one is enough.
-    """
+    if plan.fits:
+        found = [*_more_hardware(case, plan), *_tried(case, plan, _speed_settings(case.config))]
+        found = [one for one in found if one.plan.fits and one.gain(plan) >= _MIN_GAIN]
+        return sorted(found, key=lambda one: -one.gain(plan))
     series = list(_memory_settings(case))
-    found = [one for changes in series if (one := _first_fit(case, plan, changes)) is not None]
-    if not found:
-        combined = _combined(case, plan, [changes[-1] for changes in series if changes])
-        found = [] if combined is None else [combined]
-    by_settings = [
-        _remedy(settings_text(one.settings), one.settings, one.case, one.plan) for one in found
+    fitting = [
+        next((one for one in _tried(case, plan, changes) if one.plan.fits), None)
+        for changes in series
     ]
-    return [*by_settings, *_memory(case, plan), *_topologies(case)]
-
-
-def new_settings(config: Config, settings: Settings) -> dict[str, Any]:
-    """The settings that differ from the configuration's."""
-    tree = config.model_dump()
-    found = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings}
-    return {key: value for key, value in settings.items() if value != found[key]}
-
-
-def with_settings(case: PlanCase, settings: Settings) -> PlanCase | None:
-    """The case with these settings; None: a run would refuse them.
-
-    Expected lengths keep their share of the longest.
-    """
-    tree = case.config.model_dump()
-    for key, value in settings.items():
-        table, _, name = key.partition(".")
-        tree[table][name] = value
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError:
-        return None
-    old, new = case.config.rollout, config.rollout
-    prompt, completion = case.lengths.prompt, case.lengths.completion
-    prompt *= new.max_prompt_tokens / old.max_prompt_tokens
-    completion *= new.max_new_tokens / old.max_new_tokens
-    return replace(case, config=config, lengths=Lengths(prompt, completion))
+    found = [one for one in fitting if one is not None]
+    if not found:
+        found = _combined(case, plan, [changes[-1] for changes in series if changes])
+    return [*found, *_memory(case, plan), *_topologies(case)]
 
 
 def settings_text(settings: Settings) -> str:
@@ -150,25 +111,52 @@ def settings_text(settings: Settings) -> str:
     )
 
 
-def _more_hardware(case: PlanCase) -> Iterator[tuple[str, PlanCase, Settings]]:
+def with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
+    """The case with these settings, and those that differ; None: a run would refuse them.
+
+    Expected lengths keep their share of the longest.
+    """
+    tree, new = case.config.model_dump(), dict[str, Any]()
+    for key, value in settings.items():
+        table, _, name = key.partition(".")
+        if tree[table][name] != value:
+            tree[table][name] = new[key] = value
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError:
+        return None
+    old, longest = case.config.rollout, config.rollout
+    lengths = Lengths(
+        case.lengths.prompt * (longest.max_prompt_tokens / old.max_prompt_tokens),
+        case.lengths.completion * (longest.max_new_tokens / old.max_new_tokens),
+    )
+    return replace(case, config=config, lengths=lengths), new
+
+
+def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterator[Change]:
+    """Changes by settings, without those that change nothing or that a run would refuse."""
+    for settings in tried:
+        found = with_settings(case, settings)
+        if found is not None and found[1]:
+            other, new = found
+            yield Change(settings_text(new), new, other, plan_again(other, plan))
+
+
+def _more_hardware(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
     topology = case.topology
-    for change, names in _TWICE.items():
-        if change == _LINKS and not topology.is_linked:
-            continue
-        twice = {name: 2 * getattr(topology.chip, name) for name in names}
-        chip = replace(topology.chip, **twice)
-        yield change, replace(case, topology=replace(topology, chip=chip)), {}
+    for text, names in _TWICE.items():
+        if text != _LINKS or topology.is_linked:
+            twice = {name: 2 * getattr(topology.chip, name) for name in names}
+            other = _with_chip(case, twice)
+            yield Change(text, {}, other, plan_again(other, plan))
 
 
-def _faster_settings(case: PlanCase) -> Iterator[tuple[str, PlanCase, Settings]]:
-    """Changes by settings that a run would accept."""
-    for settings in _gain_settings(case.config):
-        other, new = with_settings(case, settings), new_settings(case.config, settings)
-        if other is not None and new:
-            yield settings_text(new), other, new
+def _with_chip(case: PlanCase, changes: Mapping[str, float]) -> PlanCase:
+    chip = replace(case.topology.chip, **changes)  # type: ignore[arg-type]
+    return replace(case, topology=replace(case.topology, chip=chip))
 
 
-def _gain_settings(config: Config) -> Iterator[Settings]:
+def _speed_settings(config: Config) -> Iterator[Settings]:
     """Each change with all settings that it requires."""
     plan, learner, rollout = config.plan, config.learner, config.rollout
     if plan.platform != "gpu":  # on a GPU a run requires sizes
@@ -177,6 +165,8 @@ def _gain_settings(config: Config) -> Iterator[Settings]:
     if plan.rollout_weights == "shared":
         rounds = config.model.dtype != "float32" and not learner.importance_cap
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
+    if rollout.ahead == "off":  # validated: split placements only
+        yield {"rollout.ahead": "one"} | ({} if learner.importance_cap else _CAPPED)
     top_k = {} if learner.teacher is not None else _NO_TOP_K
     yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}
     yield {"rollout.top_k": 0, "rollout.top_p": 1, "rollout.min_p": 0}
@@ -186,25 +176,13 @@ def _gain_settings(config: Config) -> Iterator[Settings]:
     yield more
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Settings and the plan with them."""
-
-    settings: Settings
-    case: PlanCase
-    plan: SizedPlan
-
-    @property
-    def memory_share(self) -> float:
-        return self.case.memory_share(self.plan.memory)
-
-
 def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     """Series of changes that take less memory; within a series the smallest change first."""
     config, plan, rollout = case.config, case.config.plan, case.config.rollout
-    free: list[Settings] = [_FREE_SIZES] if plan.platform != "gpu" else []
-    for settings in [*free, {"plan.rollout_weights": "shared"}, {"plan.kv_cache": "int8"}]:
-        yield [settings]
+    if plan.platform != "gpu":
+        yield [_FREE_SIZES]
+    yield [{"plan.rollout_weights": "shared"}]
+    yield [{"plan.kv_cache": "int8"}]
     if config.model.quantization != "nf4":
         yield [{"model.quantization": kind} for kind in ("int8", "nf4")]
     parts = [n for n in (2, 4, 8) if n > plan.fsdp and case.shape.vocab % (n * plan.tp) == 0]
@@ -212,12 +190,11 @@ def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     kinds = ["dots", "full"] + ["offload"] * (plan.platform != "cpu")
     after = kinds.index(plan.remat) + 1 if plan.remat in kinds else 0
     yield [{"plan.remat": kind} for kind in kinds[after:]]
-    yield _halves("lora.rank", config.lora.rank)
+    yield [{"lora.rank": rank} for rank in _halves(config.lora.rank)]
     yield [_row_settings(config, rollout.max_tokens)] if plan.row_tokens is not None else []
     yield [
-        {key: value, **_row_settings(config, rollout.max_prompt_tokens + value)}
-        for one in _halves("rollout.max_new_tokens", rollout.max_new_tokens)
-        for key, value in one.items()
+        {"rollout.max_new_tokens": most, **_row_settings(config, rollout.max_prompt_tokens + most)}
+        for most in _halves(rollout.max_new_tokens)
     ]
 
 
@@ -230,84 +207,56 @@ def _row_settings(config: Config, row: int) -> Settings:
     return found
 
 
-def _halves(key: str, value: int) -> list[Settings]:
-    return [{key: value // 2**times} for times in range(1, _HALVINGS + 1) if value >> times]
+def _halves(value: int) -> list[int]:
+    return [value >> times for times in range(1, _HALVINGS + 1) if value >> times]
 
 
-def _first_fit(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> _Trial | None:
-    """The first of the changes with which the plan fits."""
-    tried = (_try(case, plan, settings) for settings in changes)
-    return next((one for one in tried if one is not None and one.plan.fits), None)
+def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> list[Change]:
+    """Changes with which the plan fits together, added by effect; empty: all are not enough."""
+    settings, share = dict[str, Any](), case.memory_share(plan.memory)
+    while True:
+        tried = _tried(case, plan, ({**more, **settings} for more in changes))
+        best = min(tried, key=lambda one: one.memory_share, default=None)
+        if best is None or best.memory_share >= share:
+            return []
+        if best.plan.fits:
+            return [best]
+        settings, share = dict(best.settings), best.memory_share
 
 
-def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> _Trial | None:
-    """Changes with which the plan fits together, added by effect; None: all are not enough."""
-    best: _Trial | None = None
-    left = list(changes)
-    while left and (best is None or not best.plan.fits):
-        so_far = {} if best is None else best.settings
-        tried = [(_try(case, plan, {**more, **so_far}), more) for more in left]
-        valid = [(one, more) for one, more in tried if one is not None]
-        share = case.memory_share(plan.memory) if best is None else best.memory_share
-        one, more = min(valid, key=lambda pair: pair[0].memory_share, default=(None, None))
-        if one is None or one.memory_share >= share:
-            return None
-        best = one
-        left = [other for other in left if other is not more]
-    return best
-
-
-def _try(case: PlanCase, plan: SizedPlan, settings: Settings) -> _Trial | None:
-    """Plans again with settings; None: they change nothing, or a run would refuse them."""
-    new, other = new_settings(case.config, settings), with_settings(case, settings)
-    if not new or other is None:
-        return None
-    return _Trial(new, other, plan_again(other, plan))
-
-
-def _memory(case: PlanCase, plan: SizedPlan) -> Iterator[Remedy]:
+def _memory(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
     """The memory per chip with which the unchanged plan fits."""
-    topology = case.topology
     needed = math.ceil(100 * plan.fullest.total / GIB / (1 - RESERVE)) / 100
-    more = replace(case, topology=_with_memory(topology, needed))
+    more = _with_chip(case, {"hbm_gib": needed})
     again = plan_again(more, plan)
     if not again.fits:
         return
-    unbounded = with_settings(case, {"plan.hbm_gib": None})
-    assert unbounded is not None, "plan.hbm_gib is optional"
-    if needed <= topology_of(unbounded.config, topology.name).chip.hbm_gib:
+    unbounded = topology_of(with_plan(case.config, {"hbm_gib": None}), case.topology.name)
+    if needed <= unbounded.chip.hbm_gib:
         settings = {"plan.hbm_gib": needed}
-        yield _remedy(settings_text(settings), settings, more, again)
+        yield Change(settings_text(settings), settings, more, again)
     else:
-        yield _remedy(f"chips of {needed:.2f} GiB", {}, more, again)
+        yield Change(f"chips of {needed:.2f} GiB", {}, more, again)
 
 
-def _with_memory(topology: Topology, gib: float) -> Topology:
-    return replace(topology, chip=replace(topology.chip, hbm_gib=gib))
-
-
-def _topologies(case: PlanCase) -> Iterator[Remedy]:
+def _topologies(case: PlanCase) -> Iterator[Change]:
     """The smallest sufficient topology of each kind: more chips of the same, as many of another."""
     own = case.topology
-    kinds = {name: re.split(r"[-x]\d+$", name)[0] for name in TOPOLOGIES}
     found = set[str]()
     for name, topology in TOPOLOGIES.items():
-        same = topology.chip.name == TOPOLOGIES.get(own.name, own).chip.name
+        kind = re.split(r"[-x]\d+$", name)[0]
+        same = topology.chip.name == own.chip.name
         fewer = topology.chips <= own.chips if same else topology.chips < own.chips
         more = topology.chips > _MAX_MORE_CHIPS * own.chips
         other_platform = topology.chip.platform != own.chip.platform
-        if other_platform or fewer or more or kinds[name] in found:
+        if other_platform or fewer or more or kind in found:
             continue
         other = replace(case, topology=topology_of(case.config, name))
         try:
-            best = choose_placement(other).best
+            best = choose_placement(other).compared[0]
         except ValueError:
             continue  # no placement on it suits the configuration
         if best.fits:
-            found.add(kinds[name])
+            found.add(kind)
             note = f"{best.name}{'; plan only' if topology.why_not_trained else ''}"
-            yield _remedy(f"--topology {name} ({note})", {}, other, best)
-
-
-def _remedy(change: str, settings: Settings, case: PlanCase, plan: SizedPlan) -> Remedy:
-    return Remedy(change, settings, plan.fullest.total / GIB, case.limit_bytes / GIB)
+            yield Change(f"--topology {name} ({note})", {}, other, best)

@@ -17,9 +17,9 @@ from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.speeds import LearnerSpeed, SamplerSpeed
+from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import CalibrationStart, calibrate
-from pipeline.plan.size_choice import Calibrated
+from pipeline.plan.size_choice import StepTimes
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
@@ -53,75 +53,75 @@ def config(folder: Path, **changes: object) -> Config:
 
 @dataclass
 class Device:
-    """Sampler and learner of a process whose programs take the seconds of `segment` and `batch`."""
+    """Sampler and learner of a process whose programs take the seconds of `segment` and `batch`.
+
+    Attributes:
+        most: larger sizes run out of memory while they are measured.
+        compiles: larger ones do so when they are compiled.
+        measured: sizes, in the order of the measurements.
+    """
 
     config: Config
-    clock: FakeClock = field(default_factory=FakeClock)
     segment: Callable[[int], float] = lambda slots: 0.01 + 0.001 * slots
     batch: Callable[[int], float] = lambda rows: 0.05 + 0.02 * rows
     most: Sizes = field(default_factory=lambda: Sizes(10**6, 10**9))
+    compiles: Sizes = field(default_factory=lambda: Sizes(10**6, 10**9))
     prepare_s: float = 1.0
     name: str = "1 x cpu"
-    sizes: Sizes | None = None
-    asked: list[Sizes] = field(default_factory=list)
+    clock: FakeClock = field(default_factory=FakeClock)
+    sizes: Sizes = field(default_factory=lambda: Sizes(0, 0))
     measured: list[str] = field(default_factory=list)
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        self.asked.append(sizes)
+        self._fit(sizes, self.compiles)
         self.clock.seconds += self.prepare_s
         self.sizes = sizes
         return Ready()
 
+    @staticmethod
+    def _fit(sizes: Sizes, most: Sizes) -> None:
+        if sizes.slots > most.slots:
+            raise OutOfMemory("generate", "full")
+        if sizes.micro_batch_tokens > most.micro_batch_tokens:
+            raise OutOfMemory("update", "full")
+
     async def building(self) -> Building:
         return Building()
 
-    async def sampler_speed(self) -> SamplerSpeed:
-        assert self.sizes is not None
+    async def sampler_speed(self) -> Speeds:
         slots = self.sizes.slots
-        if slots > self.most.slots:
-            raise OutOfMemory("generate", "full")
+        self._fit(Sizes(slots, 0), self.most)
         self.measured.append(f"{slots} slots")
-        plan = sized(self.config, self.sizes).plan
-        return SamplerSpeed(
-            self.name, {n: self.segment(n) for n in plan.slot_ladder}, {416: 0.002}, {slots: 0.001}
-        )
+        ladder = sized(self.config, self.sizes).plan.slot_ladder
+        return Speeds(self.name, {n: self.segment(n) for n in ladder}, {416: 0.002}, {slots: 0.001})
 
-    async def learner_speed(self) -> LearnerSpeed:
-        assert self.sizes is not None
+    async def learner_speed(self) -> Speeds:
+        self._fit(Sizes(0, self.sizes.micro_batch_tokens), self.most)
         rows = self.sizes.micro_batch_tokens // ROW
-        if self.sizes.micro_batch_tokens > self.most.micro_batch_tokens:
-            raise OutOfMemory("update", "full")
         self.measured.append(f"{rows} rows")
-        return LearnerSpeed(self.name, {n: self.batch(n) for n in {rows, 1}})
-
-
-@dataclass
-class Small(Device):
-    """Fits 20 slots; larger ones fail when it is prepared."""
-
-    async def prepare(self, sizes: Sizes) -> Ready:
-        if sizes.slots > 20:
-            raise OutOfMemory("generate", "does not compile")
-        return await super().prepare(sizes)
+        return Speeds(self.name, micro_batch_s={n: self.batch(n) for n in {rows, 1}})
 
 
 @dataclass
 class Start:
-    """The start of a run with such a device."""
+    """The start of a run with such a device; `begins` replaces the planned or cached sizes."""
 
-    config: Config
     device: Device
+    begins: Sizes | None = None
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.config = self.device.config
         self.folder = RunFolder.of(self.config)
         self.beginning = CalibrationStart.of(self.config, self.folder.plan)
+        if self.begins is not None:
+            self.beginning = CalibrationStart(self.begins, self.beginning.case)
         self.controller = SizeController(self.config, self.beginning.sizes, self.said.append)
 
-    def run(self) -> Calibrated | None:
+    def run(self) -> StepTimes | None:
         worker = Worker("both", self.device)
 
-        async def scenario() -> Calibrated | None:
+        async def scenario() -> StepTimes | None:
             await self.controller.start([worker])
             return await calibrate(
                 self.controller,
@@ -133,6 +133,13 @@ class Start:
 
         return asyncio.run(scenario())
 
+    def chosen(self) -> Sizes:
+        """Runs; the sizes in force after it, which are the best measured ones."""
+        times = self.run()
+        assert times is not None
+        assert times.best == self.controller.in_force
+        return self.controller.in_force
+
     def journal(self) -> list[dict[str, Any]]:
         self.folder.create(self.config)
         self.controller.record(Records(self.folder, FakeTracker(), Console(total=None, done=0)))
@@ -140,13 +147,7 @@ class Start:
         return list(self.folder.entries())
 
 
-def start(folder: Path, device: Callable[[Config], Device] = Device, **changes: object) -> Start:
-    made = config(folder, **changes)
-    return Start(made, device(made))
-
-
-def chosen(run: Start) -> Sizes:
-    found = run.run()
-    assert found is not None
-    assert found.choice.sizes == run.controller.in_force
-    return found.choice.sizes
+def start(folder: Path, *, begins: Sizes | None = None, **changes: Any) -> Start:
+    """A start; `changes` are of the `Device`, or of the configuration, as plan__slots."""
+    settings = {name: changes.pop(name) for name in list(changes) if "__" in name}
+    return Start(Device(config(folder, **settings), **changes), begins)

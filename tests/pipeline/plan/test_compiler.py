@@ -173,13 +173,6 @@ def test_an_unknown_program_is_refused(name):
         compile_programs(preset(), SHAPE, [name])
 
 
-def test_a_program_with_too_many_chips_is_refused():
-    with pytest.raises(ValueError, match="runs on 8 devices; v5e:2x2 has 4"):
-        compile_programs(preset(), SHAPE, ["apply"], topology="v5e:2x2")
-    with pytest.raises(ValueError, match="compiled for v5e:1x1, v5e:2x2, v5e:2x4; nearest"):
-        compile_programs(preset(), SHAPE, ["apply"], topology="v5e:3x3")
-
-
 def test_a_missing_compiler_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NoCompiler, match="the TPU compiler is missing: install the package libtpu"):
@@ -243,9 +236,11 @@ def test_the_compiler_compiles_demo_programs():
     held = found["segment 192"]
     base = shape.base_bytes(config.model.dtype)
     assert held.hbm_bytes is not None
-    assert base < held.argument_bytes < held.hbm_bytes < HBM_GIB * GIB
+    assert base < held.hbm_bytes < HBM_GIB * GIB
     assert held.seconds > 0
-    assert found["apply"].argument_bytes >= 4 * 4 * shape.adapter_parameters(config.lora)
+    applied = found["apply"].hbm_bytes
+    assert applied is not None
+    assert applied >= 4 * 4 * shape.adapter_parameters(config.lora)
     large = load_config(
         PRESETS / "demo.toml",
         [

@@ -1,37 +1,104 @@
-"""Out-of-memory errors: repeated calls, journaled decisions, and sizes after a resume."""
+"""Sizes that run out of memory: repeated calls, journaled decisions, and sizes after a resume."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from configs.schema import Config
+from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import (
-    Disk,
-    FakeTracker,
-    Killed,
-    left_behind,
-)
-from tests.pipeline.plan.sized_runs import (
-    FEWER_ROWS,
-    FEWER_SLOTS,
-    ROW,
-    WHOLE,
-    Compiling,
-    config,
-    die,
-    full,
-    hold,
-    plan_of,
-    process,
-)
+from tests.fakes import Disk, FakeTracker, Killed, Process, left_behind, make_config, make_data
+
+ROW = 88
+WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(8, 4 * ROW), Sizes(6, 4 * ROW), Sizes(8, 3 * ROW)
+
+
+def config(folder: Path, *, fixed: bool = False, **tables: Any) -> Config:
+    sizes = {"slots": 8, "micro_batch_tokens": 4 * ROW}
+    common: dict[str, Any] = {
+        "run": {"phases": ["sft", "grpo"]},
+        "sft": {"train": {"path": "demonstrations.jsonl"}, "completion_column": "text", "steps": 1},
+        "data": {"validation": {"path": "validation.jsonl"}},
+        "eval": {"every_steps": 2},
+        "budget": {"steps": 4},
+    }
+    plan = {"platform": "cpu", "placement": "split", "fixed": fixed, **sizes}
+    return make_config(folder, plan=plan, **common | tables)
+
+
+def process(config: Config, disk: Disk) -> Process:
+    return Process(config, disk=disk, data=make_data(validation=3, sft=4))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Process:
+    """A run with enough memory."""
+    run = process(config(tmp_path_factory.mktemp("whole")), Disk())
+    assert run.run() == "finished"
+    assert run.events("replan") == []
+    return run
+
+
+def full(phase: WorkerPhase) -> Callable[[], None]:
+    def run_out() -> None:
+        raise OutOfMemory(phase, "RESOURCE_EXHAUSTED: so many bytes")
+
+    return run_out
+
+
+def controller(
+    folder: Path, *, fixed: bool = False, show: Callable[[str], None] = print
+) -> SizeController:
+    """The controller of a run's first process, with the sizes of its configuration."""
+    made = config(folder, fixed=fixed)
+    return SizeController(made, first_sizes(made, None), show)
+
+
+def plan_of(folder: RunFolder) -> dict[str, Any]:
+    found = folder.plan
+    assert found is not None
+    return found
+
+
+def die() -> None:
+    raise Killed
+
+
+@dataclass
+class Compiling:
+    """A process that compiles programs; too many slots do not compile."""
+
+    most: int
+    asked: list[int] = field(default_factory=list)
+    built: tuple[Built, ...] = ()
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        self.asked.append(sizes.slots)
+        if sizes.slots > self.most:
+            raise OutOfMemory("generate", f"segment {sizes.slots} does not fit")
+        new = tuple(
+            Built(f"{name} {sizes.slots}", 1.5, cached=name == "fill")
+            for name in ("segment", "fill")
+        )
+        self.built += new
+        return Ready(2.0, new)
+
+    async def building(self) -> Building:
+        return Building(self.built, 5)
+
 
 CALLS: dict[str, tuple[WorkerPhase, int]] = {
     "sampler0.generate:probe 0": ("generate", 0),
@@ -52,10 +119,11 @@ steps, the first of them supervised."""
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(tmp_path: Path, call: str):
+def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(
+    tmp_path: Path, whole: Process, call: str
+):
     phase, step = CALLS[call]
-    whole, run = process(config(tmp_path / "a"), Disk()), process(config(tmp_path / "b"), Disk())
-    assert whole.run() == "finished"
+    run = process(config(tmp_path), Disk())
     run.script.on[call] = full(phase)
     assert run.run() == "finished"
     assert run.learner.adapter == whole.learner.adapter
@@ -73,32 +141,23 @@ def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(tmp_path: Pat
         "reason": "RESOURCE_EXHAUSTED: so many bytes",
         "from": WHOLE.to_json(),
         "to": after.to_json(),
-        "programs": {},
-        "program_seconds": 0,
-        "from_cache": 0,
     }
     assert plan_of(run.folder)["in_force"] == after.to_json()
     used = run.learner if call.startswith("learner") else run.samplers[0]
     assert used.sizes == [WHOLE, after]
-    assert list(whole.folder.events("replan")) == []
 
 
 def test_sizes_are_reduced_until_a_call_fits(tmp_path: Path):
-    run = process(config(tmp_path), Disk())
-    name = "sampler0.generate:train 1"
+    made, used = controller(tmp_path), list[int]()
 
-    def twice_more() -> None:
-        run.script.on[name] = full(
-            "generate", lambda: run.script.on.update({name: full("generate")})
-        )
+    async def work() -> None:
+        used.append(made.in_force.slots)
+        if made.in_force.slots > 3:
+            raise OutOfMemory("generate", "full")
 
-    run.script.on[name] = full("generate", twice_more)
-    assert run.run() == "finished"
-    entries = run.events("replan")
-    assert [entry["from"]["slots"] for entry in entries] == [8, 6, 4]
-    assert [entry["to"]["slots"] for entry in entries] == [6, 4, 3]
-    assert {entry["step"] for entry in entries} == {1}
-    assert run.samplers[0].sizes[-1] == Sizes(3, 4 * ROW)
+    asyncio.run(made.call(Worker("sampler", Compiling(most=8)), work))
+    assert used == [8, 6, 4, 3]
+    assert made.in_force == Sizes(3, 4 * ROW)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +170,10 @@ def test_sizes_are_reduced_until_a_call_fits(tmp_path: Path):
     ],
 )
 def test_out_of_memory_with_fixed_sizes_ends_the_run_with_a_checkpoint_and_a_message(
-    tmp_path: Path, call: str, phase: WorkerPhase, saved: set[int]
+    tmp_path: Path, whole: Process, call: str, phase: WorkerPhase, saved: set[int]
 ):
-    fixed, disk = config(tmp_path / "cut", fixed=True), Disk()
-    first = process(fixed, disk)
+    disk = Disk()
+    first = process(config(tmp_path, fixed=True), disk)
     first.script.on[call] = full(phase)
     with pytest.raises(NothingSmaller) as told:
         first.run()
@@ -126,9 +185,7 @@ def test_out_of_memory_with_fixed_sizes_ends_the_run_with_a_checkpoint_and_a_mes
         assert words in str(told.value)
     assert first.events("replan") == []
     # The remedy of the message: the same run with sizes that may change.
-    whole = process(config(tmp_path / "whole", fixed=True), Disk())
-    whole.run()
-    second = process(config(tmp_path / "cut"), disk)
+    second = process(config(tmp_path), disk)
     second.script.on["sampler0.generate:train 3"] = full("generate")
     assert second.run() == "finished"
     assert left_behind(second.folder) == left_behind(whole.folder)
@@ -144,30 +201,22 @@ def test_out_of_memory_with_the_smallest_sizes_ends_the_run(tmp_path: Path):
     assert 1 in run.disk
 
 
-@pytest.mark.parametrize("share", [0.0, -0.5])
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("phase", ["generate", "update"])
+@pytest.mark.parametrize(
+    ("phase", "fixed", "share"), [("generate", False, 0.0), ("update", True, -0.5)]
+)
 def test_the_message_says_so_if_no_size_fits(
     tmp_path: Path, phase: WorkerPhase, fixed: bool, share: float
 ):
-    made = config(tmp_path, fixed=fixed)
-    controller = SizeController(made, first_sizes(made, None), print)
-    worker = Worker("colocated", Compiling(most=8))
-
     async def work() -> None:
         raise OutOfMemory(phase, "it needs 2 GiB beside 6 GiB that are in use", share)
 
-    async def scenario() -> None:
-        await controller.start([worker])
-        await hold(controller, worker, work)
-
+    made = controller(tmp_path, fixed=fixed)
     with pytest.raises(NothingSmaller) as told:
-        asyncio.run(scenario())
+        asyncio.run(made.call(Worker("colocated", Compiling(most=8)), work))
     assert str(told.value).endswith(
         "base, adapter and optimizer, which no size changes, leave no room: python -m launch.plan "
         "shows what would make some"
     )
-    assert "nothing smaller" not in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +276,9 @@ def test_alternating_decisions_are_repeated_once_per_resume(tmp_path: Path):
         sizes = {"from": before.to_json(), "to": after.to_json()}
         folder.journal("replan", step=3, reason="any", **sizes)
     for number in range(1, 4):
-        controller = SizeController(made, WHOLE, print, step=3)
-        controller.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
-        assert controller.in_force == FEWER_SLOTS
+        again = SizeController(made, WHOLE, print, step=3)
+        again.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+        assert again.in_force == FEWER_SLOTS
         assert len(list(folder.events("replan"))) == 3 + 3 * number
     folder.close()
 
@@ -240,14 +289,14 @@ def test_sizes_that_did_not_fit_a_process_are_not_tried_again(tmp_path: Path):
     first.script.on["learner.update 3"] = die
     with pytest.raises(Killed):
         first.run()
-    controller = SizeController(made, FEWER_ROWS, print)
+    second = SizeController(made, FEWER_ROWS, print)
     worker = Worker("sampler", Compiling(most=6))
-    asyncio.run(controller.start([worker]))
+    asyncio.run(second.start([worker]))
     assert worker.sizes == Sizes(6, FEWER_ROWS.micro_batch_tokens)
-    controller.resume(disk[2][1])
-    assert controller.step == 2
+    second.resume(disk[2][1])
+    assert second.step == 2
     # The limit of slots does not affect micro-batches.
-    assert controller.in_force == FEWER_SLOTS
+    assert second.in_force == FEWER_SLOTS
 
 
 def test_with_fixed_sizes_earlier_decisions_are_not_repeated(tmp_path: Path):
@@ -266,11 +315,11 @@ def test_sizes_of_the_checkpoint_precede_later_sizes_of_the_plan(tmp_path: Path)
     folder = RunFolder.of(made)
     folder.create(made)
     folder.write_plan({"in_force": FEWER_ROWS.to_json(), "at_checkpoint": FEWER_SLOTS.to_json()})
-    controller = SizeController(made, first_sizes(made, folder.plan), print)
-    assert controller.in_force == FEWER_SLOTS
+    again = SizeController(made, first_sizes(made, folder.plan), print)
+    assert again.in_force == FEWER_SLOTS
     # An older checkpoint was restored because the newest is damaged.
-    controller.resume({"step": 2, "sizes": WHOLE.to_json()})
-    assert controller.in_force == WHOLE
+    again.resume({"step": 2, "sizes": WHOLE.to_json()})
+    assert again.in_force == WHOLE
     folder.close()
 
 
@@ -286,3 +335,113 @@ def test_a_fixed_plan_ignores_sizes_in_the_run_folder(tmp_path: Path):
     }
     run.folder.write_plan(plan_of(run.folder) | {"at_checkpoint": FEWER_ROWS.to_json()})
     assert SizeController(fixed, first_sizes(fixed, run.folder.plan), print).in_force == WHOLE
+
+
+# --- preparing processes
+
+
+def test_reductions_at_the_start_are_journaled_later(tmp_path: Path):
+    said = list[str]()
+    made = controller(tmp_path, show=said.append)
+    process = Compiling(most=4)
+    worker = Worker("sampler 0", process)
+    (ready,) = asyncio.run(made.start([worker]))
+    assert (process.asked, ready.load_s) == ([8, 6, 4], 2.0)
+    assert worker.sizes == made.in_force == Sizes(4, 4 * ROW)
+    folder = RunFolder.of(made.config)
+    assert not folder.path.exists()
+    folder.create(made.config)
+    made.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+    first, second, compiled = folder.entries()
+    assert (first["event"], first["to"]["slots"]) == ("replan", 6)
+    assert (second["reason"], second["to"]["slots"]) == ("segment 6 does not fit", 4)
+    assert (compiled["event"], compiled["seconds"] >= 0) == ("compiled", True)
+    programs = {"sampler 0: segment 4": 1.5, "sampler 0: fill 4": 1.5}
+    assert (compiled["programs"], compiled["program_seconds"]) == (programs, 3.0)
+    assert compiled["from_cache"] == 1
+    assert said[2:4] == [
+        "sampler 0: segment 4: 1.5 s, 1 of 5 so far",
+        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5 so far",
+    ]
+    assert plan_of(folder)["in_force"] == Sizes(4, 4 * ROW).to_json()
+    # Programs of later sizes are journaled with the process that compiled them.
+    made.in_force = Sizes(2, 4 * ROW)
+    asyncio.run(made.prepare(worker))
+    *_, later = folder.events("compiled")
+    assert (later["worker"], list(later["programs"])) == ("sampler 0", ["segment 2", "fill 2"])
+    folder.close()
+
+
+def test_fixed_sizes_that_do_not_fit_fail_at_the_start(tmp_path: Path):
+    process = Compiling(most=4)
+    with pytest.raises(NothingSmaller, match="segment 8 does not fit"):
+        asyncio.run(controller(tmp_path, fixed=True).start([Worker("sampler 0", process)]))
+    assert process.asked == [8]
+
+
+def test_other_processes_are_prepared_for_reduced_sizes_before_their_next_call(tmp_path: Path):
+    made = controller(tmp_path)
+    processes = [Compiling(most=8), Compiling(most=8)]
+    workers = [Worker("sampler", process) for process in processes]
+    full_once = [OutOfMemory("generate", "full")]
+
+    async def work() -> int:
+        if full_once:
+            raise full_once.pop()
+        return made.in_force.slots
+
+    async def scenario() -> list[int]:
+        await made.start(workers)
+        return [await made.call(worker, work) for worker in workers]
+
+    assert asyncio.run(scenario()) == [6, 6]
+    assert [process.asked for process in processes] == [[8, 6], [8, 6]]
+
+
+def test_a_process_prepared_during_another_reduction_uses_the_sizes_in_force(tmp_path: Path):
+    made = controller(tmp_path)
+
+    class WhileAnotherRunsOut(Compiling):
+        async def prepare(self, sizes: Sizes) -> Ready:
+            ready = await super().prepare(sizes)
+            made.in_force = Sizes(4, sizes.micro_batch_tokens)
+            return ready
+
+    process = WhileAnotherRunsOut(most=8)
+    worker = Worker("sampler 0", process)
+
+    async def work() -> Sizes | None:
+        return worker.sizes
+
+    assert asyncio.run(made.call(worker, work)) == Sizes(4, 4 * ROW) == made.in_force
+    assert process.asked == [8, 4]
+
+
+def test_simultaneous_out_of_memory_errors_cause_one_reduction(tmp_path: Path):
+    said = list[str]()
+    made = controller(tmp_path, show=said.append)
+    workers = [Worker(f"sampler {n}", Compiling(most=8)) for n in (0, 1)]
+
+    async def scenario() -> list[int]:
+        both, full_once = asyncio.Barrier(2), {0, 1}
+
+        async def work(number: int) -> int:
+            await both.wait()
+            if number in full_once:
+                full_once.remove(number)
+                raise OutOfMemory("generate", "full")
+            return made.in_force.slots
+
+        return await asyncio.gather(
+            *(made.call(worker, partial(work, n)) for n, worker in enumerate(workers))
+        )
+
+    assert asyncio.run(scenario()) == [6, 6]
+    assert sum("out of memory" in line for line in said) == 1
+
+
+def test_the_exceptions_round_trip_through_pickle():
+    for error in (OutOfMemory("update", "full", 0.5), NothingSmaller("sync", "a sentence.")):
+        copy = pickle.loads(pickle.dumps(error))  # written by this test
+        assert (type(copy), copy.args, str(copy)) == (type(error), error.args, str(error))
+        assert (copy.phase, copy.share) == (error.phase, error.share)

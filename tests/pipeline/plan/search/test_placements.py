@@ -28,30 +28,14 @@ def test_placements_of_eight_chips() -> None:
         "colocated, fsdp 4, tp 2",
         "split, 7 + 1",
         "split, 4 + 4",
-        "split, 7 + 1, a step ahead",
-        "split, 4 + 4, a step ahead",
     ]
 
 
-def test_rollout_ahead_is_a_different_run_unless_configured() -> None:
-    config = preset("gemma3_1b")
-    found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-8"])
-    others = [one for one in found if not one.same_run]
-    assert [one.name for one in others] == [
-        "split, 7 + 1, a step ahead",
-        "split, 4 + 4, a step ahead",
-    ]
-    for one in others:
-        assert one.config.rollout.ahead == "one"
-        assert one.config.learner.importance_cap > 0
+def test_with_rollout_ahead_only_split_placements_are_compared() -> None:
     split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
     ahead = (("rollout.ahead", "one"), ("learner.importance_cap", "3"))
-    asked = preset("gemma3_1b", *split, *ahead)
-    found = placement_candidates(asked, shape_of(asked), TOPOLOGIES["v5e-8"])
-    assert [(one.name, one.same_run) for one in found] == [
-        ("split, 4 + 4, a step ahead", True),
-        ("split, 7 + 1, a step ahead", True),
-    ]
+    found = names("gemma3_1b", "v5e-8", *split, *ahead)
+    assert found == ["split, 4 + 4, a step ahead", "split, 7 + 1, a step ahead"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +45,7 @@ def test_rollout_ahead_is_a_different_run_unless_configured() -> None:
 def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) -> None:
     config = preset("gemma3_1b")
     found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
-    split = [one for one in found if one.config.plan.placement == "split" and one.same_run]
+    split = [one for one in found if one.config.plan.placement == "split"]
     assert [one.name for one in split] == splits
     for one in split:
         plan = one.config.plan

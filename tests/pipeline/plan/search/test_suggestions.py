@@ -1,4 +1,4 @@
-"""Suggested changes: gains, remedies, and the settings that make them."""
+"""Suggested changes: what would gain most, what would make a plan fit, and their settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,8 @@ from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.plan.cost_model.step import estimate_step
-from pipeline.plan.search.fitting import PlanCase, choose_placement
-from pipeline.plan.search.suggestions import (
-    gains,
-    new_settings,
-    remedies,
-    settings_text,
-    with_settings,
-)
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement, plan_again
+from pipeline.plan.search.suggestions import settings_text, suggestions, with_settings
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 TWICE = {
@@ -29,6 +23,10 @@ TWICE = {
     "twice the arithmetic": ("bf16_flops", "int8_flops"),
     "twice the links between chips": ("link_bytes_per_s",),
 }
+
+
+def gains(given: PlanCase, plan: SizedPlan) -> dict[str, float]:
+    return {one.text: one.gain(plan) for one in suggestions(given, plan)}
 
 
 def twice(given: PlanCase, names: Collection[str]) -> PlanCase:
@@ -81,7 +79,7 @@ def test_gains_are_computed_with_the_best_sizes(model: str, gib: float, binding:
     chip = replace(given.topology.chip, hbm_gib=gib)
     given = replace(given, topology=replace(given.topology, chip=chip))
     plan = next(one for one in choose_placement(given).compared if one.configured)
-    found = {gain.change: gain.share for gain in gains(given, plan)}
+    found = gains(given, plan)
     now = best_by_hand(given)
     assert plan.step.tokens_per_s == pytest.approx(now, rel=0.02)
     for change, names in TWICE.items():
@@ -96,7 +94,7 @@ def test_fixed_sizes_stay_with_more_hardware() -> None:
     given = case(preset("gemma3_1b", ("plan.slots", "8")))
     plan = choose_placement(given).chosen
     assert plan.config == given.config
-    found = {gain.change: gain.share for gain in gains(given, plan)}
+    found = gains(given, plan)
     now = tokens_per_s(given, given.config)
     for change, names in TWICE.items():
         expected = tokens_per_s(twice(given, names), given.config) / now - 1
@@ -118,13 +116,11 @@ def test_planning_fixed_sizes_is_a_separate_change() -> None:
     ):
         given = case(preset("gemma3_1b", ("plan.fixed", fixed), ("plan.slots", "8")))
         plan = next(one for one in choose_placement(given).compared if one.configured)
-        found = gains(given, plan)
-        assert found[0].change == change
-        assert found[0].is_setting
         expected = left.step.tokens_per_s / plan.step.tokens_per_s - 1
-        assert found[0].share == pytest.approx(expected)
-    free = case(preset("gemma3_1b", *FREE))
-    assert not any("slots" in one.change for one in gains(free, left))
+        found = gains(given, plan)
+        assert next(iter(found)) == change
+        assert found[change] == pytest.approx(expected)
+    assert not any("slots" in text for text in gains(case(preset("gemma3_1b", *FREE)), left))
 
 
 def test_links_need_more_than_one_chip() -> None:
@@ -133,20 +129,17 @@ def test_links_need_more_than_one_chip() -> None:
     demo = replace(demo, topology=replace(demo.topology, chip=slow))
     single = case(preset("gemma3_270m", ("plan.fixed", "false")), "v5e-1")
     for given in (demo, single):
-        changes = {gain.change for gain in gains(given, choose_placement(given).chosen)}
+        changes = gains(given, choose_placement(given).chosen)
         assert changes
         assert not any("links" in change for change in changes)
     sharded = case(preset("gemma3_1b", ("plan.fsdp", "8")))
-    changes = {gain.change for gain in gains(sharded, choose_placement(sharded).chosen)}
-    assert "twice the links between chips" in changes
+    assert "twice the links between chips" in gains(sharded, choose_placement(sharded).chosen)
 
 
 def test_settings_already_in_force_are_not_suggested() -> None:
     settings = [("plan.kv_cache", "int8"), ("learner.kl_coef", "0"), ("learner.kl", "k3")]
     given = case(preset("gemma3_1b", *settings, ("learner.kl_top_k", "128")))
-    changes = [
-        gain.change for gain in gains(given, choose_placement(given).chosen) if gain.is_setting
-    ]
+    changes = gains(given, choose_placement(given).chosen)
     assert not any("kv_cache" in change or "kl_coef" in change for change in changes)
     assert "rollout.prompts_per_step = 64" in changes
 
@@ -174,21 +167,29 @@ CASES = [
 
 
 @pytest.mark.parametrize("overrides", CASES)
-@pytest.mark.parametrize("model", ["gemma3_1b", "gemma3_4b"])
-def test_a_run_accepts_every_suggestion(model: str, overrides: tuple[tuple[str, str], ...]) -> None:
-    given = case(preset(model, *overrides))
-    found = [gain for gain in gains(given, choose_placement(given).chosen) if gain.is_setting]
+def test_a_run_accepts_every_suggestion(overrides: tuple[tuple[str, str], ...]) -> None:
+    given = case(preset("gemma3_1b", *overrides))
+    found = [one for one in suggestions(given, choose_placement(given).chosen) if one.settings]
     assert found
-    for gain in found:
-        texts = {key: show_value(value) for key, value in gain.settings.items()}
-        assert preset(model, *overrides, *texts.items()) != given.config
+    for one in found:
+        texts = {key: show_value(value) for key, value in one.settings.items()}
+        assert preset("gemma3_1b", *overrides, *texts.items()) != given.config
         for key, text in texts.items():
-            assert (f"no {key}" if text == "none" else f"{key} = {text}") in gain.change
+            assert (f"no {key}" if text == "none" else f"{key} = {text}") in one.text
+
+
+def test_a_split_placement_may_sample_a_step_ahead() -> None:
+    split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
+    ahead = 'rollout.ahead = "one", learner.importance_cap = 2'
+    for overrides in (split, ()):
+        given = case(preset("gemma3_1b", *FREE, *overrides))
+        plan = next(one for one in choose_placement(given).compared if one.configured)
+        assert (ahead in gains(given, plan)) == bool(overrides)
 
 
 def test_more_prompts_raise_their_bound_in_proportion() -> None:
     given = case(preset("gemma3_1b", *FREE, *CAPPED))
-    changes = [gain.change for gain in gains(given, choose_placement(given).chosen)]
+    changes = gains(given, choose_placement(given).chosen)
     assert "rollout.prompts_per_step = 64, rollout.max_prompts_per_step = 192" in changes
 
 
@@ -196,14 +197,14 @@ def test_more_prompts_raise_their_bound_in_proportion() -> None:
 def test_no_settings_leave_the_case_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
     given = case(load_config(PROJECT / name))
-    assert with_settings(given, {}) == given
+    assert with_settings(given, {}) == (given, {})
 
 
 def test_settings_that_a_run_refuses_are_not_planned() -> None:
     given = case(preset("gemma3_1b"))
     other = with_settings(given, {"plan.kv_cache": "int8", "lora.rank": 8})
     assert other is not None
-    assert other.config == preset("gemma3_1b", ("plan.kv_cache", "int8"), ("lora.rank", "8"))
+    assert other[0].config == preset("gemma3_1b", ("plan.kv_cache", "int8"), ("lora.rank", "8"))
     assert (
         with_settings(given, {"learner.kl_coef": 0.0}) is None
     )  # learner.kl = "topk" has no use then
@@ -213,49 +214,56 @@ def test_settings_that_a_run_refuses_are_not_planned() -> None:
 def test_only_differing_settings_are_listed() -> None:
     config = preset("gemma3_1b", ("plan.slot_buckets", "[64]"))
     settings = {"plan.slot_buckets": None, "plan.kv_cache": "model", "plan.remat": "dots"}
-    new = new_settings(config, settings)
+    found = with_settings(case(config), settings)
+    assert found is not None
+    new = found[1]
     assert new == {"plan.slot_buckets": None, "plan.remat": "dots"}
     assert settings_text(new) == 'no plan.slot_buckets, plan.remat = "dots"'
 
 
 FOUR = "gemma3_4b"
-REMEDY_CASES = [
+TOO_LARGE = [
     ("v5e-1", (*FREE, ("plan.hbm_gib", "6"))),
-    ("v5e-8", (("plan.slots", "4096"), ("rollout.prompts_per_step", "256"))),
     ("v5e-8", (("plan.slots", "4096"), ("plan.hbm_gib", "5"))),
     ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2"))),
     ("v5e-8", (("plan.remat", "none"), ("plan.micro_batch_tokens", "131072"))),
 ]
 
 
-@pytest.mark.parametrize(("topology", "overrides"), REMEDY_CASES)
-def test_every_remedy_makes_the_plan_fit(
+@pytest.mark.parametrize(("topology", "overrides"), TOO_LARGE)
+def test_every_change_makes_the_plan_fit(
     topology: str, overrides: tuple[tuple[str, str], ...]
 ) -> None:
     given = case(preset(FOUR, *overrides), topology)
     plan = choose_placement(given).chosen
     assert not plan.fits
-    found = remedies(given, plan)
+    found = suggestions(given, plan)
     assert any(one.settings for one in found)
     for one in found:
-        assert one.gib <= one.limit_gib
+        if needed := one.settings.get("plan.hbm_gib"):
+            less = preset(FOUR, *overrides, ("plan.hbm_gib", f"{needed - 0.02:.2f}"))
+            assert not plan_again(case(less, topology), plan).fits
+        assert one.plan.fits
+        assert one.plan.fullest.total <= one.case.limit_bytes
         texts = {key: show_value(value) for key, value in one.settings.items()}
         taken = (*overrides, *texts.items())
-        named = re.match(r"--topology (\S+)", one.change)
+        named = re.match(r"--topology (\S+)", one.text)
         again = case(preset(FOUR, *taken), named[1] if named else topology)
-        if chips := re.match(r"chips of ([\d.]+) GiB", one.change):
+        if chips := re.match(r"chips of ([\d.]+) GiB", one.text):
             chip = replace(again.topology.chip, hbm_gib=float(chips[1]))
             again = replace(again, topology=replace(again.topology, chip=chip))
         choice = choose_placement(again)
-        assert (choice.best if named else choice.chosen).fits, one.change
+        assert (choice.compared[0] if named else choice.chosen).fits, one.text
 
 
-def test_remedies_are_combined_only_if_no_single_one_is_enough() -> None:
+def test_settings_are_combined_only_if_no_single_one_is_enough() -> None:
     few = case(preset(FOUR, *FREE, ("plan.hbm_gib", "9")), "v5e-1")
-    changes = [one.change for one in remedies(few, choose_placement(few).chosen) if one.settings]
+    changes = [one.text for one in suggestions(few, choose_placement(few).chosen) if one.settings]
     assert changes[:2] == ['model.quantization = "int8"', "lora.rank = 16"]
     tight = (("plan.slots", "4096"), ("plan.hbm_gib", "5"))
     fixed = case(preset(FOUR, *tight))
-    (together,) = [one for one in remedies(fixed, choose_placement(fixed).chosen) if one.settings]
+    (together,) = [
+        one for one in suggestions(fixed, choose_placement(fixed).chosen) if one.settings
+    ]
     assert together.settings["plan.fixed"] is False
     assert together.settings["model.quantization"] == "nf4"

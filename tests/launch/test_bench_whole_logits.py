@@ -1,0 +1,52 @@
+"""Invariant 3 in compiled programs; the programs are those of the compute.aot tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch.bench.whole_logits import buffers, whole_logits
+from pipeline.compute.aot.hlo import Module, Shape, parse
+
+PROGRAMS = Path(__file__).parents[1] / "pipeline/compute/aot/programs"
+
+
+def text(name: str) -> str:
+    return (PROGRAMS / f"{name}.hlo").read_text(encoding="utf-8")
+
+
+def test_values_inside_a_fusion_are_not_buffers():
+    found = {buffer.shape for buffer in buffers(parse(text("recipe")))}
+    assert Shape("f32", (4096,)) in found
+    # The product before the sum.
+    assert "f32[4096,256]" in text("recipe")
+    assert Shape("f32", (4096, 256)) not in found
+
+
+def test_all_branches_of_a_conditional_have_buffers():
+    found = {buffer.name for buffer in buffers(parse(text("branches")))}
+    assert {"broadcast_multiply_fusion", "fusion.8"} <= found
+
+
+def names(module: Module, **settings) -> set[str]:
+    return {buffer.name for buffer in whole_logits(module, vocab=4096, **settings)}
+
+
+def test_invariant_3_whole_logits_are_found_in_any_shape():
+    module = parse(text("blocks"))
+    assert names(module, model=(256,), most=10) == set()
+    # 16 positions x 512 entries are as many as the vocabulary x 2.
+    assert names(module, model=(256,), most=2) == set()
+    assert names(module, model=(256,), most=1) == {"fusion.9", "get-tuple-element.110"}
+    line = "  %bitcast.21 = "
+    for dims, is_found in (
+        ("4096,64", True),
+        ("64,4096", True),
+        ("8,512,64", True),
+        ("262144", True),
+        ("8,63,512", False),  # the allowed number
+        ("64,16,256", False),  # hidden states
+        ("4096,256,1", False),  # the embedding itself
+        ("4096,2,256", True),  # but not two embeddings
+    ):
+        other = text("blocks").replace(line, f"  %odd = f32[{dims}]{{0}} custom-call()\n{line}")
+        assert ("odd" in names(parse(other), model=(256,), most=63)) == is_found, dims

@@ -1,0 +1,124 @@
+"""Figures of small programs compiled by XLA, against hand-computed numbers.
+
+`programs/blocks.hlo` (for a TPU v5e): the running log-sum-exp of 64 positions in 4 blocks of 16,
+over 8 blocks of 512 of a vocabulary of 4,096, width 256. `programs/recipe.hlo` (v5e): the top 16
+of the same vocabulary, position by position. `programs/counted.hlo` (CPU): seven matrix products
+in a loop. `programs/branches.hlo` (v5e): a conditional, of which one branch doubles a
+matrix and the other multiplies matrices five times. Layouts and metadata are removed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.compute.aot.compile import hbm_bytes
+from pipeline.compute.aot.estimated_time import TPU_CLOCK_HZ, estimated_seconds
+from pipeline.compute.aot.hlo import Module, Shape, parse
+
+PROGRAMS = Path(__file__).parent / "programs"
+KNOWN = ', backend_config={"known_trip_count":{"n":"7"}}'
+
+
+def text(name: str) -> str:
+    return (PROGRAMS / f"{name}.hlo").read_text(encoding="utf-8")
+
+
+def trips(module: Module) -> list[int]:
+    return sorted(
+        module.trips(line, where)
+        for where in module.computations.values()
+        for line in where.instructions.values()
+        if line.opcode == "while"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("blocks", [4, 8]), ("recipe", [64]), ("counted", [7])]
+)
+def test_trip_counts_of_loops(name, expected):
+    assert trips(parse(text(name))) == expected
+
+
+def counted(*, start: str, step: int, direction: str = "LT") -> Module:
+    """The loop of `counted` without its trip count; its constants are 0, 1 and 7."""
+    found = text("counted").replace(KNOWN, "").replace("direction=LT", f"direction={direction}")
+    found = found.replace("%constant.5 = s32[] constant(0)", f"%constant.5 = s32[] {start}")
+    one = "%constant.2 = s32[] constant(1)"
+    found = found.replace(one, one.replace("1", str(step)))
+    return parse(found)
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "step", "expected"),
+    [("LT", 0, 1, 7), ("LE", 1, 2, 4), ("LT", 7, 1, 0), ("GT", 13, -3, 2), ("NE", 21, -7, 2)],
+)
+def test_trip_counts_are_derived_from_the_condition(direction, start, step, expected):
+    """The loop counts from `start` in steps of `step` while it is, for example, less than 7."""
+    module = counted(start=f"constant({start})", step=step, direction=direction)
+    assert trips(module) == [expected]
+
+
+@pytest.mark.parametrize(("start", "step"), [("custom-call(%x.1)", 1), ("constant(0)", 0)])
+def test_a_loop_of_unknown_length_is_an_error(start, step):
+    with pytest.raises(ValueError, match=r"loop while\.5: the program does not determine"):
+        trips(counted(start=start, step=step))
+
+
+def test_seconds_are_cycles_times_trips():
+    # 4 x (a slice + 8 x four fusions).
+    cycles = 4 * (1868 + 8 * (2653 + 1825 + 1977 + 1830))
+    assert estimated_seconds(parse(text("blocks"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
+    # 64 x (slice, product, iota, two slices of the sorted); copies of both results.
+    cycles = 64 * (1840 + 15635 + 17 + 1832 + 1832) + 1916 + 1916
+    assert estimated_seconds(parse(text("recipe"))) == pytest.approx(cycles / TPU_CLOCK_HZ)
+
+
+def test_the_cheapest_branch_of_a_conditional_counts():
+    doubled, five_products = 4140, 5 * (2304 + 80)
+    found = estimated_seconds(parse(text("branches")))
+    assert found == pytest.approx((1833 + doubled) / TPU_CLOCK_HZ)
+    dear = text("branches").replace('"estimated_cycles":"4140"', '"estimated_cycles":"41400"')
+    assert estimated_seconds(parse(dear)) == pytest.approx((1833 + five_products) / TPU_CLOCK_HZ)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("bf16", 2), ("pred", 1), ("s4", 1), ("f8e4m3fn", 1), ("f32", 4)]
+)
+def test_the_bytes_of_an_element(dtype, size):
+    assert Shape(dtype, (3, 5)).itemsize == size
+
+
+def test_all_parts_of_an_instruction_are_parsed():
+    module = parse(text("blocks"))
+    found = module.computations["wide.region_0.10.sunk"].instructions["while.16"]
+    assert found.operands == ("tuple.29",)
+    assert found.shapes[2] == Shape("bf16", (8, 512, 256))
+    assert found.attribute("body") == "wide.region_1.6.clone.sunk"
+    assert module.entry == "main.12"
+
+
+def test_text_without_a_program_is_an_error():
+    with pytest.raises(ValueError, match="not an HLO program"):
+        parse("hello")
+
+
+REPORT = """Memory Space: vmem (color=1)
+Total bytes: 116662272 (111.26MiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+   27.00MiB( 24%);   27.00MiB;            0;                1; bf16[2,1024,6912]
+
+Memory Space: default (color=0)
+Total bytes: 2820833280 (2.63GiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+  288.00MiB( 10%);  288.00MiB;   1535688704;                1; f32[32,2048,1152]
+"""
+
+
+def test_bytes_of_the_main_memory():
+    assert hbm_bytes(REPORT) == 2_820_833_280
+    with pytest.raises(ValueError, match="not a memory report: 'Total'"):
+        hbm_bytes("Total")
