@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.inputs.hub.published import PUBLISHED
+from pipeline.inputs.hub.model_shape import PUBLISHED
 
 if TYPE_CHECKING:
     from configs.schema import Config

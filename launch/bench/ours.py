@@ -40,7 +40,7 @@ def gradient(
         **settings,
     )
     mesh = make_mesh(v5e_devices(devices), fsdp=config.plan.fsdp, tp=config.plan.tp)
-    policy = Policy.create(
+    policy = Policy(
         architecture(MODELS[model], dtype=jnp.dtype("bfloat16")),
         lora=config.lora,
         mesh=mesh,

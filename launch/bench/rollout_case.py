@@ -79,7 +79,7 @@ class Case:
 def make_policy(config: Config) -> tuple[Policy, Params, Params]:
     """Returns the policy, random weights and a non-zero LoRA, the same at each call."""
     shape = architecture(MODELS["small_policy"], dtype=jnp.dtype("float32"))
-    policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
     rng = np.random.default_rng(0)
     base = {
         name: jnp.asarray(_SCALES.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32))

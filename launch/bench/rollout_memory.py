@@ -25,8 +25,7 @@ from pipeline.compute.aot.hlo import parse
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import rollout_policy
-from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.gemma import Architecture
+from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
 from pipeline.contracts.topology import GIB, HBM_GIB
@@ -169,7 +168,7 @@ def _programs(
         **settings,
     )
     mesh = make_mesh(v5e_devices(devices), fsdp=config.plan.fsdp, tp=config.plan.tp)
-    policy = Policy.create(
+    policy = Policy(
         architecture(MODELS[model], dtype=jnp.dtype("bfloat16")), lora=config.lora, mesh=mesh
     )
     return DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)

@@ -58,7 +58,7 @@ class Case:
         """Makes random weights, adapter, tokens and advantages, the same at each call."""
         config = _config(sequences, dtype)
         shape = architecture(MODELS["small_body"], dtype=jnp.dtype(dtype))
-        policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+        policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
         programs = LearnerPrograms(policy, config, VOCABULARY)
         rng = np.random.default_rng(0)
         base = {

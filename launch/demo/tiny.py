@@ -134,7 +134,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
 
     tokenizer = read_tokenizer(draft)
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
-    policy = Policy.create(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
     no_adapter = policy.no_adapter()
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -152,7 +152,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         logits = scaled_logits(
             hidden,
             policy.embedding(params),
-            softcap=architecture.final_softcap,
+            softcap=architecture.shape.final_softcap,
             temperature=1.0,
             forbidden=jnp.zeros(policy.vocab_size, bool),
         )
