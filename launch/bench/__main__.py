@@ -35,7 +35,8 @@ BENCHMARKS = {
     "on this machine, with a plot; an hour or more",
 }
 DESCRIPTION = """\
-Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a separate process.
+Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a process of its
+own.
 Progress goes to standard error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""

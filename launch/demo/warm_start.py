@@ -2,8 +2,8 @@
 
     python -m launch.demo.warm_start [--seeds 0 1 2] [--time 4m] [--base DIR]
 
-Makes the comparison in docs/benchmarks.md. The base is pretrained for 600 steps instead of 900, which takes
-about 14 minutes on two cores.
+Makes the comparison in docs/benchmarks.md. The base is pretrained for 600 steps instead of 900,
+which takes about 14 minutes on two cores.
 """
 
 from __future__ import annotations
