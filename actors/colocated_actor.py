@@ -5,39 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from actors.learner_actor import LearnerActor
+from actors.model_actor import during
 from actors.sampler_actor import SamplerActor
-from configs.schema import Config
-from pipeline.compute.device_memory import catch_out_of_memory, memory_use
-from pipeline.compute.opening import start_loading
-from pipeline.compute.program_cache import share_programs
+from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import AdapterRef
-from pipeline.contracts.builds import Ready
-from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.sizes import Sizes, sized
 
 
 class ColocatedActor(LearnerActor, SamplerActor):
     """Learner and sampler in one; adapters stay on the devices."""
 
-    def __init__(self, config: Config) -> None:
-        SamplerActor.__init__(self, config)
-        LearnerActor.__init__(self, config)
+    def open(self, model: LoadingModel | OpenedModel) -> None:
+        """Opens the model once for both."""
+        LearnerActor.open(self, model)
+        SamplerActor.open(self, model)
 
-    def prepare(self, sizes: Sizes) -> Ready:
-        """Opens devices and model once for both; see `LearnerActor.prepare`."""
-        self.config, known = sized(self.requested, sizes), len(self.log.read().done)
-        if self.opening is None:
-            self.opening = start_loading(self.config, role="learner")
-        load_s = self.open_learner(self.opening)
-        self.open_engine(self.opening)
-        share_programs()
-        return Ready(load_s, self.log.read().done[known:])
+    def needs(self) -> dict[str, int]:
+        """See `ModelActor`; of sampling, scoring and training."""
+        return {**LearnerActor.needs(self), **SamplerActor.needs(self)}
 
     def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Any]:
         """Returns version and hash of an adapter, and `which` as its payload."""
         label, _ = LearnerActor.publish(self, which=which)
         return label, which
 
+    @during("sync")
     def load(self, version: int, sha256: str, payload: Any) -> str:
         """Sets the learner's adapter as the sampler's; returns its hash.
 
@@ -48,16 +39,6 @@ class ColocatedActor(LearnerActor, SamplerActor):
         """
         from pipeline.compute.model import lora
 
+        adapter, _ = self.adapter_of(payload)
         del sha256
-
-        def load() -> None:
-            adapter, _ = self._adapter(payload)
-            self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))
-
-        catch_out_of_memory("sync", load)
-        return self.sha256
-
-    def memory(self) -> MemoryUse:
-        """Returns the memory of sampling, scoring and training, as needed and as measured."""
-        needs = self.learner.needs
-        return memory_use({**needs["score"], **needs["update"], **self.engine.needs})
+        return self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.model_actor import make_exporter
 from configs.schema import Config
 from pipeline.compute.opening import open_model
 from pipeline.contracts.adapters import Format
 from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.hub.model_source import find_model
-from pipeline.inputs.text.tokenizer_files import open_tokenizer
-from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter, Tuned
@@ -43,22 +40,14 @@ class ExporterActor:
             FileNotFoundError: if weights or adapter are missing.
         """
         opened = open_model(self.config, role="learner")
-        from pipeline.compute.learner.export import Exporter, Tuned
+        from pipeline.compute.learner.export import Tuned
         from pipeline.compute.model.adapter_source import load_adapter
 
         assert self.config.lora.start is not None
         loaded = load_adapter(self.config.lora.start, opened.policy)
         self.tuned = Tuned(loaded.adapter, loaded.version)
-        self.exporter = Exporter(
-            opened.policy,
-            opened.base,
-            self.config,
-            opened.vocabulary,
-            like=find_model(self.config.model),
-            tokenizer=open_tokenizer(self.config.model).path,
-            verify=bool(self.examples),
-            described=self.described,
-            evaluations=partial(RunFolder.of(self.described).valid_entries, "evaluated"),
+        self.exporter = make_exporter(
+            opened, self.config, described=self.described, verify=bool(self.examples)
         )
         return loaded.what
 

@@ -17,7 +17,7 @@ from actors.learner_actor import LearnerActor
 from actors.placement import Lease, Reservation, device_free_lease, lease
 from actors.reward_actors import RewardActor, RewardPool, RewardWorker, WorkerDied
 from actors.sampler_actor import SamplerActor
-from configs.schema import Config
+from configs.schema import Config, Rewards
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.rollouts import Completion
 from pipeline.contracts.sizes import Sizes
@@ -123,69 +123,42 @@ class RayRewardWorker(RayWorker):
         return outcomes
 
 
-class RayExporter(RayWorker):
-    """The exporter's process; see `actors.exporter_actor.ExporterActor` for its methods.
+@dataclass(frozen=True)
+class Process:
+    """A process with devices.
 
     Attributes:
-        actor: the Ray actor.
-        devices: the reservation of its devices.
+        cls: the class that it runs.
+        devices: number of its devices.
+        name: shown by Ray's tools, after the run's name.
+        args: of the constructor.
     """
 
-    def __init__(self, devices: Reservation, actor: Any) -> None:
-        super().__init__(actor)
-        self.devices = devices
-
-    @staticmethod
-    def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> RayExporter:
-        """Requests the process from Ray; see `actors.exporter_actor.ExporterActor`."""
-        exporter_lease = lease(config.plan, config.plan.learner_devices)
-        devices = Reservation(_run_name(config), [exporter_lease])
-        actor = spawn(
-            ExporterActor,
-            config,
-            described,
-            tuple(examples),
-            lease=exporter_lease,
-            name=f"{_run_name(config)}: exporter",
-            strategy=devices.bundle(0),
-            threads=_THREADS,
-        )
-        return RayExporter(devices, actor)
-
-    def kill(self) -> None:
-        """Ends the process and releases its devices."""
-        super().kill()
-        self.devices.release()
+    cls: type
+    devices: int
+    name: str
+    args: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class SamplerActors:
-    """The sampler processes of a command that does not train.
+class DeviceActors:
+    """Ray actors that get their devices together or not at all.
 
     Attributes:
-        config: of the run.
         devices: the reservation of their devices.
         actors: the Ray actors.
-        samplers: one per actor.
     """
 
-    config: Config
     devices: Reservation
     actors: tuple[Any, ...]
-    samplers: list[SamplerWorker]
 
-    @staticmethod
-    def spawn(config: Config) -> SamplerActors:
-        """Requests the processes from Ray; they may have to wait for devices."""
-        plan = config.plan
-        sampler_lease = lease(plan, plan.devices_per_sampler)
-        devices = Reservation(_run_name(config), [sampler_lease] * plan.num_samplers)
-        actors = _spawn_samplers(config, sampler_lease, devices, first_bundle=0)
-        return SamplerActors(config, devices, actors, _sampler_workers(actors))
+    async def started(self) -> None:
+        """Returns when the processes have been started.
 
-    async def start(self, sizes: Sizes) -> None:
-        """Compiles the programs of all samplers for these sizes."""
-        await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
+        Errors are ignored here: the next call of an actor that failed raises them.
+        """
+        ready = (actor.__ray_ready__.remote() for actor in self.actors)
+        await asyncio.gather(*ready, return_exceptions=True)
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
@@ -194,25 +167,22 @@ class SamplerActors:
         self.devices.release()
 
 
-def _spawn_samplers(
-    config: Config, sampler_lease: Lease, devices: Reservation, *, first_bundle: int
-) -> tuple[Any, ...]:
-    """The Ray actors of all samplers, in the reservation's bundles from `first_bundle` on."""
-    return tuple(
+def _spawn_together(config: Config, processes: Sequence[Process]) -> DeviceActors:
+    """Requests processes from Ray; they get devices in their order, and may have to wait."""
+    leases = [lease(config.plan, process.devices) for process in processes]
+    devices = Reservation(_run_name(config), leases)
+    actors = (
         spawn(
-            SamplerActor,
-            config,
-            lease=sampler_lease,
-            name=f"{_run_name(config)}: sampler {number}",
-            strategy=devices.bundle(first_bundle + number),
+            process.cls,
+            *process.args,
+            lease=leases[number],
+            name=f"{_run_name(config)}: {process.name}",
+            strategy=devices.bundle(number),
             threads=_THREADS,
         )
-        for number in range(config.plan.num_samplers)
+        for number, process in enumerate(processes)
     )
-
-
-def _sampler_workers(actors: Sequence[Any]) -> list[SamplerWorker]:
-    return [cast("SamplerWorker", RayWorker(actor)) for actor in actors]
+    return DeviceActors(devices, tuple(actors))
 
 
 def _run_name(config: Config) -> str:
@@ -220,69 +190,89 @@ def _run_name(config: Config) -> str:
     return f"run {config.run.name}"
 
 
-def _spawn_reward_worker(config: Config, *, name: str) -> RewardWorker:
-    actor = spawn(RewardActor, config.rewards, lease=device_free_lease(), name=name)
-    return cast("RewardWorker", RayRewardWorker(actor))
+def _samplers(config: Config) -> list[Process]:
+    """The processes that only sample."""
+    devices = config.plan.devices_per_sampler
+    return [
+        Process(SamplerActor, devices, f"sampler {number}", (config,))
+        for number in range(config.plan.num_samplers)
+    ]
 
 
 @dataclass(frozen=True)
-class RunActors:
+class SamplerActors(DeviceActors):
+    """The sampler processes of a command that does not train.
+
+    Attributes:
+        samplers: one per actor.
+    """
+
+    samplers: list[SamplerWorker]
+
+    @staticmethod
+    def spawn(config: Config) -> SamplerActors:
+        """Requests the processes from Ray."""
+        found = _spawn_together(config, _samplers(config))
+        samplers = [cast("SamplerWorker", RayWorker(actor)) for actor in found.actors]
+        return SamplerActors(found.devices, found.actors, samplers)
+
+    async def start(self, sizes: Sizes) -> None:
+        """Compiles the programs of all samplers for these sizes."""
+        await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
+
+
+@dataclass(frozen=True)
+class ExportActors(DeviceActors):
+    """The exporter's process.
+
+    Attributes:
+        exporter: the methods of `actors.exporter_actor.ExporterActor`.
+    """
+
+    exporter: RayWorker
+
+    @staticmethod
+    def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> ExportActors:
+        """Requests the process from Ray; see `actors.exporter_actor.ExporterActor`."""
+        args = (config, described, tuple(examples))
+        process = Process(ExporterActor, config.plan.learner_devices, "exporter", args)
+        found = _spawn_together(config, [process])
+        return ExportActors(found.devices, found.actors, RayWorker(found.actors[0]))
+
+
+@dataclass(frozen=True)
+class RunActors(DeviceActors):
     """All processes of a training run.
 
     Attributes:
-        devices: the reservation of their devices.
-        actors: the Ray actors that hold devices.
         samplers: in a colocated run, the learner's worker.
         learner: the learner's process.
         scorer: the reward processes.
     """
 
-    devices: Reservation
-    actors: tuple[Any, ...]
     samplers: list[SamplerWorker]
     learner: LearnerWorker
     scorer: RewardPool
 
     @staticmethod
     def spawn(config: Config) -> RunActors:
-        """Requests the processes from Ray; they may have to wait for devices."""
-        plan, run = config.plan, _run_name(config)
-        colocated = plan.placement == "colocated"
-        learner_lease = lease(plan, plan.learner_devices)
-        sampler_lease = lease(plan, plan.devices_per_sampler)
-        leases = [learner_lease, *([] if colocated else [sampler_lease] * plan.num_samplers)]
-        devices = Reservation(run, leases)
-        learner = spawn(
-            ColocatedActor if colocated else LearnerActor,
-            config,
-            lease=learner_lease,
-            name=f"{run}: learner",
-            strategy=devices.bundle(0),
-            threads=_THREADS,
-        )
-        samplers = (
-            () if colocated else _spawn_samplers(config, sampler_lease, devices, first_bundle=1)
-        )
+        """Requests the processes from Ray."""
+        colocated = config.plan.placement == "colocated"
+        cls = ColocatedActor if colocated else LearnerActor
+        learner = Process(cls, config.plan.learner_devices, "learner", (config,))
+        found = _spawn_together(config, [learner, *([] if colocated else _samplers(config))])
+        workers = [RayWorker(actor) for actor in found.actors]
         # Names are never reused: a replaced worker may still hold its name for a moment.
-        names = (f"{run}: rewards {number}" for number in itertools.count())
-        scorer = RewardPool(
-            config.rewards,
-            lambda: _spawn_reward_worker(config, name=next(names)),
+        names = (f"{_run_name(config)}: rewards {number}" for number in itertools.count())
+        return RunActors(
+            found.devices,
+            found.actors,
+            [cast("SamplerWorker", worker) for worker in (workers if colocated else workers[1:])],
+            cast("LearnerWorker", workers[0]),
+            RewardPool(
+                config.rewards, lambda: _spawn_reward_worker(config.rewards, name=next(names))
+            ),
         )
-        learner_worker = cast("LearnerWorker", RayWorker(learner))
-        sampler_workers = (
-            [cast("SamplerWorker", learner_worker)] if colocated else _sampler_workers(samplers)
-        )
-        actors = (learner, *samplers)
-        return RunActors(devices, actors, sampler_workers, learner_worker, scorer)
-
-    async def started(self) -> None:
-        """Returns when the processes that hold devices have been started.
-
-        Errors are ignored here: the next call of an actor that failed raises them.
-        """
-        ready = (actor.__ray_ready__.remote() for actor in self.actors)
-        await asyncio.gather(*ready, return_exceptions=True)
 
     @property
     def one_process(self) -> bool:
@@ -292,6 +282,9 @@ class RunActors:
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
         self.scorer.close()
-        for actor in self.actors:
-            ray.kill(actor)
-        self.devices.release()
+        super().kill()
+
+
+def _spawn_reward_worker(rewards: Rewards, *, name: str) -> RewardWorker:
+    actor = spawn(RewardActor, rewards, lease=device_free_lease(), name=name)
+    return cast("RewardWorker", RayRewardWorker(actor))

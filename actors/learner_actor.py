@@ -7,24 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
-from pipeline.compute.device_memory import catch_out_of_memory, memory_use
-from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
-from pipeline.compute.program_cache import share_programs
+from pipeline.compute.device_memory import catch_out_of_memory
+from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
 from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.builds import Building, BuildLog, Ready
-from pipeline.contracts.memory import MemoryUse, OutOfMemory
+from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.record_files import move_to_superseded
 from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import Speeds
-from pipeline.inputs.hub.model_source import find_model
-from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -37,44 +33,20 @@ PROBE_VERSION = -1
 """Version of the random adapter that the parity check uses."""
 
 
-class LearnerActor:
-    """Hosts the learner; a plain class that `actors.handles` runs as a Ray actor.
+class LearnerActor(ModelActor):
+    """Hosts the learner."""
 
-    JAX is imported in `prepare`, so that the driver can import this class without JAX.
-    """
+    role: Role = "learner"
 
     def __init__(self, config: Config) -> None:
-        self.requested = self.config = config
-        self.log = BuildLog()
-        self.opening: LoadingModel | None = None
+        super().__init__(config)
         self.learner: Learner
         self.exporter: Exporter
         self.checkpoints: Checkpoints
         self._tokens: int | None = None
 
-    def prepare(self, sizes: Sizes) -> Ready:
-        """Opens devices and model and compiles; a later call compiles for other sizes.
-
-        Can be called again after an error.
-
-        Raises:
-            ValueError: if devices, weights or tokenizer do not match the configuration.
-            FileNotFoundError: if weights or tokenizer are missing.
-            OutOfMemory: if these sizes need too much memory.
-        """
-        self.config, known = sized(self.requested, sizes), len(self.log.read().done)
-        if self.opening is None:
-            self.opening = start_loading(self.config, role="learner")
-        load_s = self.open_learner(self.opening)
-        share_programs()
-        return Ready(load_s, self.log.read().done[known:])
-
-    def open_learner(self, model: LoadingModel | OpenedModel) -> float:
-        """Compiles while the base is loaded; returns the seconds that loading took.
-
-        Raises:
-            OutOfMemory: if the configured sizes need too much memory.
-        """
+    def open(self, model: LoadingModel | OpenedModel) -> None:
+        """See `ModelActor`."""
         from pipeline.compute.learner.checkpoint import Checkpoints
         from pipeline.compute.learner.learner import Learner
 
@@ -85,35 +57,19 @@ class LearnerActor:
                 lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
             )
             self._set_base(catch_out_of_memory("load", model.wait))
-            folder = RunFolder.of(config)
-            self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+            self.checkpoints = Checkpoints(
+                RunFolder.of(config).checkpoints, keep=config.checkpoint.keep
+            )
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
             catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
             catch_out_of_memory("update", lambda: self._set_base(model.wait()))
         self._tokens = tokens
-        return model.wait().load_s
 
     def _set_base(self, opened: OpenedModel) -> None:
         """Sets the base of learner and exporter, which share the scoring programs."""
-        from pipeline.compute.learner.export import Exporter
-
-        config = self.config
         self.learner.base = opened.base
-        self.exporter = Exporter(
-            opened.policy,
-            opened.base,
-            config,
-            opened.vocabulary,
-            like=find_model(config.model),
-            tokenizer=open_tokenizer(config.model).path,
-            score=self.learner.score,
-            evaluations=partial(RunFolder.of(config).valid_entries, "evaluated"),
-        )
-
-    def building(self) -> Building:
-        """Returns the progress of compilation; can be called while `prepare` runs."""
-        return self.log.read()
+        self.exporter = make_exporter(opened, self.config, score=self.learner.score)
 
     def restore(self) -> Restored:
         """Restores the newest usable checkpoint, if there is one.
@@ -138,6 +94,7 @@ class LearnerActor:
             )
         return Restored(meta, tuple(damaged), where)
 
+    @during("publish")
     def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Returns version and hash of an adapter, and the adapter as host arrays.
 
@@ -149,26 +106,20 @@ class LearnerActor:
 
         from pipeline.compute.model import lora
 
-        def fetch() -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
-            adapter, version = self._adapter(which)
-            payload = jax.device_get(adapter)
-            return (version, lora.sha256(payload)), payload
+        adapter, version = self.adapter_of(which)
+        payload = jax.device_get(adapter)
+        return (version, lora.sha256(payload)), payload
 
-        return catch_out_of_memory("publish", fetch)
-
+    @during("score")
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
         """Returns the log-probs of the completions' tokens.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
-
-        def work() -> list[np.ndarray]:
-            adapter = self._adapter(which)[0]
-            self._check_fits("score")
-            return self.learner.score(completions, adapter=adapter)
-
-        return catch_out_of_memory("score", work)
+        adapter, _ = self.adapter_of(which)
+        self.check_fits(lambda: self.learner.needs["score"])
+        return self.learner.score(completions, adapter=adapter)
 
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
@@ -203,7 +154,7 @@ class LearnerActor:
         host_state = learner.host_state() if several_parts else None
 
         def check_and_update() -> dict[str, float]:
-            self._check_fits("update")
+            self.check_fits(lambda: self.learner.needs["update"])
             return work()
 
         try:
@@ -215,29 +166,19 @@ class LearnerActor:
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 
-    def _check_fits(self, what: Literal["score", "update"]) -> None:
-        from pipeline.compute.device_memory import check_fits
-
-        if self.config.plan.hbm_gib is not None:
-            check_fits(self.learner.needs[what], hbm_gib=self.config.plan.hbm_gib)
-
+    @during("update")
     def learner_speed(self) -> Speeds:
         """See `pipeline.compute.learner.learner.Learner.speed`.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
+        self.check_fits(lambda: self.learner.needs["update"])
+        return self.learner.speed()
 
-        def work() -> Speeds:
-            self._check_fits("update")
-            return self.learner.speed()
-
-        return catch_out_of_memory("update", work)
-
-    def memory(self) -> MemoryUse:
-        """Returns the memory of scoring and training, as needed and as measured."""
-        needs = self.learner.needs
-        return memory_use({**needs["score"], **needs["update"]})
+    def needs(self) -> dict[str, int]:
+        """See `ModelActor`; of scoring and training."""
+        return {**self.learner.needs["score"], **self.learner.needs["update"]}
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""
@@ -282,6 +223,7 @@ class LearnerActor:
                     return "recovered"
         return "lost"
 
+    @during("export")
     def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
@@ -292,17 +234,14 @@ class LearnerActor:
         """
         from pipeline.compute.learner.export import Tuned
 
-        def work() -> ExportReport:
-            tuned = Tuned(*self._adapter(which))
-            return self.exporter.export(Path(folder), tuned, examples=examples)
-
-        return catch_out_of_memory("export", work)
+        tuned = Tuned(*self.adapter_of(which))
+        return self.exporter.export(Path(folder), tuned, examples=examples)
 
     @property
     def _best(self) -> Path:
         return RunFolder.of(self.config).checkpoints / "best"
 
-    def _adapter(self, which: AdapterRef) -> tuple[Params, int]:
+    def adapter_of(self, which: AdapterRef) -> tuple[Params, int]:
         """Returns an adapter on the devices, and its version."""
         learner = self.learner
         if which == "probe":

@@ -1,15 +1,25 @@
-"""Building blocks of every configuration table: the base class, field types, validation errors."""
+"""Building blocks of every configuration table: the base class, field types, paths.
+
+A submitted job runs in a temporary copy of the working directory, so that relative paths become
+absolute when a configuration is read.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+HOME_VARIABLE = "GEMMA_GRPO_HOME"
+"""Environment variable of the base folder of relative paths."""
 HUB_PREFIXES = ("hf://", "kaggle://")
 """Prefixes of model paths on a hub."""
+DATA_FILES = (".jsonl", ".parquet")
+"""Endings of local data files; other paths of data are datasets on the hub."""
 
 # One slash matches too: a mistyped URL looks like this, a file system path hardly does.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
@@ -22,10 +32,45 @@ Problem = tuple[str, str]
 """A dotted key relative to the checked table ("" is the table itself), and the problem."""
 
 
+class TableError(ValueError):
+    """All problems that one validator found in a table.
+
+    Attributes:
+        problems: in the order of the checks.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        """Stores `problems`; the message joins them into one line."""
+        self.problems = tuple(problems)
+        lines = (f"{key}: {what}" if key else what for key, what in self.problems)
+        super().__init__("; ".join(lines))
+
+
 class Table(BaseModel):
     """A TOML table: immutable, strictly typed, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields a problem for each setting that does not suit the others of the table."""
+        yield from ()
+
+    def changed(self, *keys: str) -> list[str]:
+        """Those of the keys whose values are not the defaults."""
+        fields = type(self).model_fields
+        return [key for key in keys if getattr(self, key) != fields[key].get_default()]
+
+    def unused(self, *keys: str, why: str) -> Iterator[Problem]:
+        """Yields a problem for each of the keys that is set; `why` begins with a preposition."""
+        for key in self.changed(*keys):
+            yield key, f"has no effect {why}; remove it"
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        problems = tuple(self.conflicts())
+        if problems:
+            raise TableError(problems)
+        return self
 
 
 # Descriptions of the patterns in words; `configs.settings` reads them.
@@ -41,20 +86,6 @@ FunctionName = Annotated[
 Text = Annotated[str, Field(min_length=1)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 PositiveInts = Annotated[tuple[Annotated[int, Field(ge=1, strict=True)], ...], Field(strict=False)]
-
-
-class TableError(ValueError):
-    """All problems that one validator found in a table.
-
-    Attributes:
-        problems: in the order of the checks.
-    """
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        """Stores `problems`; the message joins them into one line."""
-        self.problems = tuple(problems)
-        lines = (f"{key}: {what}" if key else what for key, what in self.problems)
-        super().__init__("; ".join(lines))
 
 
 def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
@@ -83,24 +114,39 @@ def checked(problem: Callable[[str], str | None]) -> AfterValidator:
 
     def check(value: str) -> str:
         what = problem(value)
-        refuse([] if what is None else [("", what)])
+        if what is not None:
+            raise TableError([("", what)])
         return value
 
     return AfterValidator(check)
 
 
-LocalPath = Annotated[Text, checked(scheme_problem)]
-ModelPath = Annotated[Text, checked(lambda path: scheme_problem(path, HUB_PREFIXES))]
+def home() -> Path:
+    """The base folder of relative paths: $GEMMA_GRPO_HOME, else the current directory."""
+    return Path(os.environ.get(HOME_VARIABLE) or Path.cwd()).absolute()
 
 
-def refuse(problems: list[Problem]) -> None:
-    """Raises an error if there are any problems.
+def _absolute(path: str) -> str:
+    # normpath, not resolve: the run folder may be a link whose target changes between resumes.
+    return os.path.normpath(home() / Path(path).expanduser())
 
-    Raises:
-        TableError: with all problems.
-    """
-    if problems:
-        raise TableError(problems)
+
+def is_handle(path: str) -> bool:
+    """Whether `path` is a hub model handle, not a folder."""
+    return path.startswith(HUB_PREFIXES)
+
+
+LocalPath = Annotated[Text, checked(scheme_problem), AfterValidator(_absolute)]
+DataPath = Annotated[
+    Text,
+    checked(scheme_problem),
+    AfterValidator(lambda path: _absolute(path) if path.endswith(DATA_FILES) else path),
+]
+ModelPath = Annotated[
+    Text,
+    checked(lambda path: scheme_problem(path, HUB_PREFIXES)),
+    AfterValidator(lambda path: path if is_handle(path) else _absolute(path)),
+]
 
 
 def parse_duration_s(text: str) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import Problem, Table, Text, parse_duration_s, refuse
+from configs.base import Problem, Table, Text, parse_duration_s
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 2999
 """Years that `budget.until` accepts."""
@@ -32,26 +33,22 @@ class Budget(Table):
         "start of the job, including the wait for devices",
     )
 
-    @model_validator(mode="after")
-    def _one_of_three(self) -> Budget:
-        problems: list[Problem] = []
-        given = [key for key in ("steps", "time", "until") if getattr(self, key) is not None]
+    def conflicts(self) -> Iterator[Problem]:
+        """Exactly one of the three is set, in its form; a submission counts with a time only."""
+        given = self.changed("steps", "time", "until")
         if not given:
-            what = 'set steps, time or until, e.g. steps = 60 or time = "9h"'
-            problems.append(("", what))
+            yield "", 'set steps, time or until, e.g. steps = 60 or time = "9h"'
         for key in given[1:]:
             other = f"budget.{given[0]}"
-            problems.append((key, f"excludes {other}; remove one, e.g. with --{other} none"))
+            yield key, f"excludes {other}; remove one, e.g. with --{other} none"
         for key, read in (("time", parse_duration_s), ("until", parse_instant)):
             try:
-                if getattr(self, key) is not None:
+                if key in given:
                     read(getattr(self, key))
             except ValueError as error:
-                problems.append((key, str(error)))
-        if self.from_submission and self.time is None:
-            problems.append(("from_submission", "has no effect without budget.time; remove it"))
-        refuse(problems)
-        return self
+                yield key, str(error)
+        if self.time is None:
+            yield from self.unused("from_submission", why="without budget.time")
 
     @property
     def time_s(self) -> int | None:

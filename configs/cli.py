@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
+from configs.base import HOME_VARIABLE
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets
 from configs.overrides import UNSET, Override
-from configs.paths import HOME_VARIABLE
 from configs.settings import Setting, find_setting, settings, tables
 from configs.toml_text import show_value
 
@@ -35,7 +36,7 @@ class CommandLine(NamedTuple):
 
 
 def parse(
-    argv: Sequence[str],
+    argv: Sequence[str] | None,
     *,
     prog: str,
     description: str,
@@ -48,7 +49,7 @@ def parse(
     values. `--help` prints flags and settings and exits with status 0.
 
     Args:
-        argv: the arguments, without the program's name.
+        argv: the arguments, without the program's name; None: those of this process.
         prog: the command as called, for the usage line.
         description: what the command does.
         flags: a parser with the command's own flags, created with `add_help=False`.
@@ -68,7 +69,7 @@ def parse(
     )
     meaning = {"CONFIG.toml": "the run's configuration", "RUN_DIR": "the run's folder"}[argument]
     parser.add_argument("path", metavar=argument, nargs="?", help=meaning)
-    overrides, rest, mistakes = _split(argv)
+    overrides, rest, mistakes = _split(sys.argv[1:] if argv is None else argv)
     namespace, unknown = parser.parse_known_args(rest)
     mistakes += _explain_unknown(unknown, parser.flag_names())
     path = vars(namespace).pop("path")

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import ValidationError
 
 from configs.base import Problem, TableError
-from configs.nearest import nearest_keys, nearest_value, new_name, sibling_names
+from configs.nearest import nearest_keys, nearest_value, sibling_names
 from configs.settings import Setting, find_setting
 from configs.toml_text import show_value
 
@@ -68,6 +68,12 @@ class MistakeCollector:
             self._errors.append(mistake)
             return None
 
+    def check(
+        self, keys: Sequence[str], check: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """As `attempt`; without a check if one of the settings that it reads is a substitute."""
+        return self.attempt(check, *args, **kwargs) if self.intact(*keys) else None
+
     def raise_if_any(self, kind: type[ValueError] = ConfigError) -> None:
         """Raises the collected mistakes, if any.
 
@@ -104,11 +110,6 @@ class Mistake:
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
     """The mistake of setting the unknown key `path`; `prefix` precedes suggested keys."""
-    renamed = new_name(path)
-    if renamed is not None:
-        key = prefix + renamed
-        example = f"{key} VALUE" if prefix else f"{key} = ..."
-        return Mistake(path, f"renamed to {key}; write {example}")
     meant = [prefix + key for key in nearest_keys(path)]
     if meant:
         return Mistake(path, f"unknown; did you mean {' or '.join(meant)}?")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import LocalPath, Problem, Table, Text, refuse
+from configs.base import LocalPath, Problem, Table, Text
 from configs.task import Source
 
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
@@ -143,32 +144,20 @@ class Learner(Table):
         "adds about 0.003 of noise to the KL of a token, which then is not a lower bound",
     )
 
-    @model_validator(mode="after")
-    def _used(self) -> Learner:
-        refuse([*self._clip_problems(), *self._signal_problems()])
-        return self
-
-    def _clip_problems(self) -> list[Problem]:
-        if self.updates_per_batch > 1:
-            return []
-        what = "has no effect with learner.updates_per_batch = 1, where the ratio is 1; remove it"
-        keys = ("clip_epsilon", "clip_epsilon_high")
-        return [(key, what) for key in keys if getattr(self, key) is not None]
-
-    def _signal_problems(self) -> list[Problem]:
-        problems: list[Problem] = []
-        if self.kl_coef == 0 and self.kl != "k3":
-            problems.append(("kl", "has no effect with learner.kl_coef = 0; remove it"))
+    def conflicts(self) -> Iterator[Problem]:
+        """Every setting has an effect."""
+        if self.updates_per_batch == 1:
+            why = "with learner.updates_per_batch = 1, where the ratio is 1"
+            yield from self.unused("clip_epsilon", "clip_epsilon_high", why=why)
+        if self.kl_coef == 0:
+            yield from self.unused("kl", why="with learner.kl_coef = 0")
         if self.teacher is not None and self.distill_coef == 0:
-            what = "has no effect with learner.distill_coef = 0; set that, or remove this"
-            problems.append(("teacher", what))
+            yield "teacher", "has no effect with learner.distill_coef = 0; set that, or remove this"
         if self.teacher is None and self.distill_coef > 0:
-            problems.append(("distill_coef", "needs learner.teacher; set that, or remove this"))
+            yield "distill_coef", "needs learner.teacher; set that, or remove this"
         if not self.uses_reference_top_k:
-            what = 'has no effect without learner.kl = "topk" or learner.teacher; remove it'
-            default = {"kl_top_k": 128, "top_k_dtype": "float32"}
-            problems += [(key, what) for key in default if getattr(self, key) != default[key]]
-        return problems
+            why = 'without learner.kl = "topk" or learner.teacher'
+            yield from self.unused("kl_top_k", "top_k_dtype", why=why)
 
     @property
     def uses_reference_top_k(self) -> bool:
@@ -208,9 +197,8 @@ class Sft(Table):
     )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
 
-    @model_validator(mode="after")
-    def _decays(self) -> Sft:
+    def conflicts(self) -> Iterator[Problem]:
+        """The warm-up is a part of the phase."""
         if self.warmup_steps >= self.steps:
             what = f"must end before the phase does; nearest valid: {self.steps - 1}"
-            refuse([("warmup_steps", what)])
-        return self
+            yield "warmup_steps", what

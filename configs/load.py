@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
-from configs.base import Table
+from configs.base import Problem, Table
 from configs.errors import (
     ABSENT,
     ConfigError,
@@ -27,7 +26,6 @@ from configs.errors import (
 from configs.errors import Path as KeyPath
 from configs.nearest import nearest_keys
 from configs.overrides import Override, apply_overrides
-from configs.paths import with_absolute_paths
 from configs.resume import refuse_unknown_keys
 from configs.schema import Config, cross_problems
 from configs.settings import find_setting
@@ -42,12 +40,11 @@ _ROUNDS = 8
 """Maximum rounds of replacing invalid values: one replacement may require another one."""
 
 
-class _ConfigWithoutCrossChecks(Config):
-    """A configuration without checks between tables."""
+class _Tables(Config):
+    """A configuration without the checks between tables."""
 
-    @model_validator(mode="after")
-    def _cross(self) -> _ConfigWithoutCrossChecks:
-        return self
+    def conflicts(self) -> Iterator[Problem]:
+        yield from ()
 
 
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -93,32 +90,12 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
     Raises:
         ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
     """
-    tree, mistakes = apply_overrides(_read(Path(path)), overrides)
+    tree, unknown = apply_overrides(_read(Path(path)), overrides)
+    meant = {key for mistake in unknown for key in _meant_keys(mistake.path, tree)}
+    config, found, invalid = _validate(tree, meant)
     given = [tuple(key.split(".")) for key, _ in overrides]
-    config, found = _validate(tree)
-    unknown = [
-        mistake.path for mistake in (*mistakes, *found) if find_setting(mistake.path) is None
-    ]
-    meant = {key for path in unknown for key in nearest_keys(path)}
-    invalid = {key for key in meant if value_at(tree, tuple(key.split("."))) is ABSENT}
-    known = _without(tree, unknown)
-    if known != tree:
-        # Pydantic skips the validators of a table that has unknown keys.
-        found += [
-            mistake
-            for mistake in _validate(known)[1]
-            if mistake not in found and not any(overlap(_key(mistake.path), key) for key in invalid)
-        ]
-    if config is None:
-        config, replaced = _with_substitutes(
-            known, [mistake.path for mistake in found if mistake.path not in unknown]
-        )
-        invalid |= replaced
-    return ReadConfig(
-        None if config is None else with_absolute_paths(config),
-        tuple(_lines((*mistakes, *found), str(path), given)),
-        frozenset(invalid),
-    )
+    lines = tuple(_lines((*unknown, *found), str(path), given))
+    return ReadConfig(config, lines, frozenset(invalid))
 
 
 def config_to_json(config: Config) -> str:
@@ -176,98 +153,96 @@ def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:
     return f"{where}: {message[: place.start()]}"
 
 
-def _validate(tree: Mapping[str, Any]) -> tuple[Config | None, list[Mistake]]:
-    try:
-        return Config.model_validate(tree), []
-    except ValidationError as error:
-        mistakes = list(explain_validation(error, tree))
-        whole = any(detail["loc"] == () for detail in error.errors())
-    # Pydantic runs checks between tables only if all are valid; run those of the valid ones here.
-    between = [] if whole else cross_problems(dict(_valid_tables(tree)))
-    return None, [*mistakes, *explain_problems(between, tree)]
+def _validate(
+    tree: dict[str, Any], meant: set[str]
+) -> tuple[Config | None, list[Mistake], set[str]]:
+    """Validates `tree` in rounds, each without the mistakes of those before.
 
+    Pydantic skips the checks of a table that has a mistake. So unknown keys are removed from the
+    tree, and invalid values are replaced by the demo's. Checks that read a substitute do not count.
 
-def _valid_tables(tree: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    for name, field in Config.model_fields.items():
-        kind = field.annotation
-        assert isinstance(kind, type)
-        assert issubclass(kind, Table)
-        given = tree[name] if name in tree else field.get_default()
+    Args:
+        tree: the settings, which are changed.
+        meant: missing keys that the user may have meant by unknown keys.
+
+    Returns:
+        The configuration, None if the substitutes are not valid; all mistakes; and the keys with
+        substitutes, missing by mistake, or refused.
+    """
+    found: list[Mistake] = []
+    replaced: set[str] = set()
+    for number in range(_ROUNDS):
         try:
-            yield name, kind.model_validate(given)
+            tables = dict(_Tables.model_validate(tree))
         except ValidationError as error:
-            part = _part(kind, given, error)
-            if part is not None:
-                yield name, part
+            mistakes = list(explain_validation(error, tree))
+        else:
+            between = cross_problems(_without(tables, meant | replaced))
+            mistakes = list(explain_problems(tuple(between), tree))
+            refused = {_key(mistake.path) for mistake in mistakes}
+            return Config.model_construct(**tables), found + mistakes, meant | replaced | refused
+        found += (
+            mistake
+            for mistake in mistakes
+            if number == 0 or not _follows(mistake, meant=meant, replaced=replaced)
+        )
+        unknown = [mistake.path for mistake in mistakes if find_setting(mistake.path) is None]
+        for path in unknown:
+            meant |= _meant_keys(path, tree)
+            del _holder(tree, path)[path[-1]]
+        for path in (mistake.path for mistake in mistakes if mistake.path not in unknown):
+            replaced.add(_substitute(tree, path, replaced))
+    return None, found, meant | replaced
 
 
-def _part(kind: type[Table], given: object, error: ValidationError) -> Table | None:
-    """A table without its invalid settings; reading one of them raises AttributeError."""
-    wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
-    if not (wrong and isinstance(given, Mapping)):
-        return None
-    try:
-        part = kind.model_validate({key: given[key] for key in given if key not in wrong})
-    except ValidationError:
-        return None
-    for key in wrong:
-        vars(part).pop(key, None)
-    return part
+def _follows(mistake: Mistake, *, meant: set[str], replaced: set[str]) -> bool:
+    """Whether a mistake may result from a missing key, or from a substitute in its table."""
+    key, table = _key(mistake.path), _key(mistake.path[:-1])
+    return any(overlap(key, other) for other in meant) or any(
+        overlap(table or key, other) for other in replaced
+    )
 
 
-def _without(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    rest = copy.deepcopy(dict(tree))
-    for path in paths:
-        holder = value_at(rest, path[:-1])
-        if isinstance(holder, dict):
-            holder.pop(path[-1], None)
+def _without(tables: Mapping[str, Table], keys: Iterable[str]) -> dict[str, Table]:
+    """The tables without these settings; reading one of them raises AttributeError."""
+    rest = {name: table.model_copy() for name, table in tables.items()}
+    for key in keys:
+        name, _, inner = key.partition(".")
+        if inner and name in rest:
+            vars(rest[name]).pop(inner.partition(".")[0], None)
+        else:
+            rest.pop(name, None)
     return rest
 
 
-def _with_substitutes(
-    tree: Mapping[str, Any], paths: Sequence[KeyPath]
-) -> tuple[Config | None, set[str]]:
-    """The configuration with defaults, or the demo's values, in place of invalid values.
+def _meant_keys(path: KeyPath, tree: Mapping[str, Any]) -> set[str]:
+    """The missing keys that the user may have meant by the unknown key `path`."""
+    nearest = nearest_keys(path)
+    return {key for key in nearest if value_at(tree, tuple(key.split("."))) is ABSENT}
+
+
+def _substitute(tree: Mapping[str, Any], path: KeyPath, replaced: Container[str]) -> str:
+    """Sets the demo's value in place of an invalid one.
+
+    Lists are replaced as a whole; tables, if the demo lacks the value or it did not help before.
 
     Returns:
-        The configuration, None if no substitutes are valid; and the keys that have substitutes.
+        The key whose value was replaced.
     """
-    rest, invalid = copy.deepcopy(dict(tree)), {_key(path) for path in paths}
-    demo, replaced = _read(_DEMO), set[KeyPath]()
-    for _ in range(_ROUNDS):
-        try:
-            return _ConfigWithoutCrossChecks.model_validate(rest), invalid
-        except ValidationError as error:
-            wrong = [mistake.path for mistake in explain_validation(error, rest)]
-        for path in wrong:
-            # Lists are replaced as a whole.
-            place = tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
-            invalid.add(_key(_replace(rest, place, demo, replaced)))
-    return None, invalid
+    demo = Config.model_validate(_read(_DEMO)).model_dump(mode="json")
+    place = tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
+    while place and (_key(place) in replaced or value_at(demo, place) is ABSENT):
+        place = place[:-1]
+    if place:
+        _holder(tree, place)[place[-1]] = value_at(demo, place)
+    return _key(place or path)
 
 
-def _replace(
-    tree: dict[str, Any], path: KeyPath, demo: Mapping[str, Any], replaced: set[KeyPath]
-) -> KeyPath:
-    """Removes the value at `path`, or sets the demo's value if `path` has none.
-
-    If the demo has no value, or its value is in `replaced`, the parent table is replaced instead.
-
-    Returns:
-        The changed path.
-    """
-    while path:
-        holder, substitute = value_at(tree, path[:-1]), value_at(demo, path)
-        if isinstance(holder, dict) and path not in replaced:
-            if path[-1] in holder:
-                del holder[path[-1]]
-                return path
-            if substitute is not ABSENT:
-                holder[path[-1]] = copy.deepcopy(substitute)
-                replaced.add(path)
-                return path
-        path = path[:-1]
-    return path
+def _holder(tree: Mapping[str, Any], path: KeyPath) -> dict[str | int, Any]:
+    """The table of the key `path`."""
+    holder = value_at(tree, path[:-1])
+    assert isinstance(holder, dict)
+    return holder
 
 
 def _key(path: KeyPath) -> str:

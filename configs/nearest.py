@@ -1,4 +1,4 @@
-"""Suggestions for mistakes: the new name of a key, the nearest key, the nearest valid value."""
+"""Suggestions for mistakes: the nearest key, the nearest valid value."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ from typing import Any
 from configs.settings import INDEX, Setting, find_setting, setting_parts, settings, tables
 from configs.toml_text import read_value, show_value
 
-RENAMED = {"plan.rollout_rows": "plan.slots"}
-"""New names of keys by their names in earlier versions."""
-
 _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
-
-
-def new_name(path: Sequence[str | int]) -> str | None:
-    """The new name of a key that earlier versions had; None if it was not renamed."""
-    return RENAMED.get(".".join(map(str, path)))
 
 
 def nearest_value(setting: Setting, value: object) -> str | None:
@@ -44,12 +36,9 @@ def nearest_value(setting: Setting, value: object) -> str | None:
 def nearest_keys(path: Sequence[str | int]) -> list[str]:
     """Up to three dotted keys that the user may have meant by `path`, most likely first.
 
-    In this order: the new name of a renamed key, keys of the same name in other tables, similar
-    keys of the same table, keys of the table whose description contains the words, similar paths.
+    In this order: keys of the same name in other tables, similar keys of the same table, keys of
+    the table whose description contains the words, similar paths.
     """
-    renamed = new_name(path)
-    if renamed is not None:
-        return [renamed]
     indices = [str(part) for part in path if str(part).isdecimal()]
     parts = setting_parts(path)
     leaf = parts[-1].replace("-", "_")

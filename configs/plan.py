@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import PositiveInts, Problem, Table, nearest_multiples, refuse
+from configs.base import PositiveInts, Problem, Table, nearest_multiples
 from configs.learner import Learner
 from configs.model import Model
 
@@ -164,61 +165,68 @@ class Plan(Table):
         "CPUs and GPUs",
     )
 
-    @model_validator(mode="after")
-    def _placement(self) -> Plan:
-        problems: list[Problem] = []
+    def conflicts(self) -> Iterator[Problem]:
+        """Devices form whole shards, sizes suit the shards, every setting has an effect."""
         if self.placement == "colocated":
-            problems += [
-                (key, "has no effect in colocated placement; remove it")
-                for key in ("samplers", "sampler_devices", "sampler_tp")
-                if getattr(self, key) is not None
-            ]
-        problems += self._meshes()
-        slots, shards, tp = self.slots, self.sampler_shards, self.tp_of_sampler
-        problems += self._fixed_problems() if self.fixed else self._planned_problems()
-        if slots is not None and slots % shards:
+            keys = ("samplers", "sampler_devices", "sampler_tp")
+            yield from self.unused(*keys, why="in colocated placement")
+        yield from self._mesh_problems()
+        if self.fixed:
+            for key in ("slots", "micro_batch_tokens"):
+                if getattr(self, key) is None:
+                    what = "is required with plan.fixed = true; set it, or plan.fixed = false"
+                    yield key, f"{what} to plan it"
+            why = "with plan.fixed = true, where sizes are not measured"
+            yield from self.unused("calibration_share", why=why)
+        elif self.platform == "gpu":
+            why = "on gpu, where the configured sizes are tried"
+            yield from self.unused("calibration_share", why=why)
+        if self.slots is not None:
+            yield from self._slot_problems(self.slots)
+        elif not self.fixed:
+            yield from self.unused("slot_buckets", why="without plan.slots")
+        if self.attention == "splash" and self.platform != "tpu":
+            what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
+            yield "attention", what
+
+    def _slot_problems(self, slots: int) -> Iterator[Problem]:
+        shards, tp, buckets = self.sampler_shards, self.tp_of_sampler, self.slot_buckets or ()
+        if slots % shards:
             nearest = nearest_multiples(slots, shards)
             parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
             what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
-            problems.append(("slots", what))
-        problems += self._slot_problems()
-        if self.attention == "splash" and self.platform != "tpu":
-            what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
-            problems.append(("attention", what))
-        refuse(problems)
-        return self
+            yield "slots", what
+        valid = {size for size in buckets if size < slots and size % shards == 0}
+        if buckets != tuple(sorted(valid, reverse=True)):
+            what = f"must be descending and below slots = {slots}"
+            if shards > 1:
+                what += f", in multiples of a sampler's {shards} shards"
+            yield "slot_buckets", f"{what}; nearest valid: {sorted(valid, reverse=True)}"
 
-    def _fixed_problems(self) -> list[Problem]:
-        what = "is required with plan.fixed = true; set it, or plan.fixed = false to plan it"
-        sizes = ("slots", "micro_batch_tokens")
-        problems = [(key, what) for key in sizes if getattr(self, key) is None]
-        if self.calibration_share is not None:
-            what = "has no effect with plan.fixed = true, where sizes are not measured; remove it"
-            problems.append(("calibration_share", what))
-        return problems
+    def _mesh_problems(self) -> Iterator[Problem]:
+        checks = [("learner_devices", self.learner_devices, "fsdp x tp", self.fsdp * self.tp)]
+        if self.placement == "split":
+            tp = self.tp_of_sampler
+            checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
+        for key, devices, what, ways in checks:
+            problem = f"must be a multiple of {what} = {ways}"
+            if devices % ways == 0:
+                problem = f"must be 1, 4 or 8 TPU chips of a host, or whole hosts of {_HOST}"
+                if self.platform != "tpu" or _is_leasable(devices):
+                    continue
+            nearest = self._nearest_devices(devices, ways)
+            yield key, f"{problem}; nearest valid: {nearest}"
 
-    def _planned_problems(self) -> list[Problem]:
-        problems: list[Problem] = []
-        if self.slot_buckets is not None and self.slots is None:
-            what = "has no effect without plan.slots; remove it"
-            problems.append(("slot_buckets", what))
-        if self.calibration_share is not None and self.platform == "gpu":
-            what = "has no effect on gpu, where the configured sizes are tried; remove it"
-            problems.append(("calibration_share", what))
-        return problems
-
-    def _slot_problems(self) -> list[Problem]:
-        if self.slot_buckets is None or self.slots is None:
-            return []
-        most = self.slots
-        fits = {size for size in self.slot_buckets if size < most}
-        valid = sorted((size for size in fits if size % self.sampler_shards == 0), reverse=True)
-        if valid == list(self.slot_buckets):
-            return []
-        what = f"must be descending and below slots = {most}"
-        if self.sampler_shards > 1:
-            what += f", in multiples of a sampler's {self.sampler_shards} shards"
-        return [("slot_buckets", f"{what}; nearest valid: {valid}")]
+    def _nearest_devices(self, devices: int, ways: int) -> str:
+        """The valid device counts next to `devices` that are multiples of `ways`, in words."""
+        if self.platform != "tpu":
+            return nearest_multiples(devices, ways)
+        hosts = math.lcm(_HOST, ways)
+        whole = devices // hosts * hosts
+        valid = {size for size in (*TPU_LEASES, whole, whole + hosts) if size % ways == 0} - {0}
+        below = max((size for size in valid if size < devices), default=None)
+        above = min(size for size in valid if size > devices)
+        return f"{above}" if below is None else f"{below} or {above}"
 
     @property
     def slot_ladder(self) -> tuple[int, ...]:
@@ -232,33 +240,6 @@ class Plan(Table):
         halves = (self.slots // 2**times for times in range(1, 4))
         exact = (size for size in halves if size and size % self.sampler_shards == 0)
         return (self.slots, *dict.fromkeys(exact))
-
-    def _meshes(self) -> list[Problem]:
-        checks = [("learner_devices", self.learner_devices, "fsdp x tp", self.fsdp * self.tp)]
-        if self.placement == "split":
-            tp = self.tp_of_sampler
-            checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
-        problems = []
-        for key, devices, what, ways in checks:
-            problem = f"must be a multiple of {what} = {ways}"
-            if devices % ways == 0:
-                problem = f"must be 1, 4 or 8 TPU chips of a host, or whole hosts of {_HOST}"
-                if self.platform != "tpu" or _is_leasable(devices):
-                    continue
-            nearest = self._nearest_devices(devices, ways)
-            problems.append((key, f"{problem}; nearest valid: {nearest}"))
-        return problems
-
-    def _nearest_devices(self, devices: int, ways: int) -> str:
-        """The valid device counts next to `devices` that are multiples of `ways`, in words."""
-        if self.platform != "tpu":
-            return nearest_multiples(devices, ways)
-        hosts = math.lcm(_HOST, ways)
-        whole = devices // hosts * hosts
-        valid = {size for size in (*TPU_LEASES, whole, whole + hosts) if size % ways == 0} - {0}
-        below = max((size for size in valid if size < devices), default=None)
-        above = min(size for size in valid if size > devices)
-        return f"{above}" if below is None else f"{below} or {above}"
 
     @property
     def num_samplers(self) -> int:
@@ -298,21 +279,19 @@ def _is_leasable(chips: int) -> bool:
     return chips in TPU_LEASES or (chips > _HOST and chips % _HOST == 0)
 
 
-def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> list[Problem]:
+def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> Iterator[Problem]:
     """Requirements of `plan.rollout_weights` on other tables."""
-    kind, problems = plan.rollout_weights, list[Problem]()
+    kind = plan.rollout_weights
     if kind == "shared":
-        return problems
+        return
     if model.quantization != "none":
         what = f'needs model.quantization = "none", not "{model.quantization}"'
-        problems.append(("plan.rollout_weights", f'{what}; nearest valid: "shared"'))
+        yield "plan.rollout_weights", f'{what}; nearest valid: "shared"'
     rounds = kind != "merged" or model.dtype != "float32"
     if rounds and learner.importance_cap == 0:
         base = f" with a {model.dtype} base" if kind == "merged" else ""
         what = (
             f'plan.rollout_weights = "{kind}"{base} rounds differently from the learner, which '
-            "needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "
-            '"shared"'
+            'needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "shared"'
         )
-        problems.append(("learner.importance_cap", what))
-    return problems
+        yield "learner.importance_cap", what

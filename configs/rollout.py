@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import Problem, Strings, Table, refuse
+from configs.base import Problem, Strings, Table
 from configs.budget import Budget
 from configs.learner import Learner
 from configs.plan import Plan
@@ -93,57 +94,52 @@ class Rollout(Table):
         description="tokens that are never sampled",
     )
 
-    @model_validator(mode="after")
-    def _tokens(self) -> Rollout:
+    def conflicts(self) -> Iterator[Problem]:
+        """Completions can end, bounds are in order, every setting has an effect."""
         both = sorted(set(self.stop_tokens) & set(self.forbidden_tokens))
-        problems: list[Problem] = []
         if not self.stop_tokens:
-            what = "no completion could end; give at least one token"
-            problems.append(("stop_tokens", what))
+            yield "stop_tokens", "no completion could end; give at least one token"
         if "" in self.stop_strings:
-            problems.append(
-                ("stop_strings", "contains an empty string, which ends every completion; remove it")
-            )
+            what = "contains an empty string, which ends every completion; remove it"
+            yield "stop_strings", what
         if any("\ufffd" in string for string in self.stop_strings):
             what = "contains U+FFFD, the replacement character of undecodable bytes; remove it"
-            problems.append(("stop_strings", what))
+            yield "stop_strings", what
         if both:
             what = f"{', '.join(both)}: also in stop_tokens; a stop token must not be forbidden"
-            problems.append(("forbidden_tokens", what))
+            yield "forbidden_tokens", what
         if self.partial == "off" and self.cut_off is not None:
             what = 'has no effect with rollout.partial = "off"; remove it, or set that to "keep"'
-            problems.append(("cut_off", what))
+            yield "cut_off", what
         if self.partial != "off" and self.cut_off is None:
-            problems.append(("partial", "needs rollout.cut_off, e.g. 0.9; set that"))
-        if (self.min_prompts_per_step or 1) > self.prompts_per_step:
+            yield "partial", "needs rollout.cut_off, e.g. 0.9; set that"
+        if self.fewest_prompts > self.prompts_per_step:
             what = f"must be at most prompts_per_step; nearest valid: {self.prompts_per_step}"
-            problems.append(("min_prompts_per_step", what))
+            yield "min_prompts_per_step", what
         if self.overlong_tokens > self.max_new_tokens:
             what = f"must be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
-            problems.append(("overlong_tokens", what))
-        refuse([*problems, *self._dynamic_problems()])
-        return self
+            yield "overlong_tokens", what
+        yield from self._dynamic_problems()
 
-    def _dynamic_problems(self) -> list[Problem]:
-        most, mode = self.max_prompts_per_step, self.dynamic_sampling
+    def _dynamic_problems(self) -> Iterator[Problem]:
+        most, mode, wanted = self.max_prompts_per_step, self.dynamic_sampling, self.prompts_per_step
         if mode == "off":
-            what = 'has no effect with rollout.dynamic_sampling = "off"; remove it, or set that'
-            return [] if most is None else [("max_prompts_per_step", what)]
-        problems: list[Problem] = []
-        wanted, key = self.prompts_per_step, "dynamic_sampling"
+            if most is not None:
+                what = 'has no effect with rollout.dynamic_sampling = "off"; remove it, or set that'
+                yield "max_prompts_per_step", what
+            return
         if most is None:
             what = f"needs rollout.max_prompts_per_step, e.g. {3 * wanted}; set that"
-            problems.append((key, what))
+            yield "dynamic_sampling", what
         elif most <= wanted:
             what = f"must be above prompts_per_step; nearest valid: {wanted + 1}"
-            problems.append(("max_prompts_per_step", what))
+            yield "max_prompts_per_step", what
         if self.partial != "off":
             what = (
                 f'"{mode}" needs all rewards of a group before the step ends, and '
                 f'rollout.partial = "{self.partial}" ends steps without them; nearest valid: "off"'
             )
-            problems.append((key, what))
-        return problems
+            yield "dynamic_sampling", what
 
     @property
     def truncates(self) -> bool:
@@ -178,52 +174,51 @@ class Rollout(Table):
         return self.max_prompt_tokens + self.max_new_tokens
 
 
-def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator[Problem]:
     """Requirements of `rollout.partial` and `rollout.cut_off` on other tables."""
     if rollout.cut_off is not None:
         share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
         if min_finished(share, cut_off=rollout.cut_off) == share:
-            what = f"would truncate none of a sampler's {share} rollouts in a step"
             nearest = math.floor(100 * (share - 1) / share) / 100
-            return [("rollout.cut_off", f"{what}; nearest valid: {nearest}")]
+            what = f"would truncate none of a sampler's {share} rollouts in a step"
+            yield "rollout.cut_off", f"{what}; nearest valid: {nearest}"
+            return
     if rollout.partial == "keep" and not learner.importance_cap:
         what = (
             '"keep" trains on tokens of older policy versions, which needs importance weights; set '
             "learner.importance_cap above 0, e.g. 2"
         )
-        return [("rollout.partial", what)]
-    return []
+        yield "rollout.partial", what
 
 
-def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> list[Problem]:
+def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator[Problem]:
     """Requirements of `rollout.ahead` on other tables."""
     if rollout.ahead == "off":
-        return []
-    problems: list[Problem] = []
+        return
     if plan.placement == "colocated":
         what = (
             'needs plan.placement = "split": a process that owns all devices cannot sample and '
             'learn at the same time; nearest valid: "off"'
         )
-        problems.append(("rollout.ahead", what))
+        yield "rollout.ahead", what
     if not learner.importance_cap:
         what = (
             '"one" trains on rollouts of the previous policy version, which needs importance '
             "weights; set learner.importance_cap above 0, e.g. 2"
         )
-        problems.append(("rollout.ahead", what))
-    return problems
+        yield "rollout.ahead", what
 
 
-def shrink_problems(rollout: Rollout, budget: Budget) -> list[Problem]:
+def shrink_problems(rollout: Rollout, budget: Budget) -> Iterator[Problem]:
     """Requirements of `rollout.min_prompts_per_step` on other settings."""
     if rollout.min_prompts_per_step is None:
-        return []
-    what = None
+        return
+    key = "rollout.min_prompts_per_step"
     if budget.steps is not None:
-        what = "has no effect with budget.steps, where all steps have one size; remove it"
+        yield key, "has no effect with budget.steps, where all steps have one size; remove it"
     elif rollout.dynamic_sampling != "off":
         what = 'needs rollout.dynamic_sampling = "off", which refills steps; remove one of them'
+        yield key, what
     elif rollout.ahead != "off":
         what = 'needs rollout.ahead = "off", which samples before a step is sized; remove one'
-    return [] if what is None else [("rollout.min_prompts_per_step", what)]
+        yield key, what

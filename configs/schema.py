@@ -6,11 +6,11 @@ numbers are properties, never fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from configs.base import (
     LocalPath,
@@ -20,7 +20,6 @@ from configs.base import (
     Text,
     nearest_multiples,
     parse_duration_s,
-    refuse,
 )
 from configs.budget import Budget
 from configs.learner import Learner, Sft
@@ -35,7 +34,6 @@ from configs.rollout import (
 from configs.task import (
     OVERLONG,
     Data,
-    MixtureSource,
     NamedSource,
     Prompt,
     RewardFunction,
@@ -47,30 +45,20 @@ from configs.task import (
 
 __all__ = [
     "Budget",
-    "Checkpoint",
     "Config",
     "Data",
-    "Eval",
-    "Export",
     "Learner",
     "Lora",
-    "MixtureSource",
     "Model",
     "NamedSource",
-    "Parity",
     "Plan",
     "Prompt",
-    "Records",
     "RewardFunction",
     "Rewards",
     "Rollout",
-    "Run",
-    "Sft",
     "Shot",
     "Source",
-    "Table",
     "Wandb",
-    "cross_problems",
     "parse_duration_s",
 ]
 
@@ -83,7 +71,9 @@ class Run(Table):
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )
-    dir: LocalPath = Field("runs", description="parent folder of the run folders")
+    dir: LocalPath = Field(
+        "runs", validate_default=True, description="parent folder of the run folders"
+    )
     seed: int = Field(
         0,
         ge=0,
@@ -95,11 +85,10 @@ class Run(Table):
         description='training phases in order: ["grpo"], or with an SFT phase ["sft", "grpo"]',
     )
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Run:
+    def conflicts(self) -> Iterator[Problem]:
+        """GRPO is the last phase."""
         if self.phases not in {("grpo",), ("sft", "grpo")}:
-            refuse([("phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]')])
-        return self
+            yield "phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]'
 
     @property
     def has_sft_phase(self) -> bool:
@@ -131,19 +120,16 @@ class Eval(Table):
         "measure forgetting",
     )
 
-    @model_validator(mode="after")
-    def _protocol(self) -> Eval:
-        problems: list[Problem] = []
+    def conflicts(self) -> Iterator[Problem]:
+        """Answers can differ, one interval is set, the sets have different names."""
         if self.samples > 1 and self.temperature == 0:
             what = "needs eval.temperature above 0: greedy answers are equal; nearest valid: 1"
-            problems.append(("samples", what))
+            yield "samples", what
         if self.every_steps and self.every_minutes is not None:
             what = "excludes eval.every_steps; remove one, e.g. with --eval.every_steps 0"
-            problems.append(("every_minutes", what))
+            yield "every_minutes", what
         reserved = ("train", "validation", "test", "probe")
-        problems += repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
-        refuse(problems)
-        return self
+        yield from repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
 
     @property
     def validates(self) -> bool:
@@ -199,13 +185,10 @@ class Wandb(Table):
         None, description="W&B entity (team or user); default: the default entity of the login"
     )
 
-    @model_validator(mode="after")
-    def _used(self) -> Wandb:
+    def conflicts(self) -> Iterator[Problem]:
+        """Every setting has an effect."""
         if self.mode == "disabled":
-            what = 'has no effect with wandb.mode = "disabled"; remove it'
-            default = {"project": "gemma-grpo", "entity": None}
-            refuse([(key, what) for key in default if getattr(self, key) != default[key]])
-        return self
+            yield from self.unused("project", "entity", why='with wandb.mode = "disabled"')
 
 
 class Records(Table):
@@ -235,10 +218,9 @@ class Config(Table):
     wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
     records: Records = Field(Records(), description=Records.__doc__)
 
-    @model_validator(mode="after")
-    def _cross(self) -> Config:
-        refuse(cross_problems(dict(self)))
-        return self
+    def conflicts(self) -> Iterator[Problem]:
+        """The tables suit each other; see `cross_problems`."""
+        yield from cross_problems(dict(self))
 
     @property
     def sft_steps(self) -> int:
@@ -299,47 +281,44 @@ class Config(Table):
         return self.plan.micro_batch_tokens // self.row_tokens
 
 
-def cross_problems(tables: Mapping[str, Table]) -> list[Problem]:
-    """Problems between tables that are valid individually.
+def cross_problems(tables: Mapping[str, Table]) -> Iterator[Problem]:
+    """Yields problems between tables that are valid individually.
 
     Args:
         tables: valid tables by name. Checks of an absent table or setting are skipped, so that one
             mistake does not hide others.
     """
-    problems: list[Problem] = []
     for names, check in _CROSS_CHECKS:
         with suppress(KeyError, AttributeError):
-            problems += check(*(tables[name] for name in names))
-    return problems
+            yield from check(*(tables[name] for name in names))
 
 
-def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> list[Problem]:
+def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> Iterator[Problem]:
     end = learner.decay_steps
     if end is None and budget.steps is not None:
         end = budget.steps - (sft.steps if run.has_sft_phase else 0)
     if learner.schedule == "constant":
-        if learner.decay_steps is not None:
-            return [("learner.decay_steps", "has no effect with a constant schedule; remove it")]
+        for key, what in learner.unused("decay_steps", why="with a constant schedule"):
+            yield f"learner.{key}", what
     elif end is not None and learner.warmup_steps >= end:
         what = f"must be below the end of the decay, step {end}; nearest valid: {end - 1}"
-        return [("learner.warmup_steps", what)]
-    return []
+        yield "learner.warmup_steps", what
 
 
-def _bucket_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
+def _bucket_problems(plan: Plan, rollout: Rollout) -> Iterator[Problem]:
     longest = rollout.max_prompt_tokens
     valid = sorted({size for size in plan.prompt_buckets if size < longest})
-    if valid == list(plan.prompt_buckets):
-        return []
-    what = f"must be ascending and below {longest}, which is always a bucket"
-    return [("plan.prompt_buckets", f"{what}; nearest valid: {valid}")]
+    if valid != list(plan.prompt_buckets):
+        what = f"must be ascending and below {longest}, which is always a bucket"
+        yield "plan.prompt_buckets", f"{what}; nearest valid: {valid}"
 
 
-def _row_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
+def _row_problems(plan: Plan, rollout: Rollout) -> Iterator[Problem]:
     longest = rollout.max_tokens
     if plan.row_tokens is not None and plan.row_tokens < longest:
         what = f"must hold the longest sequence, {longest} tokens; nearest valid: {longest}"
-        return [("plan.row_tokens", what)]
+        yield "plan.row_tokens", what
+        return
     row, tokens = plan.row_tokens or longest, plan.micro_batch_tokens
     if tokens is not None and tokens % (row * plan.learner_shards):
         nearest = nearest_multiples(tokens, row * plan.learner_shards)
@@ -347,45 +326,37 @@ def _row_problems(plan: Plan, rollout: Rollout) -> list[Problem]:
             f"must be a multiple of plan.row_tokens = {row} x {plan.learner_shards} rows, one for "
             f"each device or group of tp devices; nearest valid: {nearest}"
         )
-        return [("plan.micro_batch_tokens", what)]
-    return []
+        yield "plan.micro_batch_tokens", what
 
 
-def _overlong_problems(rewards: Rewards, rollout: Rollout) -> list[Problem]:
-    names = [part.name for part in rewards.functions]
-    if rollout.overlong_tokens and OVERLONG in names:
+def _overlong_problems(rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
+    if rollout.overlong_tokens and OVERLONG in [part.name for part in rewards.functions]:
         what = f"{OVERLONG!r} is the name of the part of rollout.overlong_tokens; choose another"
-        return [("rewards.functions", what)]
-    return []
+        yield "rewards.functions", what
 
 
-def _validation_problems(evaluation: Eval, data: Data) -> list[Problem]:
+def _validation_problems(evaluation: Eval, data: Data) -> Iterator[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
-        return [(f"eval.{key}", "needs data.validation; set it, or remove this")]
+        yield f"eval.{key}", "needs data.validation; set it, or remove this"
     if data.validation is not None and not evaluation.validates:
         what = "has no effect without eval.every_steps or eval.every_minutes; set one of them"
-        return [("data.validation", what)]
-    return []
+        yield "data.validation", what
 
 
-def _sft_problems(run: Run, sft: Sft) -> list[Problem]:
-    if run.has_sft_phase:
-        return [] if sft.train else [("sft.train", 'is required for run.phases = ["sft", "grpo"]')]
-    what = 'has no effect without "sft" in run.phases; remove it'
-    default = Sft()
-    changed = [key for key in Sft.model_fields if getattr(sft, key) != getattr(default, key)]
-    return [(f"sft.{key}", what) for key in changed]
-
-
-def _sft_budget_problems(run: Run, sft: Sft, budget: Budget) -> list[Problem]:
-    if run.has_sft_phase and budget.steps is not None and sft.steps >= budget.steps:
+def _sft_problems(run: Run, sft: Sft, budget: Budget) -> Iterator[Problem]:
+    if not run.has_sft_phase:
+        for key, what in sft.unused(*Sft.model_fields, why='without "sft" in run.phases'):
+            yield f"sft.{key}", what
+        return
+    if sft.train is None:
+        yield "sft.train", 'is required for run.phases = ["sft", "grpo"]'
+    if budget.steps is not None and sft.steps >= budget.steps:
         what = f"must be below budget.steps = {budget.steps}, to leave steps for GRPO"
-        return [("sft.steps", f"{what}; nearest valid: {budget.steps - 1}")]
-    return []
+        yield "sft.steps", f"{what}; nearest valid: {budget.steps - 1}"
 
 
-_CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] = (
+_CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
     (("learner", "budget", "run", "sft"), _schedule_problems),
     (("plan", "rollout"), _bucket_problems),
     (("plan", "rollout"), _row_problems),
@@ -395,6 +366,5 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[Problem]]], ...] 
     (("rollout", "learner", "plan"), ahead_problems),
     (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
-    (("run", "sft"), _sft_problems),
-    (("run", "sft", "budget"), _sft_budget_problems),
+    (("run", "sft", "budget"), _sft_problems),
 )

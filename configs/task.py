@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from configs.base import FunctionName, LocalPath, Problem, Slug, Table, Text, checked, refuse
+from configs.base import (
+    DATA_FILES,
+    DataPath,
+    FunctionName,
+    Problem,
+    Slug,
+    Table,
+    Text,
+    checked,
+)
 
 
 def _pattern_problem(pattern: str) -> str | None:
@@ -44,7 +53,7 @@ Template = Annotated[str, checked(_template_problem)]
 class Source(Table):
     """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
 
-    path: LocalPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
+    path: DataPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
     split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
     limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
@@ -52,22 +61,16 @@ class Source(Table):
     @property
     def is_file(self) -> bool:
         """Whether `path` names a local file rather than a hub dataset."""
-        return self.path.endswith((".jsonl", ".parquet"))
+        return self.path.endswith(DATA_FILES)
 
-    @model_validator(mode="after")
-    def _hub_keys(self) -> Source:
-        problems: list[Problem] = []
+    def conflicts(self) -> Iterator[Problem]:
+        """A hub dataset has a split, a file has none."""
         if not self.is_file and self.split is None:
             what = 'is not a .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
-            problems.append(("path", what))
+            yield "path", what
         if self.is_file:
-            problems += [
-                (key, "applies to hub datasets only; a file is one split; remove it")
-                for key in ("subset", "split")
-                if getattr(self, key) is not None
-            ]
-        refuse(problems)
-        return self
+            for key in self.changed("subset", "split"):
+                yield key, "applies to hub datasets only; a file is one split; remove it"
 
 
 class NamedSource(Source):
@@ -115,18 +118,17 @@ class Data(Table):
         "refuse", description="malformed rows: refuse: do not start; skip: report and exclude them"
     )
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> Data:
+    def conflicts(self) -> Iterator[Problem]:
+        """The sources of the mixture have different names."""
         names = [MIXTURE_TRAIN, *(source.name for source in self.mixture)]
-        refuse(repeated_names("mixture", names))
-        return self
+        yield from repeated_names("mixture", names)
 
 
-def repeated_names(key: str, names: Sequence[str]) -> list[Problem]:
-    """A problem at `key` if two of the names are equal."""
+def repeated_names(key: str, names: Sequence[str]) -> Iterator[Problem]:
+    """Yields a problem at `key` if two of the names are equal."""
     repeated = sorted({name for name in names if names.count(name) > 1})
-    what = f"two share the name {', '.join(repeated)}; names must differ"
-    return [(key, what)] if repeated else []
+    if repeated:
+        yield key, f"two share the name {', '.join(repeated)}; names must differ"
 
 
 class Shot(Table):
@@ -167,17 +169,14 @@ class Prompt(Table):
     answer_open: str = Field("<answer>", min_length=1, description="opening tag of the answer")
     answer_close: str = Field("</answer>", min_length=1, description="closing tag of the answer")
 
-    @model_validator(mode="after")
-    def _tags_differ(self) -> Prompt:
-        keys = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
-        tags = [getattr(self, key) for key in keys]
-        problems = [
-            (key, "equals another tag; the four tags must differ")
-            for i, key in enumerate(keys)
-            if tags[i] in tags[:i]
-        ]
-        refuse(problems)
-        return self
+    def conflicts(self) -> Iterator[Problem]:
+        """The four tags differ."""
+        tags = set()
+        for key in ("reasoning_open", "reasoning_close", "answer_open", "answer_close"):
+            tag = getattr(self, key)
+            if tag in tags:
+                yield key, "equals another tag; the four tags must differ"
+            tags.add(tag)
 
 
 class RewardFunction(Table):
@@ -216,7 +215,6 @@ class Rewards(Table):
         False, description="control experiment: permute the rewards over a step's rollouts"
     )
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> Rewards:
-        refuse(repeated_names("functions", [part.name for part in self.functions]))
-        return self
+    def conflicts(self) -> Iterator[Problem]:
+        """The parts have different names."""
+        yield from repeated_names("functions", [part.name for part in self.functions])

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.base import home
 from configs.cli import parse
 from configs.load import AS_TRAINED, load_config
-from configs.paths import home
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
+from launch.exits import EXIT_MISTAKE, exit_status
 from launch.flags import command_flags
 
 if TYPE_CHECKING:
@@ -36,30 +36,7 @@ Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 after Ctrl-C."
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.chat",
-            description=DESCRIPTION,
-            flags=_flags(),
-            argument="RUN_DIR",
-        )
-        folder = home() / Path(command.path).expanduser()
-        if not folder.is_dir():
-            raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
-        config = load_config(folder, (*AS_TRAINED, *command.overrides))
-        temperature = command.flags.temperature
-        if not temperature >= 0:
-            raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
-        return _chat(config, folder, temperature=temperature, questions=command.flags.question)
-    except (ValueError, FileNotFoundError) as mistake:
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except Failure as failure:
-        print(failure, file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return exit_status(lambda: _command(argv), int)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -78,6 +55,24 @@ def _flags() -> argparse.ArgumentParser:
         help="sampling temperature of the answers (default: 0, greedy)",
     )
     return flags
+
+
+def _command(argv: Sequence[str] | None) -> int:
+    command = parse(
+        argv,
+        prog="python -m launch.chat",
+        description=DESCRIPTION,
+        flags=_flags(),
+        argument="RUN_DIR",
+    )
+    folder = home() / Path(command.path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
+    config = load_config(folder, (*AS_TRAINED, *command.overrides))
+    temperature = command.flags.temperature
+    if not temperature >= 0:
+        raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
+    return _chat(config, folder, temperature=temperature, questions=command.flags.question)
 
 
 def _chat(config: Config, folder: Path, *, temperature: float, questions: list[str] | None) -> int:

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.placement_group import placement_group_table
 
+from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, shortage, total_resources
 from configs.schema import Plan
 from launch.private_cluster import private_cluster
+from launch.stop import Stop, Stopped, unless
+
+A = TypeVar("A", bound=DeviceActors)
+T = TypeVar("T")
 
 REPORT_WAIT_EVERY_S = 60.0
 """Interval of the messages while a job waits for devices."""
@@ -41,6 +46,47 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
         if problem:
             raise ValueError(problem)
         yield
+
+
+def with_actors(
+    spawn: Callable[[], A],
+    work: Callable[[A], Coroutine[Any, Any, T]],
+    *,
+    plan: Plan,
+    learner: bool = True,
+) -> T:
+    """Runs a command that writes its result at the end: starts its actors, works, ends them.
+
+    Args:
+        spawn: requests the actors from Ray.
+        work: gets the actors once their devices are reserved.
+        plan: of the run.
+        learner: whether the command has a learner.
+
+    Raises:
+        SystemExit: after Ctrl-C or SIGTERM, with 130 or 143.
+    """
+    stop = Stop(notice="stopping: nothing is written")
+
+    async def work_once_placed(actors: A) -> T:
+        await wait_for_devices(actors.devices, plan, learner=learner)
+        print("Devices acquired; loading weights and compiling.", flush=True)
+        return await work(actors)
+
+    async def run() -> T:
+        stop.listen()
+        with cluster(plan, learner=learner):
+            stop.listen()
+            actors = spawn()
+            try:
+                return await unless(stop, work_once_placed(actors))
+            finally:
+                actors.kill()
+
+    try:
+        return asyncio.run(run())
+    except Stopped:
+        raise SystemExit(stop.exit_status) from None
 
 
 @contextmanager
@@ -95,29 +141,11 @@ def _waiting_line(devices: Reservation, plan: Plan, *, learner: bool) -> str:
 
 
 def _holders(resource: str, *, own: str) -> str:
-    """Other holders of a resource, as far as the cluster lists them."""
+    """Other placement groups that hold a resource: each run has one, with its name."""
     held = []
     for group in placement_group_table().values():
         amount = sum(bundle.get(resource, 0.0) for bundle in group["bundles"].values())
         if amount and group["state"] == "CREATED" and group["placement_group_id"] != own:
             name = group["name"] or f"placement group {group['placement_group_id']}"
             held.append(f"{name} ({amount:g} {resource})")
-    try:
-        held += _actors_without_a_group(resource)
-    except Exception as error:  # noqa: BLE001  # needs the dashboard, which may be off
-        if not held:
-            return f"unknown ({type(error).__name__})"
-    return "; ".join(held) or "nobody that the cluster lists; nodes may still be starting"
-
-
-def _actors_without_a_group(resource: str) -> list[str]:
-    """Actors of other programs that hold a resource without a placement group."""
-    from ray.util.state import list_actors
-
-    states: list[Any] = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
-    return [
-        f"{state.name or state.class_name} of job {state.job_id}, pid {state.pid} "
-        f"({state.required_resources[resource]:g} {resource})"
-        for state in states
-        if resource in (state.required_resources or {}) and not state.placement_group_id
-    ]
+    return "; ".join(held) or "no run; other programs may hold them, nodes may still be starting"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
-from launch.exits import EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.exits import exit_status, print_lines
 from launch.flags import command_flags
 
 DESCRIPTION = """\
@@ -26,26 +26,7 @@ Exit status: 0 done, 2 a mistake in the request or data that a run refuses, 130 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.data",
-            description=DESCRIPTION,
-            flags=_flags(),
-        )
-        config = load_config(command.path, command.overrides)
-        for line in _lines(config, show=command.flags.show, width=_width()):
-            print(line)
-    except BrokenPipeError:  # the reader of a pipe closed it
-        sys.stderr.close()
-        return 0
-    except (ValueError, FileNotFoundError) as mistake:
-        sys.stdout.flush()
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+    return exit_status(lambda: _show(argv), int)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -60,8 +41,13 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _width() -> int:
-    return shutil.get_terminal_size(fallback=(100, 24)).columns
+def _show(argv: Sequence[str] | None) -> int:
+    prog = "python -m launch.data"
+    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
+    config = load_config(command.path, command.overrides)
+    width = shutil.get_terminal_size(fallback=(100, 24)).columns
+    print_lines(_lines(config, show=command.flags.show, width=width))
+    return 0
 
 
 def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:

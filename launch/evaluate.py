@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.base import home
 from configs.cli import parse
 from configs.load import AS_TRAINED, config_to_json, load_config
-from configs.paths import home
 from configs.resume import diff_configs
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, exit_status
+from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ Evaluate the base and the tuned policy on the test split and on eval.sets, in on
 same prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
-_PROGRESS_LINES = 10
-"""Number of progress lines where standard error is no terminal."""
+_BAR_EVERY_S, _LINE_EVERY_S = 0.1, 60.0
+"""Intervals of progress on a terminal, and in a file."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,12 @@ class Prepared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    arguments = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _parse_and_prepare(arguments), run)
+    return exit_status(lambda: _parse_and_prepare(argv), run)
 
 
-def _parse_and_prepare(argv: Sequence[str]) -> Prepared:
-    command = parse(
-        argv,
-        prog="python -m launch.evaluate",
-        description=DESCRIPTION,
-        flags=_flags(),
-    )
+def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
+    prog = "python -m launch.evaluate"
+    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
     return prepare(
         load_config(command.path, (*AS_TRAINED, *command.overrides)),
         checkpoint=command.flags.checkpoint,
@@ -178,66 +173,46 @@ def _notes(config: Config, folder: Path) -> tuple[str, ...]:
 
 def run(prepared: Prepared) -> int:
     """Evaluates, shows and writes the result; returns the exit status."""
-    import asyncio
-
-    return asyncio.run(_run(prepared))
-
-
-async def _run(prepared: Prepared) -> int:
     from actors.handles import SamplerActors
-    from launch.cluster import cluster
-    from launch.stop import Stop, Stopped, unless
+    from launch.cluster import with_actors
     from pipeline.contracts.memory import OutOfMemory
 
     config = prepared.config
-    stop = Stop(notice="stopping: nothing is written")
-    stop.listen()
+
+    async def work(actors: SamplerActors) -> tuple[Measured, Measured | None]:
+        await _start(actors, prepared)
+        return await _measure(actors, prepared)
+
     try:
-        with cluster(config.plan, learner=False):
-            stop.listen()
-            actors = SamplerActors.spawn(config)
-            try:
-                await unless(stop, _start(actors, prepared))
-                base, tuned = await unless(stop, _measure(actors, prepared))
-            finally:
-                actors.kill()
-    except Stopped:
-        return stop.exit_status
-    except Refused as refused:
-        print(refused, file=sys.stderr)
-        return EXIT_MISTAKE
+        base, tuned = with_actors(
+            lambda: SamplerActors.spawn(config), work, plan=config.plan, learner=False
+        )
     except OutOfMemory as error:
-        print(f"{error}; reduce --plan.slots", file=sys.stderr)
-        return EXIT_FAILED
+        raise Failure(f"{error}; reduce --plan.slots") from None
     _report(prepared, base, tuned)
     return 0
-
-
-class Refused(Exception):  # noqa: N818  # the user's mistake
-    """The samplers found a mistake in the request."""
 
 
 async def _start(actors: SamplerActors, prepared: Prepared) -> None:
     """Starts the samplers and opens the adapter, before the base is evaluated for minutes.
 
     Raises:
-        Refused: if devices, weights, tokenizer or adapter do not match the request.
+        Failure: if devices, weights, tokenizer or adapter do not match the request.
     """
-    from launch.cluster import wait_for_devices
     from pipeline.evaluate.measurement import open_adapter
 
     try:
-        await wait_for_devices(actors.devices, prepared.config.plan, learner=False)
-        print("Devices acquired; loading weights and compiling.", flush=True)
         await actors.start(prepared.sizes)
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:
-        raise Refused(str(mistake).removeprefix("lora.start: ")) from mistake
+        raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
     print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
 
 
 async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured, Measured | None]:
     """Returns the measurements of the base and of the tuned policy, if there is one."""
+    from tqdm import tqdm
+
     from pipeline.evaluate.measurement import measure
 
     config = prepared.config
@@ -245,7 +220,7 @@ async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured,
     policies = 1 if prepared.adapter is None else 2
     total = policies * config.eval.samples * sum(map(len, prompts.values()))
 
-    async def measure_policy(path: str | None, progress: Progress) -> Measured:
+    async def measure_policy(path: str | None) -> Measured:
         return await measure(
             actors.samplers,
             prompts,
@@ -253,14 +228,13 @@ async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured,
             slots=prepared.sizes.slots,
             tokenizer=prepared.tokenizer,
             path=path,
-            advance=progress.advance,
+            advance=progress.update,
         )
 
-    with Progress(total) as progress:
-        base = await measure_policy(None, progress)
-        if prepared.adapter is None:
-            return base, None
-        return base, await measure_policy(prepared.adapter, progress)
+    every_s = _BAR_EVERY_S if sys.stderr.isatty() else _LINE_EVERY_S
+    with tqdm(total=total, unit="answer", mininterval=every_s) as progress:
+        base = await measure_policy(None)
+        return base, None if prepared.adapter is None else await measure_policy(prepared.adapter)
 
 
 def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
@@ -291,36 +265,6 @@ def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
     text = json.dumps({**result, "answers": answers.name}, indent=2, ensure_ascii=False)
     write_atomically(prepared.result, f"{text}\n".encode())
     print(f"\n{prepared.result}\n{answers}")
-
-
-class Progress:
-    """Shows the number of answers: a progress bar on a terminal, a few plain lines elsewhere.
-
-    Args:
-        total: number of answers at the end.
-    """
-
-    def __init__(self, total: int) -> None:
-        from tqdm import tqdm
-
-        self._total = total
-        self._done = 0
-        self._bar = tqdm(total=total, unit="answer") if sys.stderr.isatty() else None
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def advance(self, count: int) -> None:
-        """Adds `count` answers."""
-        before, self._done = self._done, self._done + count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif before * _PROGRESS_LINES // self._total != self._done * _PROGRESS_LINES // self._total:
-            print(f"answers: {self._done} of {self._total}", flush=True)
 
 
 if __name__ == "__main__":

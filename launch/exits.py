@@ -1,9 +1,9 @@
-"""Exit statuses of commands."""
+"""Exit statuses of commands, and the errors that lead to them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 EXIT_FAILED = 1
@@ -14,26 +14,41 @@ T = TypeVar("T")
 
 
 class Failure(Exception):  # noqa: N818  # named after EXIT_FAILED
-    """A command failed for a known reason: no mistake of the user, no traceback needed."""
+    """A command ended early for a known reason: no traceback is needed.
+
+    Attributes:
+        status: exit status of the command.
+    """
+
+    def __init__(self, why: object, status: int = EXIT_FAILED) -> None:
+        super().__init__(str(why))
+        self.status = status
 
 
 def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
     """Prepares and runs a command; returns its exit status, 130 after Ctrl-C.
 
     A `ValueError` or `FileNotFoundError` of `prepare` is the user's mistake: it is printed, and the
-    status is 2. A `Failure` of `run` is printed, and the status is 1. Other errors are raised.
+    status is 2. A `Failure` is printed, and has its own status. Other errors are raised.
     """
     try:
-        prepared = prepare()
-    except (ValueError, FileNotFoundError) as mistake:
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    try:
+        try:
+            prepared = prepare()
+        except (ValueError, FileNotFoundError) as mistake:
+            raise Failure(mistake, EXIT_MISTAKE) from mistake
         return run(prepared)
     except Failure as failure:
+        sys.stdout.flush()
         print(failure, file=sys.stderr)
-        return EXIT_FAILED
+        return failure.status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines as they are found, until the reader of a pipe closes it."""
+    try:
+        for line in lines:
+            print(line)
+    except BrokenPipeError:
+        sys.stderr.close()

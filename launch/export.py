@@ -21,14 +21,14 @@ from configs.base import scheme_problem
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, exit_status
+from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
 from pipeline.contracts.adapters import FORMATS, Format
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.handles import RayExporter
+    from actors.handles import RayWorker
     from pipeline.contracts.rollouts import Completion
     from pipeline.inputs.text.tokenizer import Tokenizer
     from pipeline.run.run_folder import RunFolder
@@ -66,11 +66,10 @@ class Prepared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    arguments = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _parse_and_prepare(arguments), run)
+    return exit_status(lambda: _parse_and_prepare(argv), run)
 
 
-def _parse_and_prepare(argv: Sequence[str]) -> Prepared:
+def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
     command = parse(
         argv,
         prog="python -m launch.export",
@@ -267,55 +266,29 @@ def working_config(prepared: Prepared) -> Config:
 
 def run(prepared: Prepared) -> int:
     """Writes and verifies the export; returns the exit status."""
-    import asyncio
+    from actors.handles import ExportActors
+    from launch.cluster import with_actors
 
-    return asyncio.run(_run(prepared))
-
-
-async def _run(prepared: Prepared) -> int:
-    from actors.handles import RayExporter
-    from launch.cluster import cluster
-    from launch.stop import Stop, Stopped, unless
-
-    stop = Stop(notice="stopping: nothing is written")
-    stop.listen()
     config = working_config(prepared)
-    unfinished = prepared.out.with_name(prepared.out.name + ".tmp")
+
+    def spawn() -> ExportActors:
+        return ExportActors.spawn(config, described=prepared.config, examples=prepared.examples)
+
     try:
-        with cluster(config.plan):
-            stop.listen()
-            exporter = RayExporter.spawn(
-                config, described=prepared.config, examples=prepared.examples
-            )
-            try:
-                await unless(stop, _start(exporter, config))
-                await unless(stop, _write(exporter, prepared))
-            finally:
-                exporter.kill()
-    except Stopped:
-        return stop.exit_status
+        with_actors(spawn, lambda actors: _write(actors.exporter, prepared), plan=config.plan)
     except (ValueError, FileNotFoundError) as mistake:
-        print(str(mistake).removeprefix("lora.start: "), file=sys.stderr)
-        return EXIT_MISTAKE
-    except RuntimeError as failure:
-        print(failure, file=sys.stderr)
-        return EXIT_FAILED
+        raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
+    except RuntimeError as error:
+        raise Failure(error) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(f"{prepared.out}.tmp", ignore_errors=True)
     print(f"exported: {prepared.out}", flush=True)
     return 0
 
 
-async def _start(exporter: RayExporter, config: Config) -> None:
-    from launch.cluster import wait_for_devices
-
-    await wait_for_devices(exporter.devices, config.plan)
-    print("Devices acquired; loading weights.", flush=True)
-    print(f"exporting {await exporter.start()}", flush=True)
-
-
-async def _write(exporter: RayExporter, prepared: Prepared) -> None:
+async def _write(exporter: RayWorker, prepared: Prepared) -> None:
     out = str(prepared.out)
+    print(f"exporting {await exporter.start()}", flush=True)
     await exporter.begin(out)
     tokens = sum(len(completion.tokens) for completion in prepared.examples)
     for kind in prepared.formats:

@@ -66,8 +66,7 @@ def output_file(flag: str, file: str) -> Path:
         ValueError: if it cannot be written.
     """
     # Imported late: `launch.bench` shows its help without pydantic.
-    from configs.base import scheme_problem
-    from configs.paths import home
+    from configs.base import home, scheme_problem
 
     path = home() / Path(file).expanduser()
     problem = scheme_problem(file) or _write_problem(path)

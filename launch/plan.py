@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
+from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
@@ -34,24 +34,7 @@ after Ctrl-C."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse(
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m launch.plan",
-            description=DESCRIPTION,
-            flags=_flags(),
-        )
-        config = load_config(command.path, command.overrides)
-        return _run(config, command.flags)
-    except BrokenPipeError:  # the reader closed the pipe
-        sys.stderr.close()
-        return 0
-    except (ValueError, FileNotFoundError) as mistake:
-        sys.stdout.flush()
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return exit_status(lambda: _run(argv), int)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -78,7 +61,10 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _run(config: Config, flags: argparse.Namespace) -> int:
+def _run(argv: Sequence[str] | None) -> int:
+    prog = "python -m launch.plan"
+    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
+    config, flags = load_config(command.path, command.overrides), command.flags
     # Imported late: `--help` and configuration errors do not need these modules.
     from pipeline.report.plan_lines import lines
     from pipeline.report.plan_report import plan_figures
@@ -86,8 +72,7 @@ def _run(config: Config, flags: argparse.Namespace) -> int:
     file = json_file(flags)
     planned = _plan(config, flags)
     figures = plan_figures(planned)
-    for line in lines(figures):
-        print(line)
+    print_lines(lines(figures))
     if file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
         file.write_text(text, encoding="utf-8")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from configs.base import is_handle
 from configs.errors import MistakeCollector
-from configs.paths import is_handle
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
@@ -28,6 +28,7 @@ from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
 
+_FOLDER_SETTINGS = ("run.dir", "run.name")
 _DATA_SETTINGS = (
     *("data", "prompt", "eval.sets", "sft", "run.phases"),
     *("rollout.max_prompt_tokens", "rollout.max_new_tokens"),
@@ -127,11 +128,11 @@ def prepare(
     found = found or MistakeCollector()
     folder, more = RunFolder.of(config), None
     chosen: tuple[tracking.Mode, str] | None = "disabled", ""
-    if tracked and found.intact("wandb.mode"):
-        chosen = found.attempt(tracking.choose_mode, config)
+    if tracked:
+        chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
     _check_request(config, found, folder)
     tokenizer = _check_model(config, found, weights=weights_bytes is None)
-    if found.intact("run.dir", "run.name", "budget"):
+    if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
             more = found.attempt(extension, extend, config, folder)
         if weights_bytes is None and _can_find_model(config, found):
@@ -155,17 +156,14 @@ def prepare(
 
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
     """Checks that need neither the model nor the data."""
-    if found.intact(*_DEVICE_SETTINGS):
-        found.attempt(refuse_plan_only, config)
-        found.attempt(_check_devices, config.plan)
-    if found.intact("run.dir", "run.name"):
-        found.attempt(folder.check_writable)
+    found.check(_DEVICE_SETTINGS, refuse_plan_only, config)
+    found.check(_DEVICE_SETTINGS, _check_devices, config.plan)
+    found.check(_FOLDER_SETTINGS, folder.check_writable)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():
-        if path is not None and found.intact(key):
-            found.attempt(_check_adapter, key, path)
-    if found.intact("rewards.functions"):
-        found.attempt(_check_rewards, config.rewards)
+        if path is not None:
+            found.check((key,), _check_adapter, key, path)
+    found.check(("rewards.functions",), _check_rewards, config.rewards)
 
 
 def _check_adapter(key: str, path: str) -> None:
@@ -266,8 +264,7 @@ def _check_data(
     data = found.attempt(load_data, config, tokenizer)
     if data is None:
         return None
-    if found.intact("run.dir", "run.name"):
-        found.attempt(_check_same_data, data, folder)
+    found.check(_FOLDER_SETTINGS, _check_same_data, data, folder)
     found.attempt(_check_steps, config.rollout, data)
     return data
 

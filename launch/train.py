@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE, Failure
+from launch.exits import exit_status
 from launch.flags import add_json, command_flags, json_file
 
 DESCRIPTION = """\
@@ -33,22 +33,11 @@ Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ct
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        command = parse_command(sys.argv[1:] if argv is None else argv)
-        return _rehearse(command) if command.flags.rehearse else _run(command)
-    except (ValueError, FileNotFoundError) as mistake:
-        # Mistakes that are found before the run starts; `session` handles later errors itself.
-        print(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except Failure as failure:
-        print(failure, file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        # Before `session` handles signals, or a second Ctrl-C.
-        return EXIT_INTERRUPTED
+    # Mistakes are found before the run starts; `session` handles later errors itself.
+    return exit_status(lambda: _command(parse_command(argv)), int)
 
 
-def parse_command(argv: Sequence[str]) -> CommandLine:
+def parse_command(argv: Sequence[str] | None) -> CommandLine:
     """Parses the arguments of this command; see `configs.cli.parse`."""
     return parse(argv, prog="python -m launch.train", description=DESCRIPTION, flags=_flags())
 
@@ -97,6 +86,10 @@ def _check_flags(flags: argparse.Namespace) -> None:
     mistakes = [f"command line: {flag}: {problem}" for flag, given in excluded.items() if given]
     if mistakes:
         raise ValueError("\n".join(mistakes))
+
+
+def _command(command: CommandLine) -> int:
+    return _rehearse(command) if command.flags.rehearse else _run(command)
 
 
 def _rehearse(command: CommandLine) -> int:

@@ -19,6 +19,7 @@ from configs.schema import Config, Lora
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
@@ -101,7 +102,7 @@ def make_policy(
     **changes: Any,
 ) -> Policy:
     """The policy on a mesh of the first `devices` devices; `changes` go to `hf_config`."""
-    return Policy.create(
+    return Policy(
         architecture(hf_config(**changes), dtype=jnp.dtype(dtype)),
         lora=lora,
         mesh=make_mesh(jax.devices()[:devices], fsdp=fsdp, tp=tp),
@@ -129,6 +130,24 @@ def make_probe(policy: Policy, *, seed: int = 1) -> Params:
     shapes = sorted(policy.adapter_shapes.items())
     return policy.place_adapter(
         {name: 0.1 * rng.standard_normal(shape.shape) for name, shape in shapes}
+    )
+
+
+def hidden_states(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) -> jax.Array:
+    """Hidden states of whole sequences, `rows seq embed`."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    given = jnp.asarray(tokens), positions
+    return jax.jit(lambda base, adapter: policy.bind(base, adapter)(*given)[0])(base, adapter)
+
+
+def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) -> jax.Array:
+    """Logits of whole sequences, `rows seq vocab`; no token is forbidden."""
+    return scaled_logits(
+        hidden_states(policy, base, adapter, tokens),
+        policy.embedding(base),
+        softcap=policy.architecture.shape.final_softcap,
+        temperature=1.0,
+        forbidden=jnp.zeros(policy.vocab_size, bool),
     )
 
 

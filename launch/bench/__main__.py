@@ -1,8 +1,6 @@
 """Benchmarks: measures the project's claims, with peers in the same run.
 
-    python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE]
-
-This process imports nothing heavy: each row is measured in a separate process.
+python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -13,16 +11,14 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launch.bench.child import in_child
-from launch.bench.machine import machine
-from launch.bench.table import Benchmark, Figures, Row, Section
-from launch.exits import exit_status
+from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
+from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import add_json, json_file, output_file
 
 BENCHMARKS = {
@@ -39,12 +35,12 @@ BENCHMARKS = {
     "on this machine, with a plot; an hour or more",
 }
 DESCRIPTION = """\
-Measure the claims of the README, with peers in the same run, each row in a separate process.
+Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a process of its
+own.
 Progress goes to standard error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
-
-Plan = tuple[argparse.Namespace, Benchmark]
+PLOT = "rollout_sweep.png"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,11 +51,11 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _prepare(given), lambda plan: _run(*plan))
+    return exit_status(lambda: _prepare(given), lambda prepared: _run(*prepared))
 
 
-def _prepare(argv: Sequence[str]) -> Plan:
-    """Returns the request, and the benchmark with the requested rows and plot file.
+def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
+    """Returns the request, and the benchmark with the requested rows.
 
     Raises:
         ValueError: for a mistake in the request, one line.
@@ -72,7 +68,7 @@ def _prepare(argv: Sequence[str]) -> Plan:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the benchmark")
+    parser.add_argument("name", metavar="NAME", choices=BENCHMARKS, help="the benchmark")
     parser.add_argument(
         "--only",
         metavar="PATTERN",
@@ -80,28 +76,17 @@ def _prepare(argv: Sequence[str]) -> Plan:
     )
     parser.add_argument("--list", action="store_true", help="list the rows, measure nothing")
     add_json(parser)
-    parser.add_argument("--plot", metavar="FILE", help="PNG file of the plot (benchmark sweep)")
-    request, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = "--only, --list, --json, --plot"
-        raise ValueError(f"command line: {unknown[0]}: unknown; there are {known}")
-    names = ", ".join(BENCHMARKS)
-    if request.name is None:
-        raise ValueError(f"command line: NAME is missing; there are {names}")
-    if request.name not in BENCHMARKS:
-        raise ValueError(f"command line: {request.name}: no such benchmark; there are {names}")
-    request.json = json_file(request)
-    if request.plot is not None:
-        request.plot = str(output_file("--plot", request.plot))
-    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}_bench").BENCHMARK
-    if request.plot and benchmark.plot is None:
-        raise ValueError(f"command line: --plot: {request.name} has no plot; sweep has one")
-    chosen = replace(
-        benchmark,
-        sections=_choose(benchmark.sections, request.only),
-        plot_file=request.plot or benchmark.plot_file,
+    parser.add_argument(
+        "--plot", metavar="FILE", help=f"PNG file of the plot of sweep (default: {PLOT})"
     )
-    return request, chosen
+    request = parser.parse_args(argv)
+    request.json = json_file(request)
+    if request.name == "sweep":
+        request.plot = output_file("--plot", request.plot or PLOT)
+    elif request.plot is not None:
+        raise ValueError(f"command line: --plot: {request.name} has no plot; sweep has one")
+    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
+    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
 
 
 def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
@@ -113,88 +98,71 @@ def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
         if rows:
             chosen.append(replace(section, rows=rows))
     if not chosen:
-        known = [f"{section.name}/{row.name}" for section in sections for row in section.rows]
-        nearest = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(pattern, _names(sections), n=1, cutoff=0.0)[0]
         raise ValueError(f"command line: --only {pattern}: no such row; nearest: {nearest}")
     return chosen
 
 
+def _names(sections: Sequence[Section]) -> list[str]:
+    return [f"{section.name}/{row.name}" for section in sections for row in section.rows]
+
+
 def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
-    sections = benchmark.sections
     if request.list:
-        print(
-            "\n".join(f"{section.name}/{row.name}" for section in sections for row in section.rows)
-        )
+        print("\n".join(_names(benchmark.sections)))
         return 0
-    measured: dict[str, dict[str, Figures]] = {section.name: {} for section in sections}
-    hardware = machine()
-    content = {"benchmark": request.name, **hardware, "sections": measured}
-    absent: dict[str, Figures] = {}
-    success, interrupted, count = True, False, 0
+    sections = {section.name: dict[str, Figures]() for section in benchmark.sections}
+    content = {"benchmark": request.name, **machine(), "sections": sections, "absent": {}}
     try:
-        for section in sections:
-            absent[section.name] = _absent(section)
-            success &= "failed" not in absent[section.name]
-            for row in () if absent[section.name] else section.rows:
-                count += 1
-                progress = f"[{count}/{sum(len(one.rows) for one in sections)}]"
-                figures = _measure(f"{section.name}/{row.name}", row, progress=progress)
-                measured[section.name][row.name] = figures
-                success &= "failed" not in figures
-                if request.json:
-                    _write(request.json, content)
-            success &= _plot(benchmark, content)
+        _measure(request, benchmark, content)
     except KeyboardInterrupt:
-        interrupted = True
-    print("\n".join(f"{key}: {value}" for key, value in hardware.items()))
-    for section in sections:
-        print(f"\n{section.title}\n\n{section.table(measured[section.name])}\n")
-        for why in absent.get(section.name, {}).values():
-            print(f"not measured: {why}\n")
-        for claim in () if interrupted else section.claims(measured[section.name]):
-            print(f"{'holds' if claim.holds else 'DOES NOT HOLD'}: {claim.text}")
-            success &= claim.holds
-    if interrupted:
+        _report(benchmark, content, claim=False)
         print("\ninterrupted: missing rows were not measured")
-        return 130
-    return 0 if success else 1
+        return EXIT_INTERRUPTED
+    return 0 if _report(benchmark, content, claim=True) else EXIT_FAILED
 
 
-def _absent(section: Section) -> Figures:
-    """Returns why no row can be measured, as `absent`, or `failed` if the check itself failed."""
-    if section.needs is None:
-        return {}
-    try:
-        return in_child(section.needs, {}, environment=section.rows[0].environment)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return {"failed": str(error).splitlines()[-1]}
+def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[str, Any]) -> None:
+    """Adds the rows' figures to the content of `--json`, which is written after each of them.
+
+    A row that could not be measured has `failed`, with the error.
+    """
+    names = _names(benchmark.sections)
+    for section in benchmark.sections:
+        for row in section.rows:
+            name = f"{section.name}/{row.name}"
+            progress, began = f"[{names.index(name) + 1}/{len(names)}] {name}", time.monotonic()
+            print(f"{progress} ...", file=sys.stderr, flush=True)
+            try:
+                found = in_child(row.measure, row.arguments, environment=section.environment)
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                found = {"failed": str(error).splitlines()[-1]}
+            print(f"{progress}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            if "absent" in found:
+                content["absent"][section.name] = found["absent"]
+                break
+            content["sections"][section.name][row.name] = found
+            if request.json:
+                _write(request.json, content)
+        if benchmark.plot is not None:
+            benchmark.plot(request.plot, content)
 
 
-def _measure(name: str, row: Row, *, progress: str) -> Figures:
-    began = time.monotonic()
-    print(f"{progress} {name} ...", file=sys.stderr, flush=True)
-    try:
-        figures = in_child(row.function, row.arguments, environment=row.environment)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        figures = {"failed": str(error).splitlines()[-1]}
-    print(f"{progress} {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return {**row.known, **figures}
-
-
-def _plot(benchmark: Benchmark, content: Mapping[str, Any]) -> bool:
-    """Plots the rows so far, if the benchmark has a plot; returns whether nothing failed."""
-    if benchmark.plot is None:
-        return True
-    arguments = {"file": benchmark.plot_file, "content": content}
-    try:
-        if in_child(benchmark.plot, arguments, environment={})["written"]:
-            print(f"plot: {benchmark.plot_file}", file=sys.stderr, flush=True)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return False
-    return True
+def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
+    """Prints tables and claims; returns whether nothing failed and all claims hold."""
+    print("\n".join(f"{key}: {content[key]}" for key in ("date", "machine", "versions")))
+    success = True
+    for section in benchmark.sections:
+        found = content["sections"][section.name]
+        success &= not any("failed" in figures for figures in found.values())
+        print(f"\n{section.title}\n\n{section.table(found)}\n")
+        if section.name in content["absent"]:
+            print(f"not measured: {content['absent'][section.name]}\n")
+        for one in (one for claims in section.claims for one in claims(found)) if claim else ():
+            print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
+            success &= one.holds
+    return success
 
 
 def _write(path: Path, content: Any) -> None:

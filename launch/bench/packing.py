@@ -1,21 +1,24 @@
 """Padding and arithmetic of micro-batches with rollouts of very different lengths.
 
-Arithmetic of gemma3-1b with LoRA: 2 operations for each parameter and position in the forward pass,
-in its recomputation and in the gradient of the activations; attention counts all scores that the
-learner computes (pipeline/compute/model/attention.py), masked or not.
+Rows of one rollout each, rows in length buckets, and packed rows. Computed, not timed: arithmetic
+of gemma3-1b with LoRA is 2 operations for each parameter and position in the forward pass, in its
+recomputation and in the gradient of the activations; attention counts all scores that the learner
+computes (pipeline/compute/model/attention.py), masked or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from launch.bench.models import MODELS
+from launch.bench.harness import Row, Section
 from pipeline.contracts.batches import BatchShape
+from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.dataset.packing import first_fit
+from pipeline.inputs.hub.model_shape import PUBLISHED, read_model_shape
 
 PROMPT_MEAN, COMPLETION_MEANS = 150, (296, 448, 576)
 """Mean tokens of GSM8K's prompts, and of completions as seen in training."""
@@ -36,26 +39,21 @@ def scheme(*, buckets: Sequence[int] = (), row: int | None = None) -> dict[str, 
         buckets: row lengths; each rollout gets its own row of the smallest fitting length.
         row: instead, pack rollouts into rows of this length, first-fit decreasing.
     """
+    shape = read_model_shape(PUBLISHED["gemma-3-1b"])
     found: dict[str, Any] = {"programs": 2 * len(buckets) if row is None else 2}
     for mean in COMPLETION_MEANS:
         rng = np.random.default_rng(mean)
-        steps = [_lengths(rng, mean) for _ in range(STEPS)]
-        work = _Work(0, 0.0)
-        for lengths in steps:
-            work += _packed(lengths, row) if row is not None else _bucketed(lengths, buckets)
-        tokens = int(sum(lengths.sum() for lengths in steps))
-        found[f"padding_{mean}"] = 100 * (1 - tokens / work.positions)
-        found[f"gflop_{mean}"] = work.operations / tokens / 1e9
+        tokens, positions, flops = 0, 0, 0.0
+        for _ in range(STEPS):
+            lengths = _lengths(rng, mean)
+            tokens += int(lengths.sum())
+            for length, rows in used_rows(lengths, buckets=buckets, row=row).items():
+                computed = computed_positions(rows, length)
+                positions += computed
+                flops += computed * operations(length, shape)
+        found[f"padding_{mean}"] = 100 * (1 - tokens / positions)
+        found[f"gflop_{mean}"] = flops / tokens / 1e9
     return found
-
-
-@dataclass(frozen=True)
-class _Work:
-    positions: int
-    operations: float
-
-    def __add__(self, other: _Work) -> _Work:
-        return _Work(self.positions + other.positions, self.operations + other.operations)
 
 
 def _lengths(rng: np.random.Generator, mean: int) -> np.ndarray:
@@ -69,47 +67,46 @@ def _lengths(rng: np.random.Generator, mean: int) -> np.ndarray:
     return np.sort(prompts + completions)[::-1]
 
 
-def _packed(lengths: np.ndarray, row: int) -> _Work:
-    return _rows(len(first_fit(list(map(int, lengths)), capacity=row)), row)
+def used_rows(
+    lengths: np.ndarray, *, buckets: Sequence[int] = (), row: int | None = None
+) -> dict[int, int]:
+    """Returns the number of rows by their length; arguments as for `scheme`."""
+    if row is not None:
+        return {row: len(first_fit(lengths.tolist(), capacity=row))}
+    return dict(Counter(min(size for size in buckets if size >= length) for length in lengths))
 
 
-def _bucketed(lengths: np.ndarray, buckets: Sequence[int]) -> _Work:
-    held = np.searchsorted(np.sort(buckets), lengths)
-    work = _Work(0, 0.0)
-    for number, bucket in enumerate(sorted(buckets)):
-        work += _rows(int((held == number).sum()), bucket)
-    return work
-
-
-def _rows(count: int, length: int) -> _Work:
-    """Work of `count` rows in full and small micro-batches, empty rows included."""
+def computed_positions(rows: int, length: int) -> int:
+    """Returns the positions of full and small micro-batches, empty rows included."""
     shape = BatchShape(rows=MICRO_BATCH // length, tail_rows=DEVICES, length=length, pad=0)
-    positions = sum(shape.split(count)) * length
-    return _Work(positions, positions * operations(length, MODELS["gemma3_1b"]))
+    return sum(shape.split(rows)) * length
 
 
-def operations(row: int, model: Mapping[str, Any]) -> float:
+def operations(row: int, shape: ModelShape) -> float:
     """Returns the operations of a position: forward, recomputation, gradient of the activations."""
-    width, mlp = model["hidden_size"], model["intermediate_size"]
-    heads, kv, size = (
-        model[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    keys = shape.global_layers * seen_keys(row, None) + shape.local_layers * seen_keys(
+        row, shape.window
     )
-    layers, window = model["num_hidden_layers"], model["sliding_window"]
-    matrices = width * size * (2 * heads + 2 * kv) + 3 * width * mlp
-    everywhere = layers // model["sliding_window_pattern"]
     # Scores and weighted values; their gradients are twice as many.
-    scores = (
-        4
-        * heads
-        * size
-        * (everywhere * keys(row, None) + (layers - everywhere) * keys(row, window))
-    )
-    return 3 * 2 * (layers * matrices + width * model["vocab_size"]) + 4 * scores
+    scores = 4 * shape.heads * shape.head_dim * keys
+    return 3 * 2 * (shape.layers * shape.layer_parameters + shape.embedding_parameters) + 4 * scores
 
 
-def keys(row: int, window: int | None) -> int:
+def seen_keys(row: int, window: int | None) -> int:
     """Returns the number of keys that a query is multiplied with."""
     if row <= _QUERY_BLOCK:
         return row
     whole = -(-row // _QUERY_BLOCK) * _QUERY_BLOCK
     return whole if window is None else _QUERY_BLOCK + window - 1
+
+
+PACKING = Section(
+    "packing",
+    "512 rollouts of at most 1,024 tokens on 8 devices, lengths lognormal, micro-batches of 65,536 "
+    "positions, gemma3-1b: empty positions, and arithmetic for each real token",
+    (
+        Row("a row each", scheme, {"buckets": (1024,)}),
+        Row("four length buckets", scheme, {"buckets": (256, 512, 768, 1024)}),
+        *(Row(f"packed rows of {row:,}", scheme, {"row": row}) for row in (1024, 2048, 4096)),
+    ),
+)

@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from configs.load import load_config
@@ -18,32 +17,14 @@ from configs.schema import Config
 SAMPLES = 8
 
 
-@dataclass(frozen=True)
-class Ability:
-    """Shares of the prompts of the test split.
+def measure(config: Config, *, prompts: int) -> dict[str, float]:
+    """Measures the base of a configuration on the first `prompts` test prompts.
 
-    Attributes:
-        greedy: correct at temperature 0.
-        pass_1: correct in one sample at temperature 1, mean over eight samples.
-        pass_8: correct in at least one of eight samples.
-        well_formed: greedy answers in the requested form.
+    Returns:
+        Shares of the prompts: `greedy`: correct at temperature 0; `pass@1` at temperature 1, mean
+        over the samples; `pass@8`: correct in at least one sample; `well formed`: greedy answers in
+        the requested form.
     """
-
-    greedy: float
-    pass_1: float
-    pass_8: float
-    well_formed: float
-
-    def __str__(self) -> str:
-        """One line."""
-        return (
-            f"greedy {self.greedy:.1%}, pass@1 {self.pass_1:.1%}, pass@8 {self.pass_8:.1%}, "
-            f"well formed {self.well_formed:.1%}"
-        )
-
-
-def measure(config: Config, *, prompts: int) -> Ability:
-    """Measures the base of a configuration on the first `prompts` test prompts."""
     import jax
     import numpy as np
 
@@ -79,12 +60,12 @@ def measure(config: Config, *, prompts: int) -> Ability:
 
     greedy, well_formed = sample(1, 0.0)
     sampled, _ = sample(SAMPLES, 1.0)
-    return Ability(
-        greedy=float(greedy.mean()),
-        pass_1=float(sampled.mean()),
-        pass_8=float(sampled.any(axis=1).mean()),
-        well_formed=float(well_formed.mean()),
-    )
+    return {
+        "greedy": float(greedy.mean()),
+        "pass@1": float(sampled.mean()),
+        f"pass@{SAMPLES}": float(sampled.any(axis=1).mean()),
+        "well formed": float(well_formed.mean()),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     os.environ["JAX_PLATFORMS"] = "cpu"
     overrides = [("model.path", options.model)] if options.model else []
-    print(measure(load_config("configs/demo.toml", overrides), prompts=options.prompts))
+    found = measure(load_config("configs/demo.toml", overrides), prompts=options.prompts)
+    print(", ".join(f"{name} {share:.1%}" for name, share in found.items()))
     return 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from configs.base import parse_duration_s
-from launch.demo.table import CONFIG
+from launch.demo.table import train
 from launch.exits import EXIT_MISTAKE
 from launch.flags import add_json, add_runs_dir, add_seeds, json_file
 from pipeline.control.budget import show_duration
 from pipeline.evaluate.significance import measure_accuracy
-from pipeline.run.run_folder import RunFolder
 
 FACTORS = (1, 2, 4)
 _TOO_SMALL_S = 40
@@ -63,21 +61,14 @@ class Row:
 
     def __str__(self) -> str:
         """A Markdown row."""
-        found, best = self.summary["eval"], self.summary["best"]
+        before = self.summary["eval"]["before"]["accuracy"]
+        after = sum(self.answers.values()) / len(self.answers)
         in_time = "yes" if self.process_s <= self.budget_s else "no"
         return (
             f"| {show_duration(self.budget_s)} | {self.seed} | {self.summary['steps']} "
-            f"| {show_duration(self.process_s)} | {in_time} "
-            f"| {100 * found['before']['accuracy']:.1f}% "
-            f"| {100 * sum(self.answers.values()) / len(self.answers):.1f}% | {best['step']} |"
+            f"| {show_duration(self.process_s)} | {in_time} | {before:.1%} | {after:.1%} "
+            f"| {self.summary['best']['step']} |"
         )
-
-
-def train(name: str, *, folder: Path, settings: Sequence[str]) -> int:
-    """Runs the demo with extra settings; returns the exit status."""
-    command = [sys.executable, "-m", "launch.train", CONFIG, "--run.name", name]
-    command += ["--run.dir", str(folder), *_SETTINGS, *settings]
-    return subprocess.run(command, check=False).returncode
 
 
 def find_minimum_s(*, folder: Path, stamp: str) -> int:
@@ -88,14 +79,14 @@ def find_minimum_s(*, folder: Path, stamp: str) -> int:
     """
     budget_s = _TOO_SMALL_S
     while True:
-        name = f"deadline-minimum-{show_duration(budget_s)}-{stamp}"
-        settings = ["--budget.time", show_duration(budget_s)]
-        status = train(name, folder=folder, settings=settings)
-        if status == 0:
+        time_budget = show_duration(budget_s)
+        name = f"deadline-minimum-{time_budget}-{stamp}"
+        done = train(name, folder=folder, settings=[*_SETTINGS, "--budget.time", time_budget])
+        if done.status == 0:
             return budget_s
-        refused = list(RunFolder(folder / name).events("refused"))
-        if status != EXIT_MISTAKE or not refused:
-            raise RuntimeError(f"{name}: exit status {status}")
+        refused = list(done.folder.events("refused"))
+        if done.status != EXIT_MISTAKE or not refused:
+            raise RuntimeError(f"{name}: exit status {done.status}")
         budget_s = ceil(refused[-1]["minimum_s"])
 
 
@@ -105,21 +96,17 @@ def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
     Raises:
         RuntimeError: if the run fails.
     """
-    name = f"deadline-{show_duration(budget_s)}-seed{seed}-{stamp}"
-    settings = ["--budget.time", show_duration(budget_s), "--run.seed", str(seed)]
-    started = time.monotonic()
-    status = train(name, folder=folder, settings=settings)
-    process_s = time.monotonic() - started
-    if status != 0:
-        raise RuntimeError(f"{name}: exit status {status}")
-    run_folder = RunFolder(folder / name)
-    assert run_folder.summary is not None
-    tests = [entry for entry in run_folder.events("evaluated") if entry["name"] == "test_after"]
+    time_budget = show_duration(budget_s)
+    name = f"deadline-{time_budget}-seed{seed}-{stamp}"
+    settings = [*_SETTINGS, "--budget.time", time_budget, "--run.seed", str(seed)]
+    done = train(name, folder=folder, settings=settings)
+    summary = done.summary
+    tests = [entry for entry in done.folder.events("evaluated") if entry["name"] == "test_after"]
     if not tests:
         raise RuntimeError(f"{name}: no time was left to evaluate the export")
-    rows = run_folder.read_answers(tests[-1])
+    rows = done.folder.read_answers(tests[-1])
     answers = {row["prompt_id"]: bool(row["correct"]) for row in rows}
-    return Row(budget_s, seed, run_folder.summary, answers, process_s)
+    return Row(budget_s, seed, summary, answers, done.seconds)
 
 
 def mean_line(rows: Sequence[Row]) -> str:
@@ -132,7 +119,7 @@ def mean_line(rows: Sequence[Row]) -> str:
     found = measure_accuracy(np.array(answers))
     low, high = (100 * bound for bound in found.ci95)
     budget = show_duration(rows[0].budget_s)
-    return f"{budget}: mean accuracy {100 * found.accuracy:.1f}% [{low:.1f}, {high:.1f}]"
+    return f"{budget}: mean accuracy {found.accuracy:.1%} [{low:.1f}, {high:.1f}]"
 
 
 def _duration_s(text: str) -> int:
@@ -160,9 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as mistake:
         parser.error(str(mistake))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    minimum_s = options.minimum
-    if minimum_s is None:
-        minimum_s = find_minimum_s(folder=options.dir, stamp=stamp)
+    minimum_s = options.minimum or find_minimum_s(folder=options.dir, stamp=stamp)
     table = [
         [
             run(factor * minimum_s, seed=seed, folder=options.dir, stamp=stamp)
@@ -170,14 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         for factor in FACTORS
     ]
-    print(HEADER)
-    for rows in table:
-        for row in rows:
-            print(row)
-    for rows in table:
-        print(mean_line(rows))
+    rows = [row for budget in table for row in budget]
+    print("\n".join([HEADER, *map(str, rows), *map(mean_line, table)]))
     if file is not None:
-        summaries = [{"seed": row.seed, **row.summary} for rows in table for row in rows]
+        summaries = [{"seed": row.seed, **row.summary} for row in rows]
         file.write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -1,4 +1,4 @@
-"""Runs the demo with several seeds and its control; makes the table of the README.
+"""Runs the demo with several seeds and its control; makes the table in docs/benchmarks.md.
 
     python -m launch.demo.table [--seeds 0 1 2] [--steps N] [--dir runs]
 
@@ -10,10 +10,8 @@ the rewards.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 import psutil
 
 from launch.flags import add_runs_dir, add_seeds
+from pipeline.run.run_folder import RunFolder
 
 CONFIG = "configs/demo.toml"
 _SAMPLE_EVERY_S = 2.0
@@ -35,84 +34,53 @@ HEADER = (
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run of the table.
+class DemoRun:
+    """A run of the demo that has ended.
 
     Attributes:
         name: of the run.
-        summary: its `summary.json`.
-        minutes: time from start to exit.
-        peak_gib: peak of the summed proportional set size of its processes.
+        status: exit status of its process.
+        seconds: time from start to exit.
+        peak_gib: peak of the summed proportional set size of its processes, which counts shared
+            memory once.
+        folder: the run folder.
     """
 
     name: str
-    summary: dict[str, Any]
-    minutes: float
+    status: int
+    seconds: float
     peak_gib: float
-
-    def __str__(self) -> str:
-        """A Markdown row."""
-        found, best = self.summary["eval"], self.summary["best"]
-        before, after = found["before"], found["after"]
-        low, high = found["paired_ci95"]
-        return (
-            f"| {self.name} | {_share(before)} | {_share(after)} "
-            f"| {100 * found['paired_difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
-            f"| {found['paired_p']:.1e} | {100 * before['well_formed']:.1f}% "
-            f"| {best['step']} of {best['last_step']} "
-            f"| {100 * best['accuracy']:.1f}%, {100 * best['last_accuracy']:.1f}% "
-            f"| {self.minutes:.1f} | {self.peak_gib:.1f} |"
-        )
-
-
-def _share(found: dict[str, Any]) -> str:
-    return f"{100 * found['accuracy']:.1f}%"
-
-
-def run(name: str, *, seed: int, folder: Path, settings: Sequence[str]) -> Row:
-    """Runs the demo once in a separate process and measures it.
-
-    Raises:
-        RuntimeError: if the run fails.
-    """
-    command = [sys.executable, "-m", "launch.train", CONFIG]
-    command += ["--run.seed", str(seed), "--run.name", name, "--run.dir", str(folder), *settings]
-    started = time.monotonic()
-    process = subprocess.Popen(command)
-    peak = _PeakMemory(process.pid)
-    status = process.wait()
-    peak.stop()
-    if status != 0:
-        raise RuntimeError(f"{name}: exit status {status} of {' '.join(command)}")
-    summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
-    return Row(name, summary, (time.monotonic() - started) / 60, peak.gib)
-
-
-class _PeakMemory:
-    """Samples the memory of a process and its descendants."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._bytes = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    folder: RunFolder
 
     @property
-    def gib(self) -> float:
-        return self._bytes / 2**30
+    def summary(self) -> dict[str, Any]:
+        """Its `summary.json`.
 
-    def _watch(self) -> None:
-        while not self._stop.wait(_SAMPLE_EVERY_S):
-            self._bytes = max(self._bytes, _pss(self._pid))
+        Raises:
+            RuntimeError: if the run failed.
+        """
+        if self.status or self.folder.summary is None:
+            raise RuntimeError(f"{self.name}: exit status {self.status}")
+        return self.folder.summary
 
 
-def _pss(pid: int) -> int:
-    """Summed proportional set size, which counts shared memory once."""
+def train(name: str, *, folder: Path, settings: Sequence[str]) -> DemoRun:
+    """Runs the demo once in a separate process with further settings, and measures it."""
+    command = [sys.executable, "-m", "launch.train", CONFIG, "--run.name", name]
+    started, peak = time.monotonic(), 0
+    process = subprocess.Popen([*command, "--run.dir", str(folder), *settings])
+    while True:
+        try:
+            status = process.wait(timeout=_SAMPLE_EVERY_S)
+            break
+        except subprocess.TimeoutExpired:
+            peak = max(peak, _memory(process.pid))
+    seconds = time.monotonic() - started
+    return DemoRun(name, status, seconds, peak / 2**30, RunFolder(folder / name))
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a process and its descendants; 0 if it has just ended."""
     total = 0
     try:
         root = psutil.Process(pid)
@@ -127,6 +95,25 @@ def _pss(pid: int) -> int:
     return total
 
 
+def row(run: DemoRun) -> str:
+    """Returns a Markdown row.
+
+    Raises:
+        RuntimeError: if the run failed.
+    """
+    found, best = run.summary["eval"], run.summary["best"]
+    before, after = found["before"], found["after"]
+    low, high = found["paired_ci95"]
+    return (
+        f"| {run.name} | {before['accuracy']:.1%} | {after['accuracy']:.1%} "
+        f"| {100 * found['paired_difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
+        f"| {found['paired_p']:.1e} | {before['well_formed']:.1%} "
+        f"| {best['step']} of {best['last_step']} "
+        f"| {best['accuracy']:.1%}, {best['last_accuracy']:.1%} "
+        f"| {run.seconds / 60:.1f} | {run.peak_gib:.1f} |"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all seeds and the control and prints the table."""
     parser = argparse.ArgumentParser(
@@ -139,15 +126,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     settings = [] if options.steps is None else ["--budget.steps", str(options.steps)]
-    plans: list[tuple[str, int, list[str]]] = [
-        (f"demo-seed{seed}-{stamp}", seed, settings) for seed in options.seeds
+    shuffled = ("--rewards.shuffle", "true")
+    plans: list[tuple[str, int, tuple[str, ...]]] = [
+        *((f"demo-seed{seed}-{stamp}", seed, ()) for seed in options.seeds),
+        (f"demo-control-{stamp}", options.seeds[0], shuffled),
     ]
-    control = [*settings, "--rewards.shuffle", "true"]
-    plans.append((f"demo-control-{stamp}", options.seeds[0], control))
-    rows = [run(name, seed=seed, folder=options.dir, settings=more) for name, seed, more in plans]
-    print(HEADER)
-    for row in rows:
-        print(row)
+    rows = [
+        row(train(name, folder=options.dir, settings=["--run.seed", str(seed), *settings, *more]))
+        for name, seed, more in plans
+    ]
+    print("\n".join([HEADER, *rows]))
     return 0
 
 

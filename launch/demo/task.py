@@ -57,11 +57,6 @@ class ErrorRates:
     carry: float = 0.0
     operator: float = 0.0
 
-    def __post_init__(self) -> None:
-        for kind, chance in vars(self).items():
-            if not 0.0 <= chance <= 1.0:
-                raise ValueError(f"{kind} = {chance} is not a probability; nearest: {chance > 1:d}")
-
 
 CORRECT = ErrorRates()
 
@@ -116,15 +111,14 @@ def write_splits(
 
     Each line has a `question` and an `answer`, both strings. Returns the files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     splits = make_splits(seed, train=train, validation=validation, test=test)
-    files = []
-    for name, problems in splits.items():
-        rows = ({"question": p.question, "answer": str(p.answer)} for p in problems)
-        file = folder / f"{name}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        files.append(file)
-    return files
+    return [
+        _write(
+            folder / f"{name}.jsonl",
+            [{"question": p.question, "answer": str(p.answer)} for p in problems],
+        )
+        for name, problems in splits.items()
+    ]
 
 
 def write_demonstrations(folder: Path, *, seed: int, count: int = 400) -> Path:
@@ -133,8 +127,12 @@ def write_demonstrations(folder: Path, *, seed: int, count: int = 400) -> Path:
     Each line has a `question` and a `completion`, both strings. Returns the file.
     """
     problems, rng = make_splits(seed)["train"][:count], Random(seed)
-    rows = ({"question": p.question, "completion": solution(p, rng)} for p in problems)
-    file = folder / "demonstrations.jsonl"
+    rows = [{"question": p.question, "completion": solution(p, rng)} for p in problems]
+    return _write(folder / "demonstrations.jsonl", rows)
+
+
+def _write(file: Path, rows: Sequence[dict[str, str]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
 

@@ -51,6 +51,15 @@ ARCHITECTURE: dict[str, Any] = {
     "bos_token_id": 2,
     "dtype": "bfloat16",
 }
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "GemmaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+}
 ERROR_RATES = ErrorRates(carry=0.57, operator=0.12)
 BATCH, TOKENS = 128, 80
 STEPS, PEAK_LR = 900, 2e-3
@@ -67,22 +76,8 @@ def write_tokenizer(folder: Path, *, seed: int) -> None:
     train_tokenizer(
         texts, folder / "tokenizer.model", vocab_size=ARCHITECTURE["vocab_size"], whole=TAGS
     )
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "GemmaTokenizer",
-                "add_bos_token": True,
-                "add_eos_token": False,
-                "bos_token": "<bos>",
-                "eos_token": "<eos>",
-                "pad_token": "<pad>",
-                "unk_token": "<unk>",
-            },
-            indent=2,
-        )
-        + "\n",
-        encoding="utf-8",
-    )
+    text = json.dumps(TOKENIZER_CONFIG, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def _prompt(question: str) -> str:
@@ -128,40 +123,20 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     from tqdm import trange
 
     from pipeline.compute.model import save, weights
-    from pipeline.compute.model.head import scaled_logits
-    from pipeline.compute.model.policy import Params, Policy
+    from pipeline.compute.model.policy import Policy
     from pipeline.compute.model.sharding import make_mesh
 
-    tokenizer = read_tokenizer(draft)
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
-    policy = Policy.create(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
     no_adapter = policy.no_adapter()
+    schedule = optax.warmup_cosine_decay_schedule(0.0, PEAK_LR, steps // 10, steps)
     optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(
-            optax.warmup_cosine_decay_schedule(0.0, PEAK_LR, steps // 10, steps),
-            b2=0.99,
-            weight_decay=0.01,
-        ),
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99, weight_decay=0.01)
     )
 
-    def loss(params: Params, tokens: jax.Array, learned: jax.Array) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(TOKENS - 1), (BATCH, TOKENS - 1))
-        hidden, _ = policy.bind(params, no_adapter)(tokens[:, :-1], positions)
-        # Whole logits: unlike in GRPO, the embedding is trained, too.
-        logits = scaled_logits(
-            hidden,
-            policy.embedding(params),
-            softcap=architecture.final_softcap,
-            temperature=1.0,
-            forbidden=jnp.zeros(policy.vocab_size, bool),
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-        return jnp.sum(losses * learned[:, 1:]) / jnp.sum(learned[:, 1:])
-
     @jax.jit
-    def step(params: Params, state: Any, tokens: jax.Array, learned: jax.Array) -> Any:
-        value, grads = jax.value_and_grad(loss)(params, tokens, learned)
+    def step(params: Any, state: Any, tokens: Any, learned: Any) -> Any:
+        value, grads = jax.value_and_grad(_loss)(params, policy, no_adapter, tokens, learned)
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
@@ -170,7 +145,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     }
     params = _initial(policy.base_shapes, seed=seed)
     state = optimizer.init(params)
-    feed = batches(tokenizer, seed=seed + 1, held_out=held_out)
+    feed = batches(read_tokenizer(draft), seed=seed + 1, held_out=held_out)
     bar = trange(steps, desc="pretraining", mininterval=5)
     for number in bar:
         params, state, value = step(params, state, *next(feed))
@@ -178,6 +153,26 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
             bar.set_postfix(loss=f"{value:.3f}")
     written = {name: np.asarray(value).astype(jnp.bfloat16) for name, value in params.items()}
     save.save_folder(out, written, like=draft)
+
+
+def _loss(params: Any, policy: Any, adapter: Any, tokens: Any, learned: Any) -> Any:
+    """Mean cross entropy of the learned tokens, with whole logits: the embedding is trained."""
+    import jax.numpy as jnp
+    import optax
+
+    from pipeline.compute.model.head import scaled_logits
+
+    positions = jnp.broadcast_to(jnp.arange(TOKENS - 1), (BATCH, TOKENS - 1))
+    hidden, _ = policy.bind(params, adapter)(tokens[:, :-1], positions)
+    logits = scaled_logits(
+        hidden,
+        policy.embedding(params),
+        softcap=policy.architecture.shape.final_softcap,
+        temperature=1.0,
+        forbidden=jnp.zeros(policy.vocab_size, bool),
+    )
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    return jnp.sum(losses * learned[:, 1:]) / jnp.sum(learned[:, 1:])
 
 
 def _initial(shapes: Any, *, seed: int) -> Any:

@@ -2,8 +2,8 @@
 
     python -m launch.demo.warm_start [--seeds 0 1 2] [--time 4m] [--base DIR]
 
-Makes the comparison of the README. The base is pretrained for 600 steps instead of 900, which takes
-about 14 minutes on two cores.
+Makes the comparison in docs/benchmarks.md. The base is pretrained for 600 steps instead of 900,
+which takes about 14 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.demo.table import HEADER, run
+from launch.demo.table import HEADER, row, train
 from launch.flags import add_runs_dir, add_seeds
 
 BASE_STEPS = 600
@@ -39,23 +39,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_runs_dir(parser)
     options = parser.parse_args(argv)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = options.base or _make_base(options.dir / f"warm-start-base-{stamp}")
+    base = options.base
+    if base is None:
+        base = options.dir / f"warm-start-base-{stamp}"
+        command = [sys.executable, "-m", "launch.demo.tiny", "--out", str(base)]
+        subprocess.run([*command, "--steps", str(BASE_STEPS)], check=True)
     settings = ["--model.path", str(base), "--budget.steps", "none", "--budget.time", options.time]
     rows = [
-        run(f"{kind}-seed{seed}-{stamp}", seed=seed, folder=options.dir, settings=given)
+        row(
+            train(
+                f"{kind}-seed{seed}-{stamp}",
+                folder=options.dir,
+                settings=[*settings, "--run.seed", str(seed), *more],
+            )
+        )
         for seed in options.seeds
-        for kind, given in (("grpo", settings), ("sft-grpo", [*settings, *SFT_SETTINGS]))
+        for kind, more in (("grpo", ()), ("sft-grpo", SFT_SETTINGS))
     ]
-    print(HEADER)
-    for row in rows:
-        print(row)
+    print("\n".join([HEADER, *rows]))
     return 0
-
-
-def _make_base(folder: Path) -> Path:
-    command = [sys.executable, "-m", "launch.demo.tiny", "--out", str(folder)]
-    subprocess.run([*command, "--steps", str(BASE_STEPS)], check=True)
-    return folder
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def make_policy(
     from pipeline.compute.model.policy import Policy
     from pipeline.compute.model.weights import read_architecture
 
-    return Policy.create(
+    return Policy(
         read_architecture(folder, dtype=jnp.dtype(dtype)),
         lora=lora,
         mesh=mesh,

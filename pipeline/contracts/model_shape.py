@@ -6,7 +6,9 @@ memory of a device.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -15,7 +17,8 @@ from configs.schema import Lora
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number, by `model.dtype`."""
-_BLOCK = 64  # weights that share a scale, as in pipeline.compute.model.quantize
+_BLOCK = 64
+"""Quantized weights that share a scale (QLoRA, arXiv:2305.14314)."""
 _TARGETS = {
     "attention": r"layers/\d+/attn/\w+",
     "mlp": r"layers/\d+/mlp/\w+",
@@ -44,13 +47,10 @@ class Matrix:
         last but one; for `attn_vec_einsum` all heads together.
         """
         *front, summed, last = self.shape
-        most = _BLOCK
         if self.path.endswith("attn_vec_einsum"):
-            most = max(1, _BLOCK // front[0])
             front = [1]
-        block = max(size for size in range(1, most + 1) if summed % size == 0)
-        blocks = 1 if quantization == "int8_matmul" else summed // block
-        return (*front, blocks, last)
+        blocks = summed // scale_block(self.path, self.shape)
+        return (*front, 1 if quantization == "int8_matmul" else blocks, last)
 
 
 @dataclass(frozen=True)
@@ -173,65 +173,65 @@ class ModelShape:
         return embedding + self.layers * layer + self.norm_parameters * size
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """All settings of a Gemma 2 or 3: its sizes, and settings that do not affect memory.
+def select_targets(paths: Iterable[str], targets: str) -> list[str]:
+    """The module paths, such as `layers/0/attn/q_einsum`, that `lora.targets` selects.
 
-    Attributes:
-        shape: sizes.
-        query_scale: queries are multiplied by this before attention.
-        global_rope_theta: RoPE base frequency of global layers.
-        global_rope_factor: linear RoPE scaling of global layers; 1: none.
-        local_rope_theta: RoPE base frequency of local layers.
-        local_rope_factor: linear RoPE scaling of local layers; 1: none.
+    Raises:
+        ValueError: if there are none, with the nearest and a few others.
     """
-
-    shape: ModelShape
-    query_scale: float
-    global_rope_theta: float
-    global_rope_factor: float
-    local_rope_theta: float
-    local_rope_factor: float
+    paths = list(paths)
+    pattern = _TARGETS.get(targets, targets)
+    found = [path for path in paths if re.fullmatch(pattern, path)]
+    if not found:
+        nearest = difflib.get_close_matches(pattern.replace("\\d+", "0"), paths, 1, cutoff=0.0)
+        raise ValueError(
+            f"lora.targets = {targets!r} matches no whole module path; nearest: {nearest[0]}; "
+            f"there are {', '.join(paths[:7])} ... {paths[-1]}"
+        )
+    return found
 
 
 @lru_cache
 def _adapted(shape: ModelShape, targets: str) -> int:
     """Elements of the adapter at rank 1."""
-    pattern = _TARGETS.get(targets, targets)
-    found = sum(
-        matrix.lora
+    elements = {
+        f"layers/{layer}/{matrix.path}": matrix.lora
         for layer in range(shape.layers)
         for matrix in shape.matrices
-        if re.fullmatch(pattern, f"layers/{layer}/{matrix.path}")
-    )
-    if not found:
-        paths = ", ".join(f"layers/0/{matrix.path}" for matrix in shape.matrices)
-        raise ValueError(
-            f"lora.targets = {targets!r} matches no whole module path; the paths are {paths}, "
-            "and the same in every layer"
-        )
-    return found
+    }
+    return sum(elements[path] for path in select_targets(elements, targets))
 
 
-_FSDP, _TP = "fsdp", "tp"
-_AXES: dict[str, tuple[str | None, ...]] = {
-    "attn/q_einsum": (_TP, _FSDP, None),
-    "attn/kv_einsum": (None, _TP, _FSDP, None),
-    "attn/qkv_einsum": (None, _TP, _FSDP, None),
-    "attn/attn_vec_einsum": (_TP, None, _FSDP),
-    "mlp/gate_proj": (_FSDP, _TP),
-    "mlp/up_proj": (_FSDP, _TP),
-    "mlp/down_proj": (_TP, _FSDP),
+def scale_block(path: str, shape: tuple[int, ...]) -> int:
+    """Weights along the summed axis, the last but one, that share a scale when quantized in blocks.
+
+    In `attn_vec_einsum` all heads share a scale.
+    """
+    *front, summed, _ = shape
+    most = max(1, _BLOCK // front[0]) if path.endswith("attn_vec_einsum") else _BLOCK
+    return max(size for size in range(1, most + 1) if summed % size == 0)
+
+
+FSDP, TP = "fsdp", "tp"
+"""Axes of the device mesh over which weights are sharded."""
+MATRIX_AXES: dict[str, tuple[str | None, ...]] = {
+    "attn/q_einsum": (TP, FSDP, None),
+    "attn/kv_einsum": (None, TP, FSDP, None),
+    "attn/qkv_einsum": (None, TP, FSDP, None),
+    "attn/attn_vec_einsum": (TP, None, FSDP),
+    "mlp/gate_proj": (FSDP, TP),
+    "mlp/up_proj": (FSDP, TP),
+    "mlp/down_proj": (TP, FSDP),
 }
-"""Sharding of each matrix, as in `compute.model.sharding`; an axis that does not divide is
-replicated."""
+"""Mesh axes of each axis of a matrix: FSDP for the width of the hidden states, TP for heads, kv
+heads and feed-forward width. An axis that they do not divide is replicated."""
 
 
 def _bytes(matrix: Matrix, dtype: str, *, quantization: str, fsdp: int, tp: int) -> int:
-    parts = {_FSDP: fsdp, _TP: tp, None: 1}
+    parts = {FSDP: fsdp, TP: tp, None: 1}
 
     def elements(shape: tuple[int, ...]) -> int:
-        axes = zip(shape, _AXES[matrix.path], strict=True)
+        axes = zip(shape, MATRIX_AXES[matrix.path], strict=True)
         return prod(n // parts[axis] if n % parts[axis] == 0 else n for n, axis in axes)
 
     size = DTYPE_BYTES[dtype]

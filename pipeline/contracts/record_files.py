@@ -6,7 +6,8 @@
                              of this line and all lines before it
     write_rows, FileDigest   JSONL, replaced atomically; row count and hash are stored elsewhere
 
-Records that a resume rolls back are moved, not deleted: `move_to_superseded`.
+Records that a resume rolls back are moved, not deleted: `move_to_superseded`. A folder is replaced
+as a whole by `replace_folder`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -75,6 +77,33 @@ def write_atomically(path: Path, text: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def replace_folder(folder: Path, fresh: Path) -> None:
+    """Replaces a folder by a complete one beside it, of the same file system.
+
+    A process that dies between the two renames leaves the old content in `NAME.old`, from where
+    `recover_folder` restores it.
+    """
+    recover_folder(folder)
+    aside = _aside(folder)
+    if folder.exists():
+        folder.rename(aside)
+    fresh.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def recover_folder(folder: Path) -> None:
+    """Completes or undoes a `replace_folder` that was interrupted."""
+    aside = _aside(folder)
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+    elif aside.exists():
+        aside.rename(folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".old")
 
 
 def write_json(path: Path, value: Row) -> None:

@@ -28,6 +28,7 @@ from pipeline.contracts.record_files import (
     parse_rows,
     read_json,
     read_rows,
+    recover_folder,
     replace_rows,
     write_atomically,
     write_json,
@@ -154,6 +155,7 @@ class RunFolder:
         """
         if self._lock is None or self._lock.closed:
             self._take_lock()
+        recover_folder(self.export)
         self.rollouts.mkdir(exist_ok=True)
         write_atomically(self._config, config_to_json(config).encode())
 

@@ -64,8 +64,8 @@ class InProcess:
 def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     """An actor with an open model of two layers; nothing is compiled."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan: dict[str, Any] = {"fixed": False, "slots": 4, "slot_buckets": None}
     made = tiny.make_config(plan=plan | {"micro_batch_tokens": 2 * ROW})
     actor = ColocatedActor(made)

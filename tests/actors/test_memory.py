@@ -44,8 +44,8 @@ def full(*_: Any, **__: Any) -> Any:
 
 def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActor:
     """Two layers, merged for rollouts, prepared; slots are compacted at the end."""
-    monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     config = tiny.make_config(
         learner={"kl_coef": 0.1, "kl": "topk", "kl_top_k": 8, **learner},
         plan={
@@ -67,8 +67,8 @@ def make_actor(monkeypatch: pytest.MonkeyPatch, **learner: Any) -> ColocatedActo
 
 def make_learner(monkeypatch: pytest.MonkeyPatch, **tables: Any) -> LearnerActor:
     """A prepared learner without a sampler; `tables` override its configuration."""
-    monkeypatch.setattr("actors.learner_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.learner_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
+    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan = {"fixed": False, "placement": "split", "micro_batch_tokens": WHOLE.micro_batch_tokens}
     actor = LearnerActor(tiny.make_config(plan=plan, **tables))
     policy, base = tiny.policy(layers=2), tiny.base(layers=2)

@@ -97,7 +97,7 @@ def tokens(completions: Sequence[Completion]) -> list[list[int]]:
 @pytest.mark.parametrize("kind", ["shared", "merged", "int8"])
 def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
     actor = SamplerActor(config(kind))
-    actor.open_engine(opened())
+    actor.open(opened())
     sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
     first = actor.load(0, "", sent[0])
     before = sample(actor)
@@ -120,7 +120,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
     actor = ColocatedActor(config(kind))
     actor.learner = tiny.learner(learner={"importance_cap": 2.0, "lr": 0.5})
     model = opened()
-    actor.open_engine(model)
+    SamplerActor.open(actor, model)
     pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
     bounds, drawn = Bounds.of(actor.config), []
     learned = tiny.make_rollouts([(3, 20), (3, 17)], advantages=[1.0, -1.0])

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.load import load_config
+from configs.schema import Config
+
 SMALL = """
 run = { name = "small" }
 model = { path = "tiny", dtype = "float32" }
@@ -37,6 +40,20 @@ steps = 10
 """
 
 Write = Callable[..., Path]
+
+
+def overrides(settings: str) -> list[tuple[str, str]]:
+    """Overrides as `key=value; key=value`; a key with a leading dot is in the last one's table."""
+    pairs, table = [], ""
+    for setting in settings.split("; ") if settings else ():
+        key, _, text = setting.partition("=")
+        table = key.rpartition(".")[0] or table
+        pairs.append((f"{table}.{key.rpartition('.')[2]}", text))
+    return pairs
+
+
+def load(path: Path, settings: str = "") -> Config:
+    return load_config(path, overrides(settings))
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
-from configs.nearest import RENAMED
 from configs.schema import Config
-from configs.settings import find_setting
 
 from .conftest import SMALL, Write
 
@@ -224,20 +222,6 @@ def test_an_unknown_key_does_not_hide_other_mistakes_in_its_table(small: Path) -
     assert told[2].startswith(f"{path}: plan.slots = 33: must be a multiple of a sampler's")
 
 
-def test_a_renamed_key_is_refused_with_its_new_name(write: Write, small: Path) -> None:
-    told = "--plan.rollout_rows: renamed to --plan.slots; write --plan.slots VALUE"
-    assert mistakes(small, ("plan.rollout_rows", "32")) == (f"command line: {told}",)
-    told = "plan.rollout_rows: renamed to plan.slots; write plan.slots = ..."
-    path = write(SMALL.replace("slots = 32", "rollout_rows = 32"))
-    assert mistakes(path) == (f"{path}: {told}",)
-
-
-def test_new_names_are_keys_and_old_names_are_not() -> None:
-    for old, new in RENAMED.items():
-        assert find_setting(old.split(".")) is None
-        assert find_setting(new.split(".")) is not None
-
-
 def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     settings = json.loads(config_to_json(load_config("configs/demo.toml")))
     settings["plan"]["rollout_rows"] = settings["plan"].pop("slots")
@@ -272,6 +256,9 @@ def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
         ([("data.train.path", "gs://x"), ("run.nam", "x")], {"data.train.path"}),
         ([("modle.path", "x")], set()),
         ([("eval.every_steps", "5")], {"eval.every_steps"}),
+        ([("sft.train", "{path = 3, limit = 0, foo = 1}")], {"sft.train"}),
+        ([("data.test", "{path = 3, foo = 1}")], {"data.test.path"}),
+        ([("rewards.functions", "[3, {foo = 1}]")], {"rewards.functions"}),
     ],
 )
 def test_invalid_values_get_substitutes(

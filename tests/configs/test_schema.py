@@ -7,311 +7,169 @@ from pathlib import Path
 import pytest
 
 from configs.learner import Variant
-from configs.load import load_config
 from configs.schema import Plan
 
+from .conftest import load, overrides
 from .test_load import mistakes
 
-CAPPED = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "12")]
+CAPPED = "rollout.dynamic_sampling=capped; .max_prompts_per_step=12"
+
+
+CONFLICTS = """
+budget.steps=none
+    budget: set steps, time or until
+budget.time=1h
+    budget.time: excludes budget.steps
+budget.steps=none; .time=9x
+    budget.time: '9x' is not a duration
+data.train.split=train
+    data.train.split: applies to hub datasets only
+data.test.split=none
+    data.test.path: is not a .jsonl or .parquet file
+data.answer_pattern=#### .+
+    data.answer_pattern: needs a group
+data.answer_pattern=(
+    data.answer_pattern: is not a regular expression
+prompt.template=hello
+    prompt.template: contains no column
+prompt.template={}
+    prompt.template: has empty braces
+prompt.template={a
+    prompt.template: write {{ and }} for braces
+prompt.template={a!r}
+    prompt.template: converts or formats {a}
+prompt.answer_open=<reasoning>
+    prompt.answer_open: equals another tag
+rewards.functions.1.name=correct
+    rewards.functions: two share the name correct
+rollout.stop_tokens=[]
+    rollout.stop_tokens: no completion could end
+rollout.stop_strings=["a",""]
+    rollout.stop_strings: contains an empty string
+rollout.stop_strings=["\ufffd"]
+    rollout.stop_strings: contains U+FFFD
+rollout.forbidden_tokens=["<eos>"]
+    rollout.forbidden_tokens: <eos>: also in stop_tokens
+plan.slots=30; .sampler_devices=4
+    plan.slots: must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32
+plan.micro_batch_tokens=100; .learner_devices=8
+    plan.micro_batch_tokens: be a multiple of plan.row_tokens = 48 x 8 rows, one for each device
+plan.row_tokens=60; .micro_batch_tokens=384; .learner_devices=4; .tp=2
+    plan.micro_batch_tokens: one for each device or group of tp devices; nearest valid: 360 or 480
+plan.row_tokens=47
+    plan.row_tokens: must hold the longest sequence, 48 tokens; nearest valid: 48
+plan.slot_buckets=[40,2,7]; .sampler_devices=2
+    plan.slot_buckets: below slots = 32, in multiples of a sampler's 2 shards; nearest valid: [2]
+plan.slots=none
+    plan.slots: is required with plan.fixed = true; set it, or plan.fixed = false to plan it
+plan.fixed=false; .slots=none; .slot_buckets=[8]
+    plan.slot_buckets: has no effect without plan.slots; remove it
+plan.fixed=false; .micro_batch_tokens=100
+    plan.micro_batch_tokens: must be a multiple of plan.row_tokens = 48 x 1 rows
+plan.attention=splash
+    plan.attention: needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"
+plan.learner_devices=4; .fsdp=3; .tp=2
+    plan.learner_devices: must be a multiple of fsdp x tp = 6; nearest valid: 6
+plan.sampler_devices=3; .sampler_tp=2
+    plan.sampler_devices: must be a multiple of sampler_tp = 2; nearest valid: 2 or 4
+plan.platform=tpu; .learner_devices=6
+    plan.learner_devices: 1, 4 or 8 TPU chips of a host, or whole hosts of 8; nearest valid: 4 or 8
+plan.platform=tpu; .sampler_devices=2; .sampler_tp=2
+    plan.sampler_devices: whole hosts of 8; nearest valid: 4
+plan.platform=tpu; .learner_devices=20
+    plan.learner_devices: whole hosts of 8; nearest valid: 16 or 24
+plan.platform=tpu; .learner_devices=3; .tp=2
+    plan.learner_devices: must be a multiple of fsdp x tp = 2; nearest valid: 4
+plan.slots=31; .sampler_devices=4; .sampler_tp=2
+    plan.slots: a multiple of a sampler's 2 groups of tp = 2 devices; nearest valid: 30 or 32
+plan.placement=colocated; .sampler_tp=2
+    plan.sampler_tp: has no effect in colocated placement
+plan.placement=colocated; .samplers=2
+    plan.samplers: has no effect in colocated placement
+plan.rollout_weights=merged; model.quantization=nf4
+    plan.rollout_weights: needs model.quantization = "none", not "nf4"; nearest valid: "shared"
+plan.rollout_weights=int8_matmul; model.dtype=float32
+    learner.importance_cap: weights; nearest valid: 2.0, or plan.rollout_weights = "shared"
+plan.rollout_weights=merged; model.dtype=bfloat16
+    learner.importance_cap: plan.rollout_weights = "merged" with a bfloat16 base rounds differently
+learner.decay_steps=5
+    learner.decay_steps: has no effect with a constant
+learner.schedule=linear; .warmup_steps=10
+    learner.warmup_steps: nearest valid: 9
+budget.until=2030-01-01T10:00
+    budget.until: excludes budget.steps
+budget.steps=none; .time=1h; .until=2030-01-01T10:00
+    budget.until: excludes budget.time; remove one, e.g. with --budget.time none
+budget.steps=none; .until=tomorrow
+    budget.until: 'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'
+budget.steps=none; .until=2030-01-01
+    budget.until: is not a date and time
+budget.from_submission=true
+    budget.from_submission: has no effect without budget.time
+rollout.min_prompts_per_step=1
+    rollout.min_prompts_per_step: has no effect with budget.steps
+budget.steps=none; .time=1h; rollout.min_prompts_per_step=99
+    rollout.min_prompts_per_step: must be at most prompts_per_step; nearest valid:
+plan.prompt_buckets=[8,16]
+    plan.prompt_buckets: nearest valid: [8]
+plan.prompt_buckets=[8,4]
+    plan.prompt_buckets: nearest valid: [4, 8]
+rollout.overlong_tokens=33
+    rollout.overlong_tokens: must be at most max_new_tokens; nearest valid: 32
+rollout.overlong_tokens=8; rewards.functions.0.name=overlong
+    rewards.functions: is the name of the part of rollout.overlong_tokens
+rollout.cut_off=0.9
+    rollout.cut_off: has no effect with rollout.partial = "off"
+rollout.partial=drop; .cut_off=0.99
+    rollout.cut_off: would truncate none of a sampler's 32 rollouts in a step; nearest valid: 0.96
+rollout.partial=drop
+    rollout.partial: needs rollout.cut_off, e.g. 0.9
+rollout.partial=keep; .cut_off=0.7
+    rollout.partial: needs importance weights; set learner.importance_cap above 0, e.g. 2
+rollout.max_prompts_per_step=12
+    rollout.max_prompts_per_step: with rollout.dynamic_sampling = "off"; remove it, or set that
+rollout.dynamic_sampling=capped
+    rollout.dynamic_sampling: needs rollout.max_prompts_per_step, e.g. 12; set that
+rollout.dynamic_sampling=capped; .max_prompts_per_step=4
+    rollout.max_prompts_per_step: must be above prompts_per_step; nearest valid: 5
+rollout.dynamic_sampling=capped; .max_prompts_per_step=12; .partial=drop; .cut_off=0.5
+    rollout.dynamic_sampling: rollout.partial = "drop" ends steps without them; nearest valid: "off"
+rollout.ahead=one
+    rollout.ahead: needs importance weights; set learner.importance_cap above 0, e.g. 2
+rollout.ahead=one; learner.importance_cap=2; plan.placement=colocated
+    rollout.ahead: needs plan.placement = "split"
+learner.clip_epsilon=0.1
+    learner.clip_epsilon: where the ratio is 1
+learner.clip_epsilon_high=0.1
+    learner.clip_epsilon_high: the ratio is 1
+learner.kl=topk
+    learner.kl: has no effect with learner.kl_coef = 0
+learner.kl_coef=0.1; .kl_top_k=64
+    learner.kl_top_k: has no effect without learner.kl = "topk" or learner.teacher
+learner.kl_coef=0.1; .top_k_dtype=bfloat16
+    learner.top_k_dtype: has no effect without learner.kl = "topk"
+learner.teacher=runs/t
+    learner.teacher: learner.distill_coef = 0; set that
+learner.distill_coef=1
+    learner.distill_coef: needs learner.teacher
+eval.every_steps=5
+    eval.every_steps: needs data.validation
+data.validation.path=v.jsonl
+    data.validation: has no effect without eval.every_steps or eval.every_minutes
+wandb.mode=disabled; .entity=me
+    wandb.entity: has no effect with wandb.mode = "disabled"
+"""
+"""Settings in the notation of `overrides`; below each the refusal, or a part of it."""
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "what"),
-    [
-        ([("budget.steps", "none")], "budget", "set steps, time or until"),
-        ([("budget.time", "1h")], "budget.time", "excludes budget.steps"),
-        (
-            [("budget.steps", "none"), ("budget.time", "9x")],
-            "budget.time",
-            "'9x' is not a duration",
-        ),
-        ([("data.train.split", "train")], "data.train.split", "applies to hub datasets only"),
-        ([("data.test.split", "none")], "data.test.path", "is not a .jsonl or .parquet file"),
-        ([("data.answer_pattern", "#### .+")], "data.answer_pattern", "needs a group"),
-        ([("data.answer_pattern", "(")], "data.answer_pattern", "is not a regular expression"),
-        ([("prompt.template", "hello")], "prompt.template", "contains no column"),
-        ([("prompt.template", "{}")], "prompt.template", "has empty braces"),
-        ([("prompt.template", "{a")], "prompt.template", "write {{ and }} for braces"),
-        ([("prompt.template", "{a!r}")], "prompt.template", "converts or formats {a}"),
-        ([("prompt.answer_open", "<reasoning>")], "prompt.answer_open", "equals another tag"),
-        (
-            [("rewards.functions.1.name", "correct")],
-            "rewards.functions",
-            "two share the name correct",
-        ),
-        ([("rollout.stop_tokens", "[]")], "rollout.stop_tokens", "no completion could end"),
-        (
-            [("rollout.stop_strings", '["a", ""]')],
-            "rollout.stop_strings",
-            "contains an empty string",
-        ),
-        ([("rollout.stop_strings", '["\ufffd"]')], "rollout.stop_strings", "contains U+FFFD"),
-        (
-            [("rollout.forbidden_tokens", '["<eos>"]')],
-            "rollout.forbidden_tokens",
-            "<eos>: also in stop_tokens",
-        ),
-        (
-            [("plan.slots", "30"), ("plan.sampler_devices", "4")],
-            "plan.slots",
-            "must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32",
-        ),
-        (
-            [("plan.micro_batch_tokens", "100"), ("plan.learner_devices", "8")],
-            "plan.micro_batch_tokens",
-            "must be a multiple of plan.row_tokens = 48 x 8 rows, one for each device",
-        ),
-        (
-            [
-                ("plan.row_tokens", "60"),
-                ("plan.micro_batch_tokens", "384"),
-                ("plan.learner_devices", "4"),
-                ("plan.tp", "2"),
-            ],
-            "plan.micro_batch_tokens",
-            "= 60 x 2 rows, one for each device or group of tp devices; nearest valid: 360 or 480",
-        ),
-        (
-            [("plan.row_tokens", "47")],
-            "plan.row_tokens",
-            "must hold the longest sequence, 48 tokens; nearest valid: 48",
-        ),
-        (
-            [("plan.slot_buckets", "[40, 2, 7]"), ("plan.sampler_devices", "2")],
-            "plan.slot_buckets",
-            (
-                "must be descending and below slots = 32, in multiples of a sampler's 2 shards; "
-                "nearest valid: [2]"
-            ),
-        ),
-        (
-            [("plan.slots", "none")],
-            "plan.slots",
-            "is required with plan.fixed = true; set it, or plan.fixed = false to plan it",
-        ),
-        (
-            [
-                ("plan.fixed", "false"),
-                ("plan.slots", "none"),
-                ("plan.slot_buckets", "[8]"),
-            ],
-            "plan.slot_buckets",
-            "has no effect without plan.slots; remove it",
-        ),
-        (
-            [("plan.fixed", "false"), ("plan.micro_batch_tokens", "100")],
-            "plan.micro_batch_tokens",
-            "must be a multiple of plan.row_tokens = 48 x 1 rows",
-        ),
-        (
-            [("plan.attention", "splash")],
-            "plan.attention",
-            'needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"',
-        ),
-        (
-            [("plan.learner_devices", "4"), ("plan.fsdp", "3"), ("plan.tp", "2")],
-            "plan.learner_devices",
-            "must be a multiple of fsdp x tp = 6; nearest valid: 6",
-        ),
-        (
-            [("plan.sampler_devices", "3"), ("plan.sampler_tp", "2")],
-            "plan.sampler_devices",
-            "must be a multiple of sampler_tp = 2; nearest valid: 2 or 4",
-        ),
-        (
-            [("plan.platform", "tpu"), ("plan.learner_devices", "6")],
-            "plan.learner_devices",
-            "must be 1, 4 or 8 TPU chips of a host, or whole hosts of 8; nearest valid: 4 or 8",
-        ),
-        (
-            [("plan.platform", "tpu"), ("plan.sampler_devices", "2"), ("plan.sampler_tp", "2")],
-            "plan.sampler_devices",
-            "whole hosts of 8; nearest valid: 4",
-        ),
-        (
-            [("plan.platform", "tpu"), ("plan.learner_devices", "20")],
-            "plan.learner_devices",
-            "whole hosts of 8; nearest valid: 16 or 24",
-        ),
-        (
-            [("plan.platform", "tpu"), ("plan.learner_devices", "3"), ("plan.tp", "2")],
-            "plan.learner_devices",
-            "must be a multiple of fsdp x tp = 2; nearest valid: 4",
-        ),
-        (
-            [
-                ("plan.slots", "31"),
-                ("plan.sampler_devices", "4"),
-                ("plan.sampler_tp", "2"),
-            ],
-            "plan.slots",
-            "a multiple of a sampler's 2 groups of tp = 2 devices; nearest valid: 30 or 32",
-        ),
-        (
-            [("plan.placement", "colocated"), ("plan.sampler_tp", "2")],
-            "plan.sampler_tp",
-            "has no effect in colocated placement",
-        ),
-        (
-            [("plan.placement", "colocated"), ("plan.samplers", "2")],
-            "plan.samplers",
-            "has no effect in colocated placement",
-        ),
-        (
-            [("plan.rollout_weights", "merged"), ("model.quantization", "nf4")],
-            "plan.rollout_weights",
-            'needs model.quantization = "none", not "nf4"; nearest valid: "shared"',
-        ),
-        (
-            [("plan.rollout_weights", "int8_matmul"), ("model.dtype", "float32")],
-            "learner.importance_cap",
-            (
-                'plan.rollout_weights = "int8_matmul" rounds differently from the learner, which '
-                "needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "
-                '"shared"'
-            ),
-        ),
-        (
-            [("plan.rollout_weights", "merged"), ("model.dtype", "bfloat16")],
-            "learner.importance_cap",
-            'plan.rollout_weights = "merged" with a bfloat16 base rounds differently',
-        ),
-        ([("learner.decay_steps", "5")], "learner.decay_steps", "has no effect with a constant"),
-        (
-            [("learner.schedule", "linear"), ("learner.warmup_steps", "10")],
-            "learner.warmup_steps",
-            "nearest valid: 9",
-        ),
-        ([("budget.until", "2030-01-01T10:00")], "budget.until", "excludes budget.steps"),
-        (
-            [("budget.steps", "none"), ("budget.time", "1h"), ("budget.until", "2030-01-01T10:00")],
-            "budget.until",
-            "excludes budget.time; remove one, e.g. with --budget.time none",
-        ),
-        (
-            [("budget.steps", "none"), ("budget.until", "tomorrow")],
-            "budget.until",
-            "'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'",
-        ),
-        (
-            [("budget.steps", "none"), ("budget.until", "2030-01-01")],
-            "budget.until",
-            "is not a date and time",
-        ),
-        (
-            [("budget.from_submission", "true")],
-            "budget.from_submission",
-            "has no effect without budget.time",
-        ),
-        (
-            [("rollout.min_prompts_per_step", "1")],
-            "rollout.min_prompts_per_step",
-            "has no effect with budget.steps",
-        ),
-        (
-            [
-                ("budget.steps", "none"),
-                ("budget.time", "1h"),
-                ("rollout.min_prompts_per_step", "99"),
-            ],
-            "rollout.min_prompts_per_step",
-            "must be at most prompts_per_step; nearest valid:",
-        ),
-        ([("plan.prompt_buckets", "[8, 16]")], "plan.prompt_buckets", "nearest valid: [8]"),
-        ([("plan.prompt_buckets", "[8, 4]")], "plan.prompt_buckets", "nearest valid: [4, 8]"),
-        (
-            [("rollout.overlong_tokens", "33")],
-            "rollout.overlong_tokens",
-            "must be at most max_new_tokens; nearest valid: 32",
-        ),
-        (
-            [("rollout.overlong_tokens", "8"), ("rewards.functions.0.name", "overlong")],
-            "rewards.functions",
-            "is the name of the part of rollout.overlong_tokens",
-        ),
-        (
-            [("rollout.cut_off", "0.9")],
-            "rollout.cut_off",
-            'has no effect with rollout.partial = "off"',
-        ),
-        (
-            [("rollout.partial", "drop"), ("rollout.cut_off", "0.99")],
-            "rollout.cut_off",
-            "would truncate none of a sampler's 32 rollouts in a step; nearest valid: 0.96",
-        ),
-        ([("rollout.partial", "drop")], "rollout.partial", "needs rollout.cut_off, e.g. 0.9"),
-        (
-            [("rollout.partial", "keep"), ("rollout.cut_off", "0.7")],
-            "rollout.partial",
-            "needs importance weights; set learner.importance_cap above 0, e.g. 2",
-        ),
-        (
-            [("rollout.max_prompts_per_step", "12")],
-            "rollout.max_prompts_per_step",
-            'has no effect with rollout.dynamic_sampling = "off"; remove it, or set that',
-        ),
-        (
-            [("rollout.dynamic_sampling", "capped")],
-            "rollout.dynamic_sampling",
-            "needs rollout.max_prompts_per_step, e.g. 12; set that",
-        ),
-        (
-            [*CAPPED, ("rollout.max_prompts_per_step", "4")],
-            "rollout.max_prompts_per_step",
-            "must be above prompts_per_step; nearest valid: 5",
-        ),
-        (
-            [*CAPPED, ("rollout.partial", "drop"), ("rollout.cut_off", "0.5")],
-            "rollout.dynamic_sampling",
-            'rollout.partial = "drop" ends steps without them; nearest valid: "off"',
-        ),
-        (
-            [("rollout.ahead", "one")],
-            "rollout.ahead",
-            "needs importance weights; set learner.importance_cap above 0, e.g. 2",
-        ),
-        (
-            [
-                ("rollout.ahead", "one"),
-                ("learner.importance_cap", "2"),
-                ("plan.placement", "colocated"),
-            ],
-            "rollout.ahead",
-            'needs plan.placement = "split"',
-        ),
-        ([("learner.clip_epsilon", "0.1")], "learner.clip_epsilon", "where the ratio is 1"),
-        ([("learner.clip_epsilon_high", "0.1")], "learner.clip_epsilon_high", "the ratio is 1"),
-        ([("learner.kl", "topk")], "learner.kl", "has no effect with learner.kl_coef = 0"),
-        (
-            [("learner.kl_coef", "0.1"), ("learner.kl_top_k", "64")],
-            "learner.kl_top_k",
-            'has no effect without learner.kl = "topk" or learner.teacher',
-        ),
-        (
-            [("learner.kl_coef", "0.1"), ("learner.top_k_dtype", "bfloat16")],
-            "learner.top_k_dtype",
-            'has no effect without learner.kl = "topk"',
-        ),
-        ([("learner.teacher", "runs/t")], "learner.teacher", "learner.distill_coef = 0; set that"),
-        ([("learner.distill_coef", "1")], "learner.distill_coef", "needs learner.teacher"),
-        ([("eval.every_steps", "5")], "eval.every_steps", "needs data.validation"),
-        (
-            [("data.validation.path", "v.jsonl")],
-            "data.validation",
-            "has no effect without eval.every_steps or eval.every_minutes",
-        ),
-        (
-            [("wandb.mode", "disabled"), ("wandb.entity", "me")],
-            "wandb.entity",
-            'has no effect with wandb.mode = "disabled"',
-        ),
-    ],
+    ("settings", "refusal"),
+    list(zip(CONFLICTS.splitlines()[1::2], CONFLICTS.splitlines()[2::2], strict=True)),
 )
-def test_conflicting_settings_are_refused(
-    small: Path, overrides: list[tuple[str, str]], key: str, what: str
-) -> None:
-    (line,) = mistakes(small, *overrides)
+def test_conflicting_settings_are_refused(small: Path, settings: str, refusal: str) -> None:
+    (line,) = mistakes(small, *overrides(settings))
     where, _, told = line.partition(": ")
+    key, _, what = refusal.strip().partition(": ")
     assert where in {"command line", str(small)}
     assert told.removeprefix("--").split(":")[0].split(" = ")[0] == key
     assert what in told
@@ -343,15 +201,8 @@ def test_a_tpu_process_has_one_four_or_eight_chips_or_whole_hosts(chips: int) ->
 
 
 def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
-    lines = mistakes(
-        small,
-        ("plan.placement", "colocated"),
-        ("plan.learner_devices", "8"),
-        ("plan.samplers", "2"),
-        ("plan.sampler_devices", "2"),
-        ("plan.slots", "12"),
-        ("plan.attention", "splash"),
-    )
+    settings = "plan.placement=colocated; .learner_devices=8; .samplers=2; .sampler_devices=2"
+    lines = mistakes(small, *overrides(f"{settings}; .slots=12; .attention=splash"))
     assert [line.split()[2] for line in lines] == [
         "--plan.samplers",
         "--plan.sampler_devices",
@@ -372,105 +223,69 @@ def test_a_table_made_in_code_reports_all_mistakes_in_one_message() -> None:
         )
 
 
-def test_planned_sizes_are_optional(small: Path) -> None:
-    free = [("plan.slots", "none"), ("plan.micro_batch_tokens", "none")]
-    plan = load_config(small, [("plan.fixed", "false"), *free]).plan
-    assert (plan.slots, plan.micro_batch_tokens) == (None, None)
-    bounded = load_config(small, [("plan.fixed", "false")])
-    assert (bounded.slots, bounded.micro_batch_rows) == (32, 8)
-
-
 def test_derived_numbers(small: Path) -> None:
-    config = load_config(
-        small,
-        [
-            ("plan.prompt_buckets", "[8]"),
-            ("learner.schedule", "cosine"),
-        ],
-    )
+    config = load(small, "plan.prompt_buckets=[8]; learner.schedule=cosine")
     assert config.prompt_buckets == (8, 16)
     assert (config.row_tokens, config.micro_batch_rows) == (48, 8)
     assert config.decay_steps == 10
-    assert config.plan.num_samplers == 1
-    assert config.plan.devices_per_sampler == 1
+    assert (config.plan.num_samplers, config.plan.devices_per_sampler) == (1, 1)
     assert config.budget.time_s is None
+    config = load(small, "plan.row_tokens=96")
+    assert (config.row_tokens, config.micro_batch_rows) == (96, 4)
+    config = load(small, "plan.placement=colocated; .learner_devices=8")
+    assert config.plan.devices_per_sampler == 8
+    config = load(small, "plan.fixed=false")
+    assert (config.slots, config.micro_batch_rows) == (32, 8)
+    plan = load(small, "plan.fixed=false; .slots=none; .micro_batch_tokens=none").plan
+    assert (plan.slots, plan.micro_batch_tokens) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("more", "planned"),
+    ("settings", "planned"),
     [
-        ([("learner.schedule", "linear")], True),
-        ([("learner.schedule", "linear"), ("learner.decay_steps", "5")], False),
-        ([], False),
+        ("budget.steps=none; .time=1h; learner.schedule=linear", True),
+        ("budget.steps=none; .time=1h; learner.schedule=linear; .decay_steps=5", False),
+        ("budget.steps=none; .time=1h", False),
+        ("learner.schedule=linear", False),
     ],
 )
 def test_a_decay_without_a_known_end_follows_the_clock(
-    small: Path, more: list[tuple[str, str]], planned: bool
+    small: Path, settings: str, planned: bool
 ) -> None:
-    timed = [("budget.steps", "none"), ("budget.time", "1h"), *more]
-    assert load_config(small, timed).plans_decay is planned
-    fixed = [("learner.schedule", "linear"), ("budget.steps", "10")]
-    assert not load_config(small, fixed).plans_decay
+    assert load(small, settings).plans_decay is planned
 
 
 def test_kept_partial_rollouts_have_prompt_buckets_of_every_length(small: Path) -> None:
-    keep = [
-        ("rollout.cut_off", "0.7"),
-        ("learner.importance_cap", "2"),
-        ("rollout.partial", "keep"),
-    ]
-    config = load_config(small, [*keep, ("plan.prompt_buckets", "[8]")])
+    keep = "rollout.cut_off=0.7; .partial=keep; learner.importance_cap=2"
+    config = load(small, f"{keep}; plan.prompt_buckets=[8]")
     assert config.prompt_buckets == (8, 16, 32, 48)
     assert [config.prompt_bucket(size) for size in (3, 16, 17, 47)] == [8, 16, 32, 48]
-    one_token = [("rollout.max_new_tokens", "1"), ("plan.micro_batch_tokens", "374")]
-    assert load_config(small, [*keep, *one_token]).prompt_buckets == (16, 17)
-    dropped = load_config(small, [keep[0], ("rollout.partial", "drop")])
-    assert dropped.prompt_buckets == (16,)
+    one_token = "rollout.max_new_tokens=1; plan.micro_batch_tokens=374"
+    assert load(small, f"{keep}; {one_token}").prompt_buckets == (16, 17)
+    assert load(small, "rollout.cut_off=0.7; .partial=drop").prompt_buckets == (16,)
 
 
 def test_capped_rounds_may_be_sampled_ahead(small: Path) -> None:
-    config = load_config(
-        small, [*CAPPED, ("rollout.ahead", "one"), ("learner.importance_cap", "2")]
-    )
-    assert (config.rollout.dynamic_sampling, config.rollout.ahead) == ("capped", "one")
-
-
-def test_colocated_sampling_uses_the_learners_devices(small: Path) -> None:
-    config = load_config(small, [("plan.placement", "colocated"), ("plan.learner_devices", "8")])
-    assert config.plan.devices_per_sampler == 8
-
-
-def test_rows_of_another_length(small: Path) -> None:
-    config = load_config(small, [("plan.row_tokens", "96")])
-    assert (config.row_tokens, config.micro_batch_rows) == (96, 4)
+    rollout = load(small, f"{CAPPED}; .ahead=one; learner.importance_cap=2").rollout
+    assert (rollout.max_prompts_per_step, rollout.ahead) == (12, "one")
 
 
 @pytest.mark.parametrize(
-    ("loss", "low", "high", "advantage", "weights"),
+    ("loss", "variant"),
     [
-        ("grpo", 0.2, 0.2, "grpo", "sequence"),
-        ("dr_grpo", 0.2, 0.2, "dr_grpo", "constant"),
-        ("dapo", 0.2, 0.28, "grpo", "token"),
-        ("gspo", 3e-4, 4e-4, "grpo", "sequence"),
-        ("cispo", 1.0, 4.0, "grpo", "token"),
+        ("grpo", Variant(0.2, 0.2, "grpo", "sequence")),
+        ("dr_grpo", Variant(0.2, 0.2, "dr_grpo", "constant")),
+        ("dapo", Variant(0.2, 0.28, "grpo", "token")),
+        ("gspo", Variant(3e-4, 4e-4, "grpo", "sequence")),
+        ("cispo", Variant(1.0, 4.0, "grpo", "token")),
     ],
 )
-def test_a_loss_has_the_settings_of_its_paper(
-    small: Path, loss: str, low: float, high: float, advantage: str, weights: str
-) -> None:
-    variant = load_config(small, [("learner.loss", loss)]).learner.variant
-    assert variant == Variant(low, high, advantage, weights)  # type: ignore[arg-type]
+def test_a_loss_has_the_settings_of_its_paper(small: Path, loss: str, variant: Variant) -> None:
+    assert load(small, f"learner.loss={loss}").learner.variant == variant
 
 
 def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
-    given = [
-        ("learner.updates_per_batch", "2"),
-        ("learner.clip_epsilon", "0.1"),
-        ("learner.advantage", "rloo"),
-        ("learner.token_weights", "token"),
-    ]
-    assert load_config(small, given).learner.variant == Variant(0.1, 0.1, "rloo", "token")
-    dapo = [*given, ("learner.loss", "dapo")]
-    assert load_config(small, dapo).learner.variant.clip_high == 0.28
-    higher = [*given, ("learner.clip_epsilon_high", "0.3")]
-    assert load_config(small, higher).learner.variant.clip_high == 0.3
+    given = "learner.updates_per_batch=2; .clip_epsilon=0.1; .advantage=rloo; .token_weights=token"
+    assert load(small, given).learner.variant == Variant(0.1, 0.1, "rloo", "token")
+    assert load(small, f"{given}; .loss=dapo").learner.variant.clip_high == 0.28
+    assert load(small, f"{given}; .clip_epsilon_high=0.3").learner.variant.clip_high == 0.3

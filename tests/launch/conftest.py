@@ -1,4 +1,4 @@
-"""What all tests with Ray share: one cluster, and one finished run on it."""
+"""What tests of commands share: requests that need no devices, one Ray cluster, a finished run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import FinishedJob, Head, finished_job, running_head
+from tests.launch.small_run import write_request
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small tokenizer."""
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration of a small valid request, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+    return write_request(tmp_path, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="session")

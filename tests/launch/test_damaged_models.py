@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from safetensors.numpy import load_file
 
+from configs.schema import Lora
 from launch import data, plan, preparation, session, train
 from launch.preparation import Prepared
 from pipeline.compute.model import weights
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import make_policy
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 from tests.pipeline.compute.model import formats
@@ -28,13 +29,9 @@ NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
 
 def load(folder: Path) -> None:
     """Loads a model's folder as an actor does, without compiling programs."""
-    shape = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
-    state = nnx.state(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
-    shapes = {
-        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-        for path, variable in nnx.to_flat_state(state)
-    }
-    weights.load(folder, shapes)
+    mesh = make_mesh(jax.devices()[:1])
+    policy = make_policy(folder, dtype="float32", lora=Lora(), mesh=mesh)
+    weights.load(folder, policy.plain_shapes)
 
 
 @pytest.fixture(scope="module")

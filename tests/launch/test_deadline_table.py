@@ -1,4 +1,4 @@
-"""`make deadline-table`: search for the minimum budget, and means over seeds."""
+"""Tables of demo runs: a failed run, the search for the minimum budget, means over seeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from launch.demo import deadline_table
 from launch.demo.deadline_table import Row, find_minimum_s, mean_line
+from launch.demo.table import DemoRun, row, train
 from pipeline.evaluate.significance import measure_accuracy
 from pipeline.run.run_folder import RunFolder
 
 
-def row(seed: int, answers: dict[int, bool]) -> Row:
+def of_seed(seed: int, answers: dict[int, bool]) -> Row:
     return Row(90, seed, {}, answers, 80.0)
 
 
@@ -26,7 +27,7 @@ def test_means_are_over_prompts_that_all_seeds_have_answered():
     low, high = (100 * bound for bound in found.ci95)
     assert found.accuracy == 0.87
     expected = f"1m30s: mean accuracy 87.0% [{low:.1f}, {high:.1f}]"
-    assert mean_line([row(0, whole), row(1, short)]) == expected
+    assert mean_line([of_seed(0, whole), of_seed(1, short)]) == expected
 
 
 @pytest.mark.parametrize("minima", [[91.2], [60.0, 75.5], []])
@@ -35,13 +36,14 @@ def test_the_minimum_budget_is_the_first_that_is_not_refused(
 ):
     left, asked = list(minima), list[str]()
 
-    def train(name: str, *, folder: Path, settings: Sequence[str]) -> int:
-        asked.append(settings[1])
-        if not left:
-            return 0
-        (folder / name).mkdir()
-        RunFolder(folder / name).journal("refused", minimum_s=left.pop(0))
-        return 2
+    def train(name: str, *, folder: Path, settings: Sequence[str]) -> DemoRun:
+        asked.append(settings[-1])
+        run_folder = RunFolder(folder / name)
+        if left:
+            (folder / name).mkdir()
+            run_folder.journal("refused", minimum_s=left.pop(0))
+            return DemoRun(name, 2, 1.0, 0.0, run_folder)
+        return DemoRun(name, 0, 1.0, 0.0, run_folder)
 
     monkeypatch.setattr(deadline_table, "train", train)
     found = find_minimum_s(folder=tmp_path, stamp="x")
@@ -50,6 +52,15 @@ def test_the_minimum_budget_is_the_first_that_is_not_refused(
 
 
 def test_another_failure_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(deadline_table, "train", lambda *_, **__: 1)
+    failed = DemoRun("x", 1, 1.0, 0.0, RunFolder(tmp_path))
+    monkeypatch.setattr(deadline_table, "train", lambda *_, **__: failed)
     with pytest.raises(RuntimeError, match="exit status 1"):
         find_minimum_s(folder=tmp_path, stamp="x")
+
+
+def test_a_failed_run_has_no_row(tmp_path: Path):
+    done = train("bad", folder=tmp_path, settings=["--no.such.key", "1"])
+    assert done.status == 2
+    assert done.seconds > 0
+    with pytest.raises(RuntimeError, match="bad: exit status 2"):
+        row(done)

@@ -25,9 +25,9 @@ def test_the_base_has_correct_and_wrong_answers():
         [("plan.sampler_devices", "1"), ("model.path", str(FOLDER))],
     )
     found = measure(config, prompts=200)
-    assert 0.25 <= found.pass_1 <= 0.45
-    assert found.pass_8 >= 0.85
-    assert found.well_formed >= 0.9
+    assert 0.25 <= found["pass@1"] <= 0.45
+    assert found["pass@8"] >= 0.85
+    assert found["well formed"] >= 0.9
 
 
 def test_the_folder_is_small_and_complete():

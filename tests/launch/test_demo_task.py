@@ -96,11 +96,6 @@ def test_mistakes_have_the_given_rate() -> None:
     assert wrong / 4000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_an_invalid_probability_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"carry = 1\.5 is not a probability; nearest: 1"):
-        ErrorRates(carry=1.5)
-
-
 def test_splits_are_disjoint_and_have_columns(tmp_path: Path) -> None:
     files = task.write_splits(tmp_path, seed=3, train=300, validation=40, test=50)
     rows = {

@@ -1,11 +1,9 @@
-"""`launch.evaluate` and `launch.chat`: refused requests, notes, progress and light imports."""
+"""`launch.evaluate` and `launch.chat`: refused requests, notes, questions."""
 
 from __future__ import annotations
 
-import json
-import subprocess
+import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,30 +11,16 @@ import pytest
 from configs.load import config_to_json, load_config
 from configs.schema import Config
 from launch import chat, evaluate
-from launch.evaluate import Prepared, Progress, prepare
-from tests.demo_texts import write_tokenizer
-from tests.launch.small_run import everything_below, write_request, write_rows
-
-PROJECT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+from launch.evaluate import Prepared, prepare
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from tests.launch.small_run import everything_below, write_rows
 
 
 @pytest.fixture
-def request_file(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.preparation.open_model_files", opened(tokenizer))
-    return write_request(tmp_path, tokenizer=tokenizer)
-
-
-def opened(tokenizer: Path) -> Callable[..., object]:
-    """Opens the tokenizer alone; no weights are read."""
-    from pipeline.inputs.text.tokenizer_files import read_tokenizer
-
-    return lambda _: read_tokenizer(tokenizer)
+def request_file(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The request; no weights are read."""
+    monkeypatch.setattr("launch.preparation.open_model_files", lambda _: read_tokenizer(tokenizer))
+    return request_path
 
 
 def make_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
@@ -167,14 +151,6 @@ def test_sets_are_read_and_dropped_rows_are_reported(
     ]
 
 
-def test_progress_takes_few_lines(capsys: pytest.CaptureFixture[str]):
-    with Progress(40) as progress:
-        for _ in range(20):
-            progress.advance(2)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"answers: {done} of 40" for done in range(4, 41, 4)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -210,40 +186,6 @@ def test_chat_needs_one_sampler(request_file: Path):
 
 
 def test_without_a_terminal_each_line_is_a_question(monkeypatch: pytest.MonkeyPatch):
-    import io
-
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n two \n"))
     assert list(chat._read_questions(None)) == ["one", " two "]
     assert list(chat._read_questions(["a", "b"])) == ["a", "b"]
-
-
-@pytest.mark.parametrize("command", ["evaluate", "chat", "data"])
-def test_help_loads_nothing_heavy(command: str):
-    code = f"""
-import json, sys
-from launch.{command} import main
-try:
-    main(["--help"])
-except SystemExit as ended:
-    status = ended.code
-heavy = ("jax", "ray", "numpy", "datasets", "wandb", "flax", "asyncio")
-print(json.dumps([status, [name for name in heavy if name in sys.modules]]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
-
-
-def test_the_driver_never_loads_jax():
-    code = """
-import json, sys
-import launch.chat, launch.evaluate, launch.data
-import pipeline.evaluate.conversation, pipeline.inputs.dataset.inspection
-import actors.handles, actors.sampler_actor
-print(json.dumps([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,31 +9,23 @@ from typing import Any
 
 import pytest
 
-from actors.handles import RayExporter
+from actors.handles import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
 from launch.export import find_checkpoint, find_examples, prepare, working_config
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
-from tests.demo_texts import write_tokenizer
-from tests.launch.small_run import everything_below, write_request
+from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
 DEMO_TOKENIZER = read_tokenizer(PROJECT / "launch" / "demo" / "tiny_gemma3")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 @pytest.fixture
-def run_dir(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that has been moved, with two checkpoints and rollouts."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("launch.preparation.open_model_files", lambda _: read_tokenizer(tokenizer))
-    config = load_config(write_request(tmp_path, tokenizer=tokenizer))
-    folder = tmp_path / "moved"
+    config, folder = load_config(request_path), request_path.parent / "moved"
     for step in (2, 3):
         (folder / "checkpoints" / str(step)).mkdir(parents=True)
     (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
@@ -114,10 +104,10 @@ def put_in_place(folder: str) -> None:
 
 
 class FakeExporter:
-    """Writes empty files; raises the errors of `wrong`, by method name."""
+    """Writes empty files; raises the errors of `wrong`, by method name. Its own actors."""
 
     def __init__(self, wrong: dict[str, Exception]) -> None:
-        self.wrong, self.devices, self.killed = wrong, object(), False
+        self.wrong, self.devices, self.killed, self.exporter = wrong, object(), False, self
 
     async def start(self) -> str:
         self._maybe("start")
@@ -162,15 +152,15 @@ def test_errors_are_printed_and_nothing_is_left_behind(
     fake = FakeExporter(wrong)
 
     @contextmanager
-    def no_cluster(*_: Any) -> Iterator[None]:
+    def no_cluster(*_: Any, **__: Any) -> Iterator[None]:
         yield
 
-    async def no_wait(*_: Any) -> None:
+    async def no_wait(*_: Any, **__: Any) -> None:
         pass
 
     monkeypatch.setattr("launch.cluster.cluster", no_cluster)
     monkeypatch.setattr("launch.cluster.wait_for_devices", no_wait)
-    monkeypatch.setattr(RayExporter, "spawn", lambda *_, **__: fake)
+    monkeypatch.setattr(ExportActors, "spawn", lambda *_, **__: fake)
     assert export.main([str(run_dir), "--out", "out"]) == status
     out, err = capsys.readouterr()
     assert message in (err if status else out)
@@ -220,18 +210,3 @@ def test_texts_of_the_run_are_compared(tmp_path: Path):
     examples = find_examples(folder, DEMO_TOKENIZER, max_tokens=20)
     assert [len(example.tokens) for example in examples] == [19] * 8
     assert len({example.name for example in examples}) == 8
-
-
-def test_help_loads_nothing_heavy():
-    code = (
-        "import sys\nfrom launch import export\n"
-        "try:\n    export.main(['--help'])\nexcept SystemExit as end:\n    status = end.code\n"
-        "heavy = {'jax', 'ray', 'numpy', 'datasets', 'orbax'} & set(sys.modules)\n"
-        "sys.exit(f'{status} {heavy}' if status or heavy else 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "RUN_DIR [--table.key VALUE ...] [options]" in done.stdout
-    assert "--no-verify" in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.paths import HOME_VARIABLE
+from configs.base import HOME_VARIABLE
 from launch import plan
 from launch.demo import deadline_table
 from launch.flags import output_file

@@ -12,21 +12,13 @@ from launch import preparation
 from launch.preparation import Prepared, finished, prepare
 from pipeline.control.budget import Budget
 from pipeline.run.run_folder import RunFolder
-from tests.demo_texts import write_tokenizer
-from tests.launch.small_run import rows, write_request, write_rows
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+from tests.launch.small_run import rows, write_rows
 
 
 @pytest.fixture
-def config(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+def config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
-    return load_config(write_request(tmp_path, tokenizer=tokenizer))
+    return load_config(request_path)
 
 
 def begin(config: Config) -> Prepared:

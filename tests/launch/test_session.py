@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -55,9 +55,19 @@ class Session:
 
     one_process = False
 
-    def __init__(self, config: Config, disk: Disk, *, extend: Budget | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        *,
+        extend: Budget | None = None,
+        clock: FakeClock | None = None,
+        durations: dict[str, float] | None = None,
+    ) -> None:
         self.stop = Stop("stopping")
         self.script = Script(stop=self.stop.event)
+        if clock is not None:
+            self.script.clock, self.script.durations = clock, durations or {}
         self.folder = RunFolder.of(config)
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [FakeSampler(self.script, seed=config.run.seed, number=0)]
@@ -124,12 +134,17 @@ class Session:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
 
+    def stop_at(self, call: str, number: signal.Signals = signal.SIGINT) -> None:
+        """Sends a signal before a call of a worker."""
+        self.script.on[call] = lambda: self.stop._on(number)
 
-def signalled(session: Session, number: signal.Signals) -> Callable[[], None]:
-    def arrive() -> None:
-        session.stop._on(number)
 
-    return arrive
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The clock of all processes."""
+    clock = FakeClock()
+    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=clock))
+    return clock
 
 
 def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -146,16 +161,13 @@ def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_gives_its_exit_status_and_the_run_resumes(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    number: signal.Signals,
-    status: int,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, status: int
 ):
     whole = Session(make_config(tmp_path / "whole"), Disk())
     whole.run()
     config, disk = make_config(tmp_path / "cut"), Disk()
     first = Session(config, disk)
-    first.script.on["learner.update 0"] = signalled(first, number)
+    first.stop_at("learner.update 0", number)
     assert first.run() == status
     assert first.folder.summary is not None
     assert (first.folder.summary["ended"], first.folder.summary["steps"]) == ("interrupted", 1)
@@ -241,9 +253,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing(
-    tmp_path: Path,
-):
+def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing(tmp_path: Path):
     disk = Disk()
     first = interrupted(tmp_path, disk, steps=3)
     before = contents(first.folder.path)
@@ -264,9 +274,7 @@ def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing
     assert left_behind(again.folder) == left_behind(whole.folder)
 
 
-def test_invariant_12_a_truncated_journal_is_refused_and_nothing_changes(
-    tmp_path: Path,
-):
+def test_invariant_12_a_truncated_journal_is_refused_and_nothing_changes(tmp_path: Path):
     disk = Disk()
     first = interrupted(tmp_path, disk, steps=3)
     journal = first.folder.path / "journal.jsonl"
@@ -346,7 +354,7 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
     Session(config, disk).run()
     first = Session(config, disk, extend=Budget(3, None))
-    first.script.on["learner.update 2"] = signalled(first, signal.SIGINT)
+    first.stop_at("learner.update 2")
     assert first.run() == 130
     second = Session(config, disk)
     assert second.run() == 0
@@ -359,11 +367,11 @@ def test_another_budget_replaces_an_extended_one(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
     Session(config, disk).run()
     cut = Session(config, disk, extend=Budget(3, None))
-    cut.script.on["learner.update 2"] = signalled(cut, signal.SIGINT)
+    cut.stop_at("learner.update 2")
     assert cut.run() == 130
     more = make_config(tmp_path, budget={"steps": 6})
     first = Session(more, disk)
-    first.script.on["learner.update 3"] = signalled(first, signal.SIGINT)
+    first.stop_at("learner.update 3")
     assert first.run() == 130
     second = Session(more, disk)
     assert second.run() == 0
@@ -416,7 +424,7 @@ def test_the_wandb_id_survives_a_process_without_wandb(
         config = make_config(tmp_path, budget={"steps": 4}, wandb={"mode": mode})
         session = Session(config, disk)
         at = f"learner.update {session.learner.version}"
-        session.script.on[at] = signalled(session, signal.SIGTERM)
+        session.stop_at(at, signal.SIGTERM)
         session.run()
     assert trackers.given == [None, None, "id2", "id2"]
     assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id2", "id2", "id2"]
@@ -428,7 +436,7 @@ def test_a_resumed_run_gives_wandb_its_earlier_metrics(
     trackers, disk = Trackers(monkeypatch), Disk()
     config = make_config(tmp_path, budget={"steps": 4})
     first = Session(config, disk)
-    first.script.on["learner.update 1"] = signalled(first, signal.SIGTERM)
+    first.stop_at("learner.update 1", signal.SIGTERM)
     first.run()
     assert trackers.made[0].before == []
     Session(config, disk).run()
@@ -485,46 +493,34 @@ def used(session: Session) -> float:
     return float(session.folder.summary["wall_s"])
 
 
-def test_used_time_includes_processes_without_a_new_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+def test_used_time_includes_processes_without_a_new_checkpoint(tmp_path: Path, now: FakeClock):
     config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
     for process in (1, 2, 3):
-        session = Session(config, disk)
-        session.script.clock, session.script.durations = now, {"sampler0.generate:test": 100.0}
-        session.script.on["sampler0.generate:test 0"] = signalled(session, signal.SIGINT)
+        session = Session(config, disk, clock=now, durations={"sampler0.generate:test": 100.0})
+        session.stop_at("sampler0.generate:test 0")
         assert session.run(started=now.seconds) == 130
         assert used(session) == 100.0 * process
     assert disk.keys() == {0}
 
 
-def test_a_resumed_run_knows_its_step_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+def test_a_resumed_run_knows_its_step_time(tmp_path: Path, now: FakeClock):
     config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
 
-    first = Session(config, disk)
-    first.script.clock, first.script.durations = now, {"learner.update": 400.0}
-    first.script.on["sampler0.generate:train 1"] = signalled(first, signal.SIGTERM)
+    first = Session(config, disk, clock=now, durations={"learner.update": 400.0})
+    first.stop_at("sampler0.generate:train 1", signal.SIGTERM)
     assert first.run() == 143
     # 600 s are left: enough for a step of 400 s and an export of 5 s with a quarter of slack. After
     # 100 s more, before the first step of the second process, too little is left.
-    second = Session(config, disk)
-    second.script.clock, second.script.durations = now, {"learner.score": 100.0}
+    second = Session(config, disk, clock=now, durations={"learner.score": 100.0})
     assert second.run(started=now.seconds) == 0
     assert second.learner.version == 1
 
 
 def test_invariant_10_a_budget_below_the_measured_minimum_exits_with_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], now: FakeClock
 ):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
     config = make_config(tmp_path, budget={"time": "1000s", "steps": None})
-    session = Session(config, Disk())
-    session.script.clock, session.script.durations = now, {"sampler0.generate:test": 600.0}
+    session = Session(config, Disk(), clock=now, durations={"sampler0.generate:test": 600.0})
     assert session.run() == 2
     told = capsys.readouterr().err
     assert told.startswith("budget: 16m40s leave no time for a step between the evaluations and")
@@ -536,14 +532,9 @@ def test_invariant_10_a_budget_below_the_measured_minimum_exits_with_2(
     assert (session.folder.export / "adapter").exists()
 
 
-def test_waiting_in_a_queue_counts_and_is_journaled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+def test_waiting_in_a_queue_counts_and_is_journaled(tmp_path: Path, now: FakeClock):
     config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": True})
-    session = Session(config, Disk())
-    session.script.clock, session.script.durations = now, {"learner.update": 100.0}
+    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
     session.prepared = replace(session.prepared, waited_s=450.0)
     assert session.run() == 0
     (entry,) = session.events("waited")
@@ -554,13 +545,10 @@ def test_waiting_in_a_queue_counts_and_is_journaled(
 
 @pytest.mark.parametrize("used", [True, False])
 def test_waiting_for_devices_is_journaled_and_counts_with_from_submission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: bool
+    tmp_path: Path, used: bool, now: FakeClock
 ):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
     config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": used})
-    session = Session(config, Disk())
-    session.script.clock, session.script.durations = now, {"learner.update": 100.0}
+    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
     assert session.run(waited_s=450.0) == 0
     (entry,) = session.events("waited_for_devices")
     assert (entry["seconds"], entry["used"]) == (450.0, used)
@@ -570,20 +558,21 @@ def test_waiting_for_devices_is_journaled_and_counts_with_from_submission(
     assert used_s(session.folder) == pytest.approx(950.0 if used else 900.0)
 
 
-def test_free_devices_are_not_journaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_free_devices_are_not_journaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
+):
     monkeypatch.setattr("launch.session.Clock", partial(Clock, now=FakeClock()))
     session = Session(make_config(tmp_path), Disk())
     assert session.run(waited_s=0.5) == 0
     assert session.events("waited_for_devices") == []
 
 
-def test_budget_until_sets_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
+def test_budget_until_sets_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
+):
     monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_800.0 - 550)
     config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
-    session = Session(config, Disk())
-    session.script.clock, session.script.durations = now, {"learner.update": 100.0}
+    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
     assert session.run() == 0
     assert session.learner.version == 5
     assert session.folder.summary is not None
@@ -592,20 +581,16 @@ def test_budget_until_sets_the_deadline(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_run_resumed_after_its_deadline_ends_with_its_last_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
 ):
-    now = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=now))
     monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_250.0 + now.seconds)
     config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
     disk = Disk()
-    first = Session(config, disk)
-    first.script.clock, first.script.durations = now, {"learner.update": 100.0}
-    first.script.on["sampler0.generate:train 2"] = signalled(first, signal.SIGTERM)
+    first = Session(config, disk, clock=now, durations={"learner.update": 100.0})
+    first.stop_at("sampler0.generate:train 2", signal.SIGTERM)
     assert first.run() == 143
     now.seconds += 86_400.0
-    second = Session(config, disk)
-    second.script.clock = now
+    second = Session(config, disk, clock=now)
     assert second.run(started=now.seconds) == 0
     found = second.folder.summary
     assert found is not None
@@ -615,10 +600,10 @@ def test_a_run_resumed_after_its_deadline_ends_with_its_last_version(
 
 
 def test_used_time_is_recorded_while_the_main_thread_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
 ):
     monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
-    folder, now = RunFolder.of(make_config(tmp_path)), FakeClock()
+    folder = RunFolder.of(make_config(tmp_path))
     with folder.held(), _recording_time(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
         for seconds in (5.0, 60.0):
             now.seconds = seconds

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from configs.schema import Plan
+from launch import cluster
 from launch.stop import Stop, Stopped, unless
 
 
@@ -61,3 +67,39 @@ def test_work_without_a_signal_completes():
         return await unless(Stop("stopping"), answer())
 
     assert asyncio.run(run()) == 7
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_actors_and_cluster_and_gives_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    status: int,
+):
+    ended: list[str] = []
+
+    @contextmanager
+    def no_cluster(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ended.append("cluster")
+
+    async def no_wait(*_: object, **__: object) -> None:
+        pass
+
+    async def forever(_: object) -> None:
+        signal.raise_signal(number)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cluster, "cluster", no_cluster)
+    monkeypatch.setattr(cluster, "wait_for_devices", no_wait)
+    actors: Any = SimpleNamespace(devices=None, kill=lambda: ended.append("actors"))
+    plan = Plan(platform="cpu", placement="split", slots=1, micro_batch_tokens=1)
+    with pytest.raises(SystemExit) as caught:
+        cluster.with_actors(lambda: actors, forever, plan=plan)
+    assert caught.value.code == status
+    assert ended == ["actors", "cluster"]
+    shown = capsys.readouterr()
+    assert "stopping: nothing is written" in shown.out
+    assert shown.err == ""

@@ -16,28 +16,15 @@ from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.run_folder import RunFolder
-from tests.demo_texts import write_tokenizer
-from tests.launch.small_run import CONFIG, everything_below, rows, write_request, write_rows
+from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return write_request(tmp_path, tokenizer=tokenizer)
 
 
 @pytest.fixture(autouse=True)
 def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tests of reward functions start the process that imports them."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if "reward_functions" not in request.node.name:
         monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
 
@@ -99,31 +86,6 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-HEAVY = ("jax", "numpy", "ray", "datasets", "sentencepiece", "wandb", "scipy", "tqdm")
-
-
-def test_help_ends_with_0_and_loads_nothing_heavy():
-    code = (
-        "import sys\n"
-        "from launch.train import main\n"
-        "try:\n"
-        "    main(['--help'])\n"
-        "finally:\n"
-        f"    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
-    )
-    shown = python("-c", code)
-    assert (shown.returncode, shown.stderr) == (0, "[]\n")
-    assert "python -m launch.train CONFIG.toml" in shown.stdout
-    for word in (
-        "--dry-run",
-        "--extend AMOUNT",
-        "--learner.lr",
-        "--rehearse",
-        "Exit status: 0 done, 1",
-    ):
-        assert word in shown.stdout
-
-
 def test_the_search_for_mistakes_loads_neither_jax_nor_ray():
     code = (
         "import sys\n"
@@ -137,35 +99,22 @@ def test_the_search_for_mistakes_loads_neither_jax_nor_ray():
     assert told in shown.stderr.splitlines()
 
 
-def test_five_mistakes_are_five_lines_and_status_2(
+def test_each_mistake_is_a_line_and_the_status_is_2(
     request_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("GEMMA_GRPO_HOME", str(request_path.parent))
-    path = request_path
-    text = CONFIG.replace('dtype = "float32"', 'dtype = "float16"')
-    text = text.replace("group_size = 2", "group_size = 1")
-    text = text.replace("slots = 6", "slots = 6\nsampler = 2")
-    text = text.replace("steps = 3", 'steps = 3\ntime = "9 hours"')
-    path.write_text(text, encoding="utf-8")
-    shown = python("-m", "launch.train", str(path), "--learner.lr", "fast")
+    text = CONFIG.replace("group_size = 2", "group_size = 1")
+    request_path.write_text(text.replace("slots = 6", "slots = 6\nsampler = 2"), encoding="utf-8")
+    shown = python("-m", "launch.train", str(request_path), "--learner.lr", "fast")
     assert shown.returncode == 2
-    lines = shown.stderr.splitlines()
-    assert len(lines) == 6  # the table `budget` is wrong twice
-    for line, begin, more in zip(
-        lines,
+    assert shown.stderr.splitlines() == [
         (
-            f'{path}: model.dtype = "float16": must be one of "float32", "bfloat16"',
-            f"{path}: rollout.group_size = 1: must be an integer, at least 2",
-            'command line: --learner.lr = "fast": must be a number, above 0',
-            f"{path}: plan.sampler: unknown",
-            f'{path}: budget.time = "9 hours": excludes budget.steps',
-            f"{path}: budget.time = \"9 hours\": '9 hours' is not a duration",
+            f"{request_path}: rollout.group_size = 1: must be an integer, at least 2 and at most "
+            "1024; nearest valid: 2"
         ),
-        ("nearest valid", "nearest valid: 2", "default", "plan.samplers", "remove", "'9h'"),
-        strict=True,
-    ):
-        assert line.startswith(begin)
-        assert more in line
+        'command line: --learner.lr = "fast": must be a number, above 0; default: 1e-05',
+        f"{request_path}: plan.sampler: unknown; did you mean plan.samplers?",
+    ]
 
 
 def test_mistakes_of_all_kinds_are_reported_at_once(
@@ -320,12 +269,6 @@ def test_skipped_rows_are_reported(
     ]
 
 
-def test_a_missing_dataset(request_path: Path, refused: Refused):
-    (line,) = refused("--data.train.path", "trian.jsonl")
-    folder = request_path.parent
-    assert line == (f"data.train.path: no file {folder}/trian.jsonl; nearest: {folder}/train.jsonl")
-
-
 def test_a_step_with_more_prompts_than_the_dataset(refused: Refused):
     assert refused("--rollout.prompts_per_step", "7") == [
         "rollout.prompts_per_step = 7 is more than the 6 prompts of data.train"
@@ -393,13 +336,6 @@ def test_reward_functions_whose_import_ends_python(
     ]
 
 
-def test_wandb_online_without_a_login_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", "/nonexistent")
-    (line,) = refused("--wandb.mode", "online")
-    assert line.startswith("wandb.mode = 'online', but this machine has no W&B login")
-
-
 def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
@@ -410,11 +346,6 @@ def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refus
         "  run.seed: was 0, now 1",
         "  learner.lr: was 1e-05, now 0.0001",
     ]
-
-
-def test_a_file_as_the_folder_of_runs(request_path: Path, refused: Refused):
-    told = f'run.dir = "{request_path}": {request_path} is a file; choose another'
-    assert refused("--run.dir", str(request_path)) == [told]
 
 
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):

@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
+from configs.schema import Lora
 from pipeline.compute.model import weights
 from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.tensors import entry
 from pipeline.inputs.hub.hf_folder import stored_tensors
 
@@ -28,11 +30,8 @@ def shapes() -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of gemma3-1b's parameters in bfloat16."""
     found = json.loads(CONFIG.read_text(encoding="utf-8"))
     shape = architecture(found, dtype=jnp.dtype("bfloat16"))
-    state = nnx.state(nnx.eval_shape(lambda: shape.build(nnx.Rngs(0))))
-    return {
-        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-        for path, variable in nnx.to_flat_state(state)
-    }
+    mesh = make_mesh(jax.devices()[:1])
+    return dict(Policy(shape, lora=Lora(), mesh=mesh).plain_shapes)
 
 
 def write_random(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:

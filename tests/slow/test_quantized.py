@@ -34,7 +34,7 @@ config = tiny.make_config(
     rollout={"max_prompt_tokens": 256, "max_new_tokens": 768},
 )
 for kind in ("none", "int8", "nf4"):
-    policy = Policy.create(
+    policy = Policy(
         shape, lora=config.lora, mesh=make_mesh(devices[:1]), quantization=kind
     )
     programs = LearnerPrograms(policy, config, tiny.VOCABULARY)

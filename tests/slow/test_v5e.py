@@ -21,7 +21,7 @@ COMPILE = """
 import json, sys
 from pathlib import Path
 from configs.load import load_config
-from launch.bench.whole_logits import whole_logits
+from tests.whole_logits import whole_logits
 from pipeline.compute.aot.compile import compile_for, trace
 from pipeline.compute.aot.hlo import parse
 from pipeline.inputs.hub.model_shape import read_model_shape

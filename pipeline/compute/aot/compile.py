@@ -121,7 +121,7 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
     kind, size = split_name(program)
     place = devices_of(config, program)
     mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
-    policy = Policy.create(
+    policy = Policy(
         architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
         lora=config.lora,
         mesh=mesh,

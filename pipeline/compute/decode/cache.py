@@ -16,15 +16,22 @@ score and a value's scale its weight, so no dequantized ring is written to memor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
-from pipeline.compute.model.attention import MASKED, attend_causally, soft_cap
-from pipeline.compute.model.gemma import Architecture
+from pipeline.compute.model.architecture import Architecture
+from pipeline.compute.model.attention import (
+    MASKED,
+    Bounds,
+    Keys,
+    Queries,
+    attend_causally,
+    soft_cap,
+)
 
 RingCache = tuple[Shaped[Array, "batch kv_heads ..."], ...]
 """Keys and values of one layer, `batch kv_heads slots head_dim`; in 8 bits their codes, then their
@@ -41,41 +48,30 @@ def capacity(*, window: int | None, max_tokens: int) -> int:
     return max_tokens if window is None else min(window, max_tokens)
 
 
+def ring_slots(architecture: Architecture, *, max_tokens: int) -> list[int]:
+    """`capacity` of each layer's ring."""
+    layers = range(architecture.shape.layers)
+    return [capacity(window=architecture.window(n), max_tokens=max_tokens) for n in layers]
+
+
 def empty_rings(
-    architecture: Architecture, *, rows: int, max_tokens: int, eight_bits: bool
+    architecture: Architecture, *, rows: int, slots: Iterable[int], eight_bits: bool
 ) -> tuple[RingCache, ...]:
-    """Zero-filled rings for `rows` rows of at most `max_tokens` positions, one per layer."""
-    return tuple(
-        _zeros(
-            architecture,
-            rows=rows,
-            slots=capacity(window=architecture.window(layer), max_tokens=max_tokens),
-            eight_bits=eight_bits,
-        )
-        for layer in range(architecture.config.num_layers)
-    )
-
-
-def empty_recent(
-    architecture: Architecture, *, rows: int, steps: int, eight_bits: bool
-) -> tuple[RingCache, ...]:
-    """Zero-filled recent rings for a segment of `steps` steps, one per layer."""
-    layers = range(architecture.config.num_layers)
-    return tuple(
-        _zeros(architecture, rows=rows, slots=steps, eight_bits=eight_bits) for _ in layers
-    )
-
-
-def _zeros(architecture: Architecture, *, rows: int, slots: int, eight_bits: bool) -> RingCache:
+    """Zero-filled rings for `rows` rows, given the slots of each layer."""
     config = architecture.config
-    zeros = jnp.zeros((rows, config.num_kv_heads, slots, config.head_dim), config.param_dtype)
-    return _stored(zeros, zeros, eight_bits=eight_bits)
+
+    def ring(slots: int) -> RingCache:
+        zeros = jnp.zeros((rows, config.num_kv_heads, slots, config.head_dim), config.param_dtype)
+        return _stored(zeros, zeros, eight_bits=eight_bits)
+
+    return tuple(map(ring, slots))
 
 
 def bytes_per_row(architecture: Architecture, *, max_tokens: int, eight_bits: bool = False) -> int:
     """KV bytes of one row over all layers."""
+    slots = ring_slots(architecture, max_tokens=max_tokens)
     rings = jax.eval_shape(
-        lambda: empty_rings(architecture, rows=1, max_tokens=max_tokens, eight_bits=eight_bits)
+        lambda: empty_rings(architecture, rows=1, slots=slots, eight_bits=eight_bits)
     )
     return sum(ring.size * ring.dtype.itemsize for ring in jax.tree.leaves(rings))
 
@@ -124,21 +120,14 @@ class PromptAttention:
     eight_bits: bool = False
 
     def __call__(
-        self,
-        query: Float[Array, "batch seq heads head_dim"],
-        key: Float[Array, "batch seq kv_heads head_dim"],
-        value: Float[Array, "batch seq kv_heads head_dim"],
-        *,
-        window: int | None,
-        softcap: float | None,
-        cache: None,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], RingCache]:
+        self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: None
+    ) -> tuple[Queries, RingCache]:
         """See `Attend`."""
-        encoded, _ = attend_causally(query, key, value, window=window, softcap=softcap, cache=cache)
-        slots = capacity(window=window, max_tokens=self.max_tokens)
+        encoded, _ = attend_causally(query, key, value, bounds=bounds, cache=cache)
+        slots = capacity(window=bounds.window, max_tokens=self.max_tokens)
         source = jnp.clip(held_positions(self.lengths, slots), 0, key.shape[1] - 1)
 
-        def ring(x: Float[Array, "batch seq kv_heads head_dim"]) -> jax.Array:
+        def ring(x: Keys) -> jax.Array:
             return jnp.take_along_axis(_by_head(x), source[:, None, :, None], axis=2)
 
         return encoded, _stored(ring(key), ring(value), eight_bits=self.eight_bits)
@@ -162,14 +151,13 @@ class TokenAttention:
 
     def __call__(
         self,
-        query: Float[Array, "batch 1 heads head_dim"],
-        key: Float[Array, "batch 1 kv_heads head_dim"],
-        value: Float[Array, "batch 1 kv_heads head_dim"],
+        query: Queries,
+        key: Keys,
+        value: Keys,
         *,
-        window: int | None,
-        softcap: float | None,
+        bounds: Bounds,
         cache: tuple[RingCache, RingCache],
-    ) -> tuple[Float[Array, "batch 1 heads head_dim"], RingCache]:
+    ) -> tuple[Queries, RingCache]:
         """See `Attend`."""
         ring, recent = cache
         new = _stored(_by_head(key), _by_head(value), eight_bits=len(ring) > 2)
@@ -184,8 +172,8 @@ class TokenAttention:
             ],
             axis=1,
         )
-        visible = visible_slots(held, self.positions, window=window)
-        return _attend(query, ring, recent, visible=visible, softcap=softcap), recent
+        visible = visible_slots(held, self.positions, window=bounds.window)
+        return _attend(query, ring, recent, visible=visible, softcap=bounds.softcap), recent
 
 
 def visible_slots(
@@ -218,25 +206,19 @@ def flush(
     return tuple(one(old, new) for old, new in zip(ring, recent, strict=True))
 
 
-def _by_head(
-    x: Float[Array, "batch seq kv_heads head_dim"],
-) -> Float[Array, "batch kv_heads seq head_dim"]:
+def _by_head(x: Keys) -> Float[Array, "batch kv_heads seq head_dim"]:
     return jnp.swapaxes(x, 1, 2)
 
 
 def _attend(
-    query: Float[Array, "batch 1 heads head_dim"],
+    query: Queries,
     ring: RingCache,
     recent: RingCache,
     *,
     visible: Bool[Array, "batch all_slots"],
     softcap: float | None,
-) -> Float[Array, "batch 1 heads head_dim"]:
-    """softmax(capped scores of the visible keys) x values, the softmax in float32.
-
-    Recent slots follow those of the ring. Each kv head serves heads / kv_heads adjacent query
-    heads.
-    """
+) -> Queries:
+    """`attend_where` for one query per row; recent slots follow those of the ring."""
     slots = ring[0].shape[2]
     grouped = query.reshape(len(query), ring[0].shape[1], -1, query.shape[3])
     scores = jnp.concatenate([_scores(grouped, ring), _scores(grouped, recent)], axis=-1)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
 from pipeline.compute.decode.programs import CompiledSampler, DecodePrograms
-from pipeline.compute.decode.schedule import Group, HeldSlots, SlotAssignment, Slots
+from pipeline.compute.decode.schedule import Group, SlotAssignment, Slots
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.decode.stopping import StopStrings, TextOf
 from pipeline.compute.decode.timing import sampler_speed
@@ -70,22 +71,45 @@ class FinishedSlot:
     stop_reason: StopReason
 
     @staticmethod
-    def never_started(request: RolloutRequest, *, processed: bool) -> FinishedSlot:
-        """The truncated result of a request that got no slot: the tokens of its `partial`."""
-        partial, empty = request.partial, np.zeros(0, np.float32)
-        if partial is None:
-            tokens = np.zeros(0, np.int32)
-            return FinishedSlot(tokens, empty, empty if processed else None, "truncated")
-        return FinishedSlot(
-            partial.tokens, partial.logprobs, partial.processed_logprobs, "truncated"
-        )
+    def of(request: RolloutRequest, numbers: Sequence[np.ndarray | None]) -> FinishedSlot:
+        """Copies a slot's tokens and log-probs, marked as truncated.
 
-    def restore(self, partial: Completion) -> None:
-        """Writes the tokens of `partial` to the first places, which the device leaves empty."""
-        size = len(partial.tokens)
-        self.tokens[:size], self.logprobs[:size] = partial.tokens, partial.logprobs
-        if self.processed_logprobs is not None:
-            self.processed_logprobs[:size] = partial.processed_logprobs
+        The first ones are those of the request's `partial`, which the device leaves empty.
+        """
+        copies, partial = jax.tree.map(np.array, tuple(numbers)), request.partial
+        if partial is not None:
+            kept = partial.tokens, partial.logprobs, partial.processed_logprobs
+            for copy, known in zip(copies, kept, strict=True):
+                if copy is not None:
+                    copy[: request.num_partial] = known
+        tokens, logprobs, processed = copies
+        return FinishedSlot(tokens, logprobs, processed, "truncated")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The requests of one call of `generate`, and where they are.
+
+    Attributes:
+        requests: all requests.
+        slots: which of them have a slot; the result of a prefill is its bucket and the caches.
+        held: for those that keep their slot after they end (`RolloutRequest.hold`), by index, the
+            number of segments left.
+    """
+
+    requests: Sequence[RolloutRequest]
+    slots: Slots[tuple[int, Caches]]
+    held: dict[int, int]
+
+    def count_segment(self) -> None:
+        """Counts a segment for the held slots."""
+        for index in self.held.keys() & set(self.slots.occupants.flat):
+            self.held[index] -= 1
+
+    def held_slots(self) -> np.ndarray:
+        """True where a slot is held, bool `slots`, over all devices."""
+        held = [index for index, left in self.held.items() if left > 0]
+        return np.isin(self.slots.occupants, held).reshape(-1)
 
 
 class Engine:
@@ -257,17 +281,23 @@ class Engine:
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
-        self.work, held = DecodeWork(), self._held_slots(requests)
+        held = {
+            index: -(-(self._limit(request) - request.num_partial) // steps)
+            for index, request in enumerate(requests)
+            if request.hold
+        }
+        call = _Call(requests, slots, held)
+        self.work = DecodeWork()
         found: dict[int, FinishedSlot] = {}
         state = programs.empty()
         while True:
             if self._abort.is_set():
                 raise Aborted
-            found |= self._collect_ended(requests, state, slots, held)
+            found |= self._collect_ended(call, state)
             if min_finished is not None and len(found) >= min_finished:
-                found |= self._truncate_rest(requests, state, slots)
+                found |= self._truncate_rest(call, state)
                 break
-            state = self._admit(requests, state, slots, weights)
+            state = self._admit(call, state, weights)
             if not slots.busy.any():
                 break
             while slots.drained and sizes:
@@ -278,49 +308,43 @@ class Engine:
                 indices = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
                 state = programs.compact[size](state, indices)
             state = programs.segment[size](*weights, state, sampling)
-            held.count(slots.occupants)
+            call.count_segment()
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
-        processed = self._config.rollout.truncates
         return [
-            found[index]
-            if index in found
-            else FinishedSlot.never_started(request, processed=processed)
+            found[index] if index in found else self._never_started(request)
             for index, request in enumerate(requests)
         ]
 
-    def _collect_ended(
-        self,
-        requests: Sequence[RolloutRequest],
-        state: DecodeState,
-        slots: Slots[tuple[int, Caches]],
-        held: HeldSlots,
-    ) -> dict[int, FinishedSlot]:
+    def _never_started(self, request: RolloutRequest) -> FinishedSlot:
+        """The result of a request that got no slot: the tokens of its `partial`."""
+        tokens, logprobs = (np.zeros(request.num_partial, kind) for kind in (np.int32, np.float32))
+        processed = logprobs if self._config.rollout.truncates else None
+        return FinishedSlot.of(request, (tokens, logprobs, processed))
+
+    def _collect_ended(self, call: _Call, state: DecodeState) -> dict[int, FinishedSlot]:
         """Releases the slots whose rollout has ended; their tokens by index of the request.
 
         Drops the tokens after a stop string. The device state does not change: a released slot
         that is not assigned again decodes up to its limit, and its tokens are ignored.
         """
-        ended, strings = np.array(state.done), self._stop_string_ends(requests, state, slots)
+        ended, strings = np.array(state.done), self._stop_string_ends(call, state)
         ended[list(strings)] = True
-        ended &= ~held.mask(slots.occupants).reshape(-1)
+        ended &= ~call.held_slots()
         found = {}
-        for slot, index, finished in self._read(requests, state, slots.release(ended), strings):
+        released = call.slots.release(ended)
+        for slot, index, finished in self._read(call.requests, state, released, strings):
             stopped = finished.tokens[-1] in self._vocabulary.stops
             reason: StopReason = "eos" if stopped else "length"
             reason = "stop_string" if slot in strings else reason
             found[index] = replace(finished, stop_reason=reason)
         return found
 
-    def _truncate_rest(
-        self,
-        requests: Sequence[RolloutRequest],
-        state: DecodeState,
-        slots: Slots[tuple[int, Caches]],
-    ) -> dict[int, FinishedSlot]:
+    def _truncate_rest(self, call: _Call, state: DecodeState) -> dict[int, FinishedSlot]:
         """Releases all slots; the tokens so far by index of the request."""
-        left = slots.release(np.ones(slots.occupants.size, bool))
-        return {index: finished for _, index, finished in self._read(requests, state, left, {})}
+        left = call.slots.release(np.ones(call.slots.occupants.size, bool))
+        read = self._read(call.requests, state, left, {})
+        return {index: finished for _, index, finished in read}
 
     def _read(
         self,
@@ -339,33 +363,23 @@ class Engine:
         """
         if not released:
             return
-        numbers = state.tokens, state.logprobs, state.processed_logprobs, state.count
-        tokens, logprobs, processed, counts = jax.device_get(numbers)
+        *numbers, counts = jax.device_get(
+            (state.tokens, state.logprobs, state.processed_logprobs, state.count)
+        )
         for slot, index in released:
             request, count = requests[index], lengths.get(slot, int(counts[slot]))
             self.work.tokens += count - request.num_partial
-            finished = FinishedSlot(
-                tokens[slot, :count].copy(), logprobs[slot, :count].copy(), None, "truncated"
-            )
-            if processed is not None:
-                finished = replace(finished, processed_logprobs=processed[slot, :count].copy())
-            if request.partial is not None:
-                finished.restore(request.partial)
-            yield slot, index, finished
+            own = jax.tree.map(itemgetter((slot, slice(count))), numbers)
+            yield slot, index, FinishedSlot.of(request, own)
 
-    def _stop_string_ends(
-        self,
-        requests: Sequence[RolloutRequest],
-        state: DecodeState,
-        slots: Slots[tuple[int, Caches]],
-    ) -> dict[int, int]:
+    def _stop_string_ends(self, call: _Call, state: DecodeState) -> dict[int, int]:
         """Host check for stop strings: number of tokens to keep, by slot whose rollout has one."""
         if self._stop_strings is None:
             return {}
         tokens, counts = jax.device_get((state.tokens, state.count))
         found = {}
-        for slot in np.flatnonzero(slots.busy).tolist():
-            request = requests[slots.occupants.flat[slot]]
+        for slot in np.flatnonzero(call.slots.busy).tolist():
+            request = call.requests[call.slots.occupants.flat[slot]]
             if request.hold:
                 continue
             partial, sampled = request.partial, tokens[slot, : counts[slot]]
@@ -378,22 +392,16 @@ class Engine:
                 found[slot] = count
         return found
 
-    def _admit(
-        self,
-        requests: Sequence[RolloutRequest],
-        state: DecodeState,
-        slots: Slots[tuple[int, Caches]],
-        weights: Weights,
-    ) -> DecodeState:
+    def _admit(self, call: _Call, state: DecodeState, weights: Weights) -> DecodeState:
         """Fills free slots; prefills prompts for them, up to `plan.prefill_tokens` positions.
 
         The bound does not apply while less than half of the slots are busy, because few rollouts
         wait for the prefill then.
         """
-        config, spent = self._config, 0
+        config, slots, spent = self._config, call.slots, 0
         while True:
             for (bucket, caches), assigned in slots.assign():
-                admissions = jax.device_put(self._admissions(requests, assigned), self._place)
+                admissions = jax.device_put(self._admissions(call.requests, assigned), self._place)
                 state = self._programs.fill[bucket](state, caches, admissions)
             prompt = slots.next_prompt()
             if prompt is None or not slots.needs_prefill():
@@ -420,16 +428,6 @@ class Engine:
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
         return self._programs.prefill[bucket](*weights, *inputs)
 
-    def _held_slots(self, requests: Sequence[RolloutRequest]) -> HeldSlots:
-        steps = self._config.segment_steps
-        return HeldSlots(
-            {
-                index: -(-(self._limit(request) - request.num_partial) // steps)
-                for index, request in enumerate(requests)
-                if request.hold
-            }
-        )
-
     def _limit(self, request: RolloutRequest) -> int:
         """Maximum number of completion tokens."""
         if request.max_new_tokens is None:
@@ -438,9 +436,11 @@ class Engine:
 
     def _admissions(
         self, requests: Sequence[RolloutRequest], assigned: Sequence[SlotAssignment]
-    ) -> SlotAdmissions[np.ndarray]:
+    ) -> np.ndarray:
+        """The table of `SlotAdmissions` for these assignments."""
         per_shard = self._config.slots // self._shards
-        new, count = SlotAdmissions.none(self._config.slots), [0] * self._shards
+        table, count = SlotAdmissions.empty_table(self._config.slots), [0] * self._shards
+        new = SlotAdmissions.of(table)
         for one in assigned:
             request, first = requests[one.member], one.shard * per_shard
             at, number = first + one.slot, first + count[one.shard]
@@ -451,4 +451,4 @@ class Engine:
             new.keys[at] = request.name.key(self._config.run.seed).view(np.int32)
             new.last[at], new.length[at] = tokens[-1], len(tokens) - 1
             new.num_partial[at], new.limit[at] = request.num_partial, self._limit(request)
-        return new
+        return table

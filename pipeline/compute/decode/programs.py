@@ -6,9 +6,10 @@ never a silent compilation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -23,15 +24,16 @@ from pipeline.compute.decode.cache import (
     PromptAttention,
     RingCache,
     TokenAttention,
-    empty_recent,
     empty_rings,
     flush,
+    ring_slots,
 )
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.device_memory import program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, results
 from pipeline.compute.model.gumbel import keys_at
-from pipeline.compute.model.head import Head, sample
+from pipeline.compute.model.head import Head
+from pipeline.compute.model.head_sample import sample
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import (
     BATCH_AXES,
@@ -125,7 +127,7 @@ class DecodePrograms:
         slots, rollout = self.config.slots, self.config.rollout
         number, new = jnp.zeros(slots, jnp.int32), rollout.max_new_tokens
         return DecodeState(
-            caches=self._empty_rings(slots, rollout.max_tokens),
+            caches=self._empty_rings(slots, self._ring_slots(rollout.max_tokens)),
             last=number,
             length=number,
             count=number,
@@ -158,10 +160,10 @@ class DecodePrograms:
         return caches
 
     def fill(
-        self, state: DecodeState, prompts: Caches, new: SlotAdmissions[jax.Array]
+        self, state: DecodeState, prompts: Caches, table: Int[Array, "slots 9"]
     ) -> DecodeState:
-        """Copies prompts into the admitted slots; other slots do not change."""
-        mesh, rings = self.policy.mesh, self._rings.spec
+        """Copies prompts into the admitted slots of `SlotAdmissions`; others do not change."""
+        new, mesh, rings = SlotAdmissions.of(table), self.policy.mesh, self._rings.spec
         by_slot = PartitionSpec(BATCH_AXES)
         copy = jax.shard_map(
             _copy,
@@ -170,14 +172,14 @@ class DecodePrograms:
             out_specs=rings,
             check_vma=False,
         )
-
         admitted = new.admitted != 0
 
         def where(new_value: jax.Array | int, old: jax.Array) -> jax.Array:
             here = admitted.reshape(-1, *(1 for _ in old.shape[1:]))
             return jnp.where(here, new_value, old)
 
-        return DecodeState(
+        return replace(
+            state,
             caches=copy(state.caches, prompts, new.admitted, new.slots, new.rows),
             last=where(new.last, state.last),
             length=where(new.length, state.length),
@@ -187,9 +189,7 @@ class DecodePrograms:
             keys=where(jax.lax.bitcast_convert_type(new.keys, jnp.uint32), state.keys),
             tokens=where(self.vocabulary.pad, state.tokens),
             logprobs=where(0, state.logprobs),
-            processed_logprobs=None
-            if state.processed_logprobs is None
-            else where(0, state.processed_logprobs),
+            processed_logprobs=jax.tree.map(partial(where, 0), state.processed_logprobs),
         )
 
     def compact(self, arrays: T, kept: Int[Array, " slots"]) -> T:
@@ -214,12 +214,7 @@ class DecodePrograms:
         """Samples up to `segment_steps` tokens per slot, with the loop on the device."""
         steps = self.config.segment_steps
         rings, start = state.caches, state.length
-        recent = empty_recent(
-            self.policy.architecture,
-            rows=len(start),
-            steps=steps,
-            eight_bits=self._eight_bits,
-        )
+        recent = self._empty_rings(len(start), [steps] * len(rings))
 
         def step(number: Int[Array, ""], state: DecodeState) -> DecodeState:
             # Bound inside the loop: qwix stores attributes on the modules, which flax allows only
@@ -249,7 +244,10 @@ class DecodePrograms:
     ) -> DecodeState:
         """Appends one token to every rollout that has not ended."""
         rollout, plan = self.config.rollout, self.config.plan
-        embedding, softcap = self.policy.embedding(base), self.policy.architecture.final_softcap
+        embedding, softcap = (
+            self.policy.embedding(base),
+            self.policy.architecture.shape.final_softcap,
+        )
         keys = keys_at(state.keys, state.count)
         head = Head(softcap, 1.0, plan.head_tokens, plan.head_vocab, self.policy.mesh)
         sampled, logprobs, processed = sample(
@@ -271,19 +269,15 @@ class DecodePrograms:
 
         count = state.count + live
         ended = jnp.isin(token, jnp.asarray(self.vocabulary.stops))
-        return DecodeState(
-            caches=state.caches,
+        return replace(
+            state,
             last=token,
             length=state.length + live,
             count=count,
-            limit=state.limit,
             done=state.done | ended | (count >= state.limit),
-            keys=state.keys,
             tokens=put(token, state.tokens),
             logprobs=put(logprobs, state.logprobs),
-            processed_logprobs=None
-            if state.processed_logprobs is None
-            else put(processed, state.processed_logprobs),
+            processed_logprobs=jax.tree.map(partial(put, processed), state.processed_logprobs),
         )
 
     @property
@@ -338,31 +332,27 @@ class DecodePrograms:
 
     def trace_empty(self) -> jax.stages.Traced:
         """Traces `empty`."""
-        places = jax.tree.map(self._place, self._state(self.config.slots))
-        return jax.jit(self.empty, out_shardings=places).trace()
+        return self._jit(self.empty, like=self._state(self.config.slots)).trace()
 
     def trace_prefill(self, bucket: int) -> jax.stages.Traced:
         """Traces `prefill` for prompts of at most `bucket` tokens."""
         prompts = self._prompts(bucket)
-        places = jax.tree.map(self._place, self._prompt_rings(bucket))
-        program = jax.jit(self.prefill, out_shardings=places)
+        program = self._jit(self.prefill, like=self._prompt_rings(bucket))
         given = self._by_slot(prompts, bucket), self._by_slot(prompts)
         return program.trace(*self.policy.abstract_params(), *given)
 
     def trace_fill(self, bucket: int) -> jax.stages.Traced:
         """Traces `fill` for the result of the prefill of `bucket`."""
         slots = self.config.slots
-        state, admissions = self._state(slots), self._placed(SlotAdmissions.none(slots))
-        places = jax.tree.map(self._place, state)
-        program = jax.jit(self.fill, donate_argnums=0, out_shardings=places)
+        state, admissions = self._state(slots), self._placed(SlotAdmissions.empty_table(slots))
+        program = self._jit(self.fill, like=state, donate_argnums=0)
         return program.trace(state, self._placed(self._prompt_rings(bucket)), admissions)
 
     def trace_segment(self, slots: int) -> jax.stages.Traced:
         """Traces `segment` for a number of slots."""
         state = self._state(slots)
         scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(self.policy.mesh))
-        places = jax.tree.map(self._place, state)
-        program = jax.jit(self.segment, donate_argnums=2, out_shardings=places)
+        program = self._jit(self.segment, like=state, donate_argnums=2)
         sampling = SamplingParams(scalar, scalar)
         return program.trace(*self.policy.abstract_params(), state, sampling)
 
@@ -373,8 +363,7 @@ class DecodePrograms:
         kept, state = self._by_slot(small), self._state(large)
 
         def program(what: str, arrays: Any) -> Future[jax.stages.Compiled]:
-            places = jax.tree.map(self._place, arrays)
-            traced = jax.jit(self.compact, out_shardings=places).trace(arrays, kept)
+            traced = self._jit(self.compact, like=arrays).trace(arrays, kept)
             return builder.build(f"compact {small} {what}", traced)
 
         rings = {ring[0].shape: ring for ring in state.caches}
@@ -382,10 +371,16 @@ class DecodePrograms:
             shape: program(f"rings of {shape[-2]}", ring) for shape, ring in rings.items()
         }
 
-    def _empty_rings(self, rows: int, max_tokens: int) -> Caches:
-        eight_bits = self._eight_bits
-        shape = self.policy.architecture
-        return empty_rings(shape, rows=rows, max_tokens=max_tokens, eight_bits=eight_bits)
+    def _jit(self, function: Callable[..., Any], *, like: Any, **settings: Any) -> Any:
+        """Jits a function whose result is sharded like arrays of these shapes."""
+        return jax.jit(function, out_shardings=jax.tree.map(self._place, like), **settings)
+
+    def _ring_slots(self, max_tokens: int) -> list[int]:
+        return ring_slots(self.policy.architecture, max_tokens=max_tokens)
+
+    def _empty_rings(self, rows: int, slots: Iterable[int]) -> Caches:
+        shape, eight_bits = self.policy.architecture, self._eight_bits
+        return empty_rings(shape, rows=rows, slots=slots, eight_bits=eight_bits)
 
     def _prompts(self, bucket: int) -> int:
         """Rows of one prefill, over all devices."""
@@ -393,10 +388,11 @@ class DecodePrograms:
 
     def _prompt_rings(self, bucket: int) -> Any:
         """Shapes and dtypes of a prefill's result."""
-        return jax.eval_shape(lambda: self._empty_rings(self._prompts(bucket), bucket))
+        rows, slots = self._prompts(bucket), self._ring_slots(bucket)
+        return jax.eval_shape(lambda: self._empty_rings(rows, slots))
 
-    def _by_slot(self, *shape: int, dtype: Any = jnp.int32) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_row(self.policy.mesh))
+    def _by_slot(self, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=by_row(self.policy.mesh))
 
     def _placed(self, arrays: Any) -> Any:
         return jax.tree.map(

@@ -10,7 +10,7 @@ The schedule is a function of the requests and of the sampled tokens, never of t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -214,33 +214,6 @@ class Slots(Generic[T]):
         """Prefilled groups with members that wait for a slot."""
         read = (group for batch in self.prefilled for own in batch.groups for group in own)
         return [group for group in dict.fromkeys(read) if group.members]
-
-
-@dataclass
-class HeldSlots:
-    """Segments for which rollouts keep their slots after they end; see `RolloutRequest.hold`.
-
-    Attributes:
-        segments: number of segments, by index of the request.
-        left: remaining segments of the requests that have a slot.
-    """
-
-    segments: Mapping[int, int]
-    left: dict[int, int] = field(default_factory=dict)
-
-    def count(self, occupants: np.ndarray) -> None:
-        """Counts one segment.
-
-        Args:
-            occupants: index of the request in each slot, of any shape.
-        """
-        for index in self.segments.keys() & set(occupants.flat):
-            self.left[index] = self.left.get(index, self.segments[index]) - 1
-
-    def mask(self, occupants: np.ndarray) -> np.ndarray:
-        """True where a slot is held: bool, of the shape of `occupants`."""
-        held = [index for index in self.segments if self.left.get(index, 1) > 0]
-        return np.isin(occupants, held)
 
 
 @dataclass(frozen=True)

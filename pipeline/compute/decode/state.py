@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -68,64 +68,39 @@ class DecodeState:
     processed_logprobs: Float[Array, "slots new"] | None
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SlotAdmissions(Generic[A]):
-    """Rollouts that are admitted to slots, one row per slot.
+class SlotAdmissions(NamedTuple, Generic[A]):
+    """Rollouts that are admitted to slots: columns of an int32 table with one row per slot.
 
     One table, filled on the host and read on the device: transferring a small array per column
     takes the host longer than a short segment takes the device.
 
     Attributes:
-        table: int32 `slots 9`; the properties below are its columns.
+        slots: slots of each device that caches are copied to, numbered per device; the first
+            entries of each device, one per admission on it; later entries are unused.
+        rows: row of the prompt in the device's prefilled batch, for each entry of `slots`.
+        admitted: 1 where the slot receives a new rollout; the columns below are unused elsewhere.
+        last: the last token of the prefilled sequence.
+        length: number of tokens before `last`.
+        num_partial: completion tokens among the prefilled ones; sampling continues after them.
+        limit: `DecodeState.limit`.
+        keys: `DecodeState.keys`, bit-cast to int32: `slots 2`.
     """
 
-    table: A
+    slots: A
+    rows: A
+    admitted: A
+    last: A
+    length: A
+    num_partial: A
+    limit: A
+    keys: A
 
     @staticmethod
-    def none(slots: int) -> SlotAdmissions[np.ndarray]:
-        """No admissions, on the host."""
-        return SlotAdmissions(np.zeros((slots, 9), np.int32))
+    def empty_table(slots: int) -> np.ndarray:
+        """A table without admissions, on the host."""
+        return np.zeros((slots, 9), np.int32)
 
-    @property
-    def slots(self) -> A:
-        """Slots of each device that caches are copied to, numbered per device.
-
-        The first entries of each device, one per admission on it; later entries are unused.
-        """
-        return self.table[:, 0]
-
-    @property
-    def rows(self) -> A:
-        """Row of the prompt in the device's prefilled batch, for each entry of `slots`."""
-        return self.table[:, 1]
-
-    @property
-    def admitted(self) -> A:
-        """1 where the slot receives a new rollout; the columns below are unused elsewhere."""
-        return self.table[:, 2]
-
-    @property
-    def last(self) -> A:
-        """The last token of the prefilled sequence."""
-        return self.table[:, 3]
-
-    @property
-    def length(self) -> A:
-        """Number of tokens before `last`."""
-        return self.table[:, 4]
-
-    @property
-    def num_partial(self) -> A:
-        """Completion tokens among the prefilled ones; sampling continues after them."""
-        return self.table[:, 5]
-
-    @property
-    def limit(self) -> A:
-        """`DecodeState.limit`."""
-        return self.table[:, 6]
-
-    @property
-    def keys(self) -> A:
-        """`DecodeState.keys`, bit-cast to int32: `slots 2`."""
-        return self.table[:, 7:]
+    @staticmethod
+    def of(table: A) -> SlotAdmissions[A]:
+        """The columns of a table; on the host views that can be written."""
+        return SlotAdmissions._make([*(table[:, n] for n in range(7)), table[:, 7:]])

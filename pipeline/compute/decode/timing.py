@@ -123,14 +123,15 @@ class _Bench:
         return fastest_s(turn, repeats=REPEATS, before=halfway)
 
 
-def _admissions(config: Config, token: int, bucket: int, shards: int) -> SlotAdmissions[np.ndarray]:
-    """Admits rollouts of the first prompts of each device to its first slots."""
+def _admissions(config: Config, token: int, bucket: int, shards: int) -> np.ndarray:
+    """A table that admits rollouts of the first prompts of each device to its first slots."""
     each = config.slots // shards
     count, read = max(1, each // _SLOTS_PER_ADMISSION), config.prefill_rows(bucket)
-    new = SlotAdmissions.none(config.slots)
+    table = SlotAdmissions.empty_table(config.slots)
+    new = SlotAdmissions.of(table)
     for shard in range(shards):
         at = slice(shard * each, shard * each + count)
         new.slots[at], new.rows[at] = np.arange(count), np.arange(count) % read
         new.admitted[at], new.last[at] = True, token
         new.length[at], new.limit[at] = bucket - 1, config.rollout.max_new_tokens
-    return new
+    return table

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config
-from pipeline.compute.learner.exchange import exchange
 from pipeline.compute.learner.model_card import base_name, model_card
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model import lora, peft_folder, save, weights
@@ -22,6 +21,7 @@ from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.sharding import placed
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.adapters import FORMATS, ExportReport, Format
+from pipeline.contracts.record_files import replace_folder
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.hub.hf_config import is_multimodal
 from pipeline.inputs.hub.hf_folder import read_config
@@ -199,7 +199,7 @@ class Exporter:
             evaluations=self._evaluations(),
         )
         (fresh / "README.md").write_text(card, encoding="utf-8")
-        replace(fresh, folder)
+        replace_folder(folder, fresh)
 
     @property
     def _multimodal(self) -> bool:
@@ -258,14 +258,3 @@ def begin(folder: Path) -> Path:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     return fresh
-
-
-def replace(fresh: Path, folder: Path) -> None:
-    """Replaces `folder` with `fresh`, atomically where `exchange` is."""
-    if folder.exists():
-        exchange(fresh, folder)
-        shutil.rmtree(fresh)
-    else:
-        fresh.rename(folder)
-    # Left by a process that died between two renames of `exchange`.
-    shutil.rmtree(folder.with_name(folder.name + ".old"), ignore_errors=True)

@@ -131,26 +131,21 @@ class Learner:
         optimizer = jax.device_put(self._programs.optimizer.init(adapter), self._whole)
         # A fresh adapter is the identity, and the reference is the base.
         nonzero = self._config.run.has_sft_phase or self._config.lora.start is not None
-        reference = None
-        if self._programs.uses_reference and nonzero:
-            # A copy, because updates donate the adapter.
-            reference = self.policy.place_adapter(jax.device_get(adapter))
         return LearnerState(
             adapter,
             optimizer,
             version=version,
             updates=0,
-            reference=reference,
-            previous=self._copy_for_sampling_ahead(adapter),
+            reference=self._copy(adapter) if self._programs.uses_reference and nonzero else None,
+            previous=self._copy(adapter) if self._samples_ahead else None,
         )
 
-    def _copy_for_sampling_ahead(self, adapter: Params) -> Params | None:
-        """A copy for `LearnerState.previous`, because updates donate the adapter.
+    @property
+    def _samples_ahead(self) -> bool:
+        return self._config.rollout.ahead != "off"
 
-        None without sampling ahead.
-        """
-        if self._config.rollout.ahead == "off":
-            return None
+    def _copy(self, adapter: Params) -> Params:
+        """A copy, because updates donate the adapter."""
         return self.policy.place_adapter(jax.device_get(adapter))
 
     @property
@@ -186,7 +181,7 @@ class Learner:
         # Copied before the first update donates the adapter. The copy must not be made later: the
         # state must not change before an update has ended, and nothing may run out of memory after
         # it, because the step would be repeated.
-        initial = self._copy_for_sampling_ahead(self.state.adapter)
+        initial = self._copy(self.state.adapter) if self._samples_ahead else None
         parity_ahead = self._parity_ahead(batches)
         # Batches that are used once are placed lazily, so that only one exists at a time.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
@@ -276,12 +271,9 @@ class Learner:
             adapter: the adapter to score under.
             base: another base of the same shape; None: the learner's own.
         """
-
-        def run(inputs: Inputs) -> jax.Array:
-            return self._run(self._compiled.score, adapter, inputs, base=base)
-
+        weights, programs = (base or self.base, adapter), self._programs
         return score_completions(
-            completions, run, shape=self._programs.shape, mesh=self.policy.mesh
+            completions, self._compiled.score, weights, shape=programs.shape, mesh=self.policy.mesh
         )
 
     def _parity_ahead(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
@@ -334,10 +326,8 @@ class Learner:
             placed = replace(placed, teacher=top)
         return placed
 
-    def _run(
-        self, programs: BySize, adapter: Params, inputs: Inputs, *, base: Params | None = None
-    ) -> Any:
-        return programs[len(inputs.tokens)](base or self.base, adapter, inputs)
+    def _run(self, programs: BySize, adapter: Params, inputs: Inputs) -> Any:
+        return programs[len(inputs.tokens)](self.base, adapter, inputs)
 
     def _one_update(
         self, batches: Iterable[DeviceBatch], rate: float | None

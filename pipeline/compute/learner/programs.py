@@ -25,9 +25,8 @@ from pipeline.compute.learner.losses import weighted_sum
 from pipeline.compute.learner.objective import gather_tokens, objective
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
 from pipeline.compute.learner.topk import top_k_logprobs
-from pipeline.compute.model.attention import PackedAttention
+from pipeline.compute.model.attention import FlashAttention, PackedAttention
 from pipeline.compute.model.building import Builder, results
-from pipeline.compute.model.flash import FlashAttention
 from pipeline.compute.model.head import Head, Scores, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
@@ -123,13 +122,8 @@ class LearnerPrograms:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The optimizer of the GRPO phase."""
+        """The optimizer; its state has the same structure in both phases."""
         return make_optimizer(self.config, grpo_rate(self.config))
-
-    @property
-    def sft_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer of the SFT phase; its state has the structure of `optimizer`'s."""
-        return make_optimizer(self.config, sft_rate(self.config))
 
     @property
     def shape(self) -> BatchShape:
@@ -185,34 +179,6 @@ class LearnerPrograms:
         value, grads = jax.value_and_grad(loss)(adapter)
         return jax.tree.map(jnp.add, total, grads), {"loss": value}
 
-    def apply(
-        self, adapter: Params, state: optax.OptState, grads: Params, loss: Float[Array, ""]
-    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """One GRPO update; no change if the loss or the gradient's norm is infinite or NaN.
-
-        Returns:
-            Adapter, optimizer state and the gradient's norm before clipping.
-        """
-        return _apply(self.optimizer, adapter, state, grads, loss)
-
-    def apply_planned(
-        self,
-        adapter: Params,
-        state: optax.OptState,
-        grads: Params,
-        loss: Float[Array, ""],
-        rate: Float[Array, ""],
-    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """As `apply`, with the learning rate as an argument, so that replanning never compiles."""
-        optimizer = make_optimizer(self.config, lambda _: rate)
-        return _apply(optimizer, adapter, state, grads, loss)
-
-    def apply_sft(
-        self, adapter: Params, state: optax.OptState, grads: Params, loss: Float[Array, ""]
-    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """One SFT update; otherwise as `apply`."""
-        return _apply(self.sft_optimizer, adapter, state, grads, loss)
-
     def _scores(
         self,
         base: Params,
@@ -235,7 +201,7 @@ class LearnerPrograms:
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
         )
         head = Head(
-            softcap=self.policy.architecture.final_softcap,
+            softcap=self.policy.architecture.shape.final_softcap,
             temperature=temperature or self.config.rollout.temperature,
             tokens=plan.head_tokens,
             vocab=plan.head_vocab,
@@ -269,7 +235,7 @@ class LearnerPrograms:
             score = self._by_size("score", self.trace_score, builder)
             apply = builder.build("apply", self.trace_apply())
             if self.config.run.has_sft_phase:
-                apply_sft = builder.build("apply_sft", self._trace_apply(self.apply_sft))
+                apply_sft = builder.build("apply_sft", self.trace_apply_sft())
             return CompiledLearner(
                 score=results(score),
                 reference_top_k=results(reference_top_k),
@@ -309,10 +275,23 @@ class LearnerPrograms:
         return program.trace(base, adapter, adapter, demonstrations)
 
     def trace_apply(self) -> jax.stages.Traced:
-        """Traces `apply`, or `apply_planned` if the step planner plans the decay."""
-        return self._trace_apply(self.apply_planned if self.config.plans_decay else self.apply)
+        """Traces a GRPO update.
 
-    def _trace_apply(self, function: Any) -> jax.stages.Traced:
+        It takes the learning rate if the step planner plans the decay, so that replanning never
+        compiles.
+        """
+        return self._trace_apply(None if self.config.plans_decay else grpo_rate(self.config))
+
+    def trace_apply_sft(self) -> jax.stages.Traced:
+        """Traces an SFT update."""
+        return self._trace_apply(sft_rate(self.config))
+
+    def _trace_apply(self, schedule: optax.Schedule | None) -> jax.stages.Traced:
+        """Traces one update; the learning rate is an argument if there is no schedule.
+
+        It changes nothing if the loss or the gradient's norm is infinite or NaN. Its results are
+        adapter, optimizer state and the gradient's norm before clipping.
+        """
         whole = replicated(self.policy.mesh)
         _, adapter = self.policy.abstract_params()
         state = jax.tree.map(
@@ -320,8 +299,13 @@ class LearnerPrograms:
             jax.eval_shape(self.optimizer.init, adapter),
         )
         scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
-        given = [scalar, scalar] if function == self.apply_planned else [scalar]
-        program = jax.jit(function, donate_argnums=(0, 1), out_shardings=whole)
+
+        def apply(adapter: Params, state: Any, grads: Params, loss: Any, *rate: Any) -> Any:
+            optimizer = make_optimizer(self.config, schedule or (lambda _: rate[0]))
+            return _apply(optimizer, adapter, state, grads, loss)
+
+        given = [scalar] if schedule else [scalar, scalar]
+        program = jax.jit(apply, donate_argnums=(0, 1), out_shardings=whole)
         return program.trace(adapter, state, adapter, *given)
 
     def _trace_forward(self, function: Any, rows: int) -> jax.stages.Traced:

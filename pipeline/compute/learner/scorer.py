@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from configs.schema import Config
-from pipeline.compute.learner.batches import Inputs, place_inputs
-from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.learner.batches import place_inputs
+from pipeline.compute.learner.programs import BySize, LearnerPrograms
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.batches import BatchShape
@@ -36,16 +35,15 @@ class Scorer:
         self, completions: Sequence[Completion], *, adapter: Params, base: Params
     ) -> list[np.ndarray]:
         """Log-probs of each completion's tokens, float32, in the given order."""
-
-        def run(inputs: Inputs) -> jax.Array:
-            return self._compiled[len(inputs.tokens)](base, adapter, inputs)
-
-        return score_completions(completions, run, shape=self._shape, mesh=self._mesh)
+        return score_completions(
+            completions, self._compiled, (base, adapter), shape=self._shape, mesh=self._mesh
+        )
 
 
 def score_completions(
     completions: Sequence[Completion],
-    run: Callable[[Inputs], jax.Array],
+    programs: BySize,
+    weights: tuple[Params, Params],
     *,
     shape: BatchShape,
     mesh: Mesh,
@@ -54,12 +52,14 @@ def score_completions(
 
     Args:
         completions: completions with distinct names.
-        run: the log-probs of a micro-batch's targets, `rows seq`.
+        programs: `LearnerPrograms.score` for each number of rows.
+        weights: base and adapter.
         shape: sizes of micro-batches.
         mesh: mesh of the micro-batches.
     """
     scored: dict[RolloutName, np.ndarray] = {}
     for batch in batches_to_score(completions, shape=shape):
-        logprobs = np.asarray(run(place_inputs(batch, mesh)))
+        program = programs[len(batch.tokens)]
+        logprobs = np.asarray(program(*weights, place_inputs(batch, mesh)))
         scored |= {name: logprobs[at.row, at.positions] for name, at in batch.completions.items()}
     return [scored[completion.name] for completion in completions]

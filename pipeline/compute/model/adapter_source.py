@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from pipeline.compute.model.peft_folder import fit_to_policy, read_peft
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import needs_separate_lora_a
 
+Reader = Callable[[Path], tuple[dict[str, np.ndarray], int]]
+"""Reads the adapter of a folder and its version."""
 BEST = "best"
 """Folder of the best adapter by validation in `checkpoints/`."""
 
@@ -47,18 +49,15 @@ def load_adapter(path: str, policy: Policy) -> LoadedAdapter:
         FileNotFoundError: if there is no adapter at `path`.
         ValueError: if it is damaged, or does not fit the base or the `lora` settings.
     """
-    found = find_adapter(Path(path))
-    if isinstance(found, Path):
-        peft = read_peft(found)
-        adapter = policy.place_adapter(fit_to_policy(peft, policy))
-        return LoadedAdapter(adapter, 0, f"PEFT adapter {found}")
-    _check_scale(found.folder, policy.lora)
-    try:
-        values, version = found.read()
-        placed = policy.place_adapter(values)
-    except ValueError as error:
-        raise ValueError(f"lora.start: {found.folder}: {error}") from None
-    return LoadedAdapter(placed, version, f"step {version} of {found.folder}")
+    folder, read = _find(Path(path))
+    if read is None:
+        adapter = policy.place_adapter(fit_to_policy(read_peft(folder), policy))
+        return LoadedAdapter(adapter, 0, f"PEFT adapter {folder}")
+    _check_scale(folder, policy.lora)
+    with _named(folder):
+        values, version = read(folder)
+        adapter = policy.place_adapter(values)
+    return LoadedAdapter(adapter, version, f"step {version} of {folder}")
 
 
 def needs_separate(settings: Lora) -> bool:
@@ -70,108 +69,73 @@ def needs_separate(settings: Lora) -> bool:
     """
     if settings.start is None:
         return False
-    found = find_adapter(Path(settings.start))
-    if isinstance(found, Path):
-        return needs_separate_lora_a(read_peft(found).pairs)
+    folder, read = _find(Path(settings.start))
+    if read is None:
+        return needs_separate_lora_a(read_peft(folder).pairs)
+    with _named(folder):
+        adapter, _ = read(folder)
     # Only an adapter with separate lora_a has two ranks.
-    ranks = {shape[0] for name, shape in found.shapes().items() if name.endswith("_lora_b")}
-    return len(ranks) > 1
+    return len({len(value) for name, value in adapter.items() if name.endswith("_lora_b")}) > 1
 
 
-@dataclass(frozen=True)
-class BestAdapter:
-    """The adapter of `checkpoints/best`."""
-
-    folder: Path
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter."""
-        return {name: value.shape for name, value in self.read()[0].items()}
-
-    def read(self) -> tuple[dict[str, np.ndarray], int]:
-        """The adapter and its version.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
-        return adapter_file.read_adapter_file(self.folder)
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Adds setting and folder to error messages."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"lora.start: {folder}: {error}") from None
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The adapter of the Orbax checkpoint `checkpoints/N`; does not read the optimizer's state."""
-
-    folder: Path
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter."""
-        return {name: tuple(leaf.shape) for name, leaf in self._metadata().items()}
-
-    def read(self) -> tuple[dict[str, np.ndarray], int]:
-        """The adapter and its version.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
-        leaves = self._metadata()
-        wanted = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in leaves.items()}
-        in_memory = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
-        args = ocp.args.PyTreeRestore(
-            item={"adapter": wanted}, restore_args={"adapter": in_memory}, partial_restore=True
-        )
-        try:
-            facts = json.loads((self.folder / "facts" / "metadata").read_text(encoding="utf-8"))
-            version, sha256 = int(facts["version"]), facts["adapter_sha256"]
-            found = ocp.PyTreeCheckpointHandler().restore(self.folder / "state", args=args)
-        except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
-            raise ValueError(f"damaged: {_first_line(error)}") from None
-        adapter = {name: np.asarray(value) for name, value in found["adapter"].items()}
-        if lora.sha256(adapter) != sha256:
-            raise ValueError("damaged: the adapter does not match the recorded hash")
-        return adapter, version
-
-    def _metadata(self) -> Mapping[str, Any]:
-        try:
-            metadata: Mapping[str, Any] = (
-                ocp.PyTreeCheckpointHandler().metadata(self.folder / "state").tree["adapter"]
-            )
-        except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
-            raise ValueError(f"{self.folder} is damaged: {_first_line(error)}") from None
-        return metadata
-
-
-def find_adapter(path: Path) -> Path | BestAdapter | Checkpoint:
-    """The adapter at `path`; a `Path` for a PEFT folder.
+def _find(path: Path) -> tuple[Path, Reader | None]:
+    """The folder of the adapter at `path`, and what reads it; None for a PEFT folder.
 
     Raises:
         FileNotFoundError: if there is none.
     """
-    if (path / peft_folder.CONFIG).is_file():
-        return path
-    if (path / "adapter" / peft_folder.CONFIG).is_file():
-        return path / "adapter"
-    if (path / adapter_file.NAME).is_file():
-        return BestAdapter(path)
-    if path.name.isdecimal() and (path / "state").is_dir():
-        return Checkpoint(path)
+    for folder in (path, path / "adapter"):
+        if (folder / peft_folder.CONFIG).is_file():
+            return folder, None
     checkpoints = path / "checkpoints"
+    if (path / adapter_file.NAME).is_file():
+        return path, adapter_file.read_adapter_file
+    if path.name.isdecimal() and (path / "state").is_dir():
+        return path, _read_checkpoint
     if (checkpoints / BEST / adapter_file.NAME).is_file():
-        return BestAdapter(checkpoints / BEST)
-    steps = steps_in(checkpoints)
-    if steps:
-        return Checkpoint(checkpoints / str(steps[-1]))
+        return checkpoints / BEST, adapter_file.read_adapter_file
+    names = (state.parent.name for state in checkpoints.glob("*/state"))
+    if steps := [int(name) for name in names if name.isdecimal()]:
+        return checkpoints / str(max(steps)), _read_checkpoint
     raise FileNotFoundError(
         f"lora.start: {path} is no PEFT folder ({peft_folder.CONFIG}), no export (adapter/), no "
         "run folder with checkpoints and none of its checkpoints/N"
     )
 
 
-def steps_in(checkpoints: Path) -> list[int]:
-    """Steps that have a checkpoint, ascending."""
-    if not checkpoints.is_dir():
-        return []
-    names = (path.name for path in checkpoints.iterdir() if (path / "state").is_dir())
-    return sorted(int(name) for name in names if name.isdecimal())
+def _read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], int]:
+    """Adapter and version of the Orbax checkpoint `checkpoints/N`; not the optimizer's state.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    handler, state = ocp.PyTreeCheckpointHandler(), folder / "state"
+    try:
+        leaves = handler.metadata(state).tree["adapter"]
+        wanted = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in leaves.items()}
+        in_memory = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+        args = ocp.args.PyTreeRestore(
+            item={"adapter": wanted}, restore_args={"adapter": in_memory}, partial_restore=True
+        )
+        facts = json.loads((folder / "facts" / "metadata").read_text(encoding="utf-8"))
+        version, sha256 = int(facts["version"]), facts["adapter_sha256"]
+        found = handler.restore(state, args=args)["adapter"]
+    except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
+        line = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ValueError(f"damaged: {line}") from None
+    adapter = {name: np.asarray(value) for name, value in found.items()}
+    if lora.sha256(adapter) != sha256:
+        raise ValueError("damaged: the adapter does not match the recorded hash")
+    return adapter, version
 
 
 def _check_scale(folder: Path, settings: Lora) -> None:
@@ -190,7 +154,3 @@ def _check_scale(folder: Path, settings: Lora) -> None:
             f"{theirs.alpha:g}, rank {theirs.rank}, {theirs.scaling}); lora.alpha, lora.rank and "
             f"lora.scaling here make {settings.scale:g}"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,15 +1,36 @@
-"""The architecture of a Gemma from its `config.json`."""
+"""The architecture of a Gemma, read from its `config.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.compute.model.gemma import Architecture
-from pipeline.inputs.hub.model_shape import read_model_config
+from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.hf_config import text_config
+from pipeline.inputs.hub.model_shape import read_model_shape
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The architecture of a model.
+
+    Attributes:
+        shape: its sizes and soft caps.
+        config: Tunix's configuration, with sizes, RoPE and dtype.
+        query_scale: queries are multiplied by this before attention.
+    """
+
+    shape: ModelShape
+    config: gemma3.ModelConfig
+    query_scale: float
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a query of `layer` attends to; None: all."""
+        return self.shape.window if self.shape.local[layer] else None
 
 
 def architecture(hf: Mapping[str, Any], *, dtype: jnp.dtype) -> Architecture:
@@ -18,8 +39,11 @@ def architecture(hf: Mapping[str, Any], *, dtype: jnp.dtype) -> Architecture:
     Raises:
         ValueError: one line that lists every unsupported setting.
     """
-    settings = read_model_config(hf)
-    shape = settings.shape
+    text = text_config(hf)
+    shape = read_model_shape(text)
+    # Gemma 3 has a separate RoPE for local layers.
+    factor = (text["rope_scaling"] or {"factor": 1.0})["factor"]
+    is_gemma3 = shape.query_key_norm
     config = gemma3.ModelConfig(
         num_layers=shape.layers,
         num_embed=shape.vocab,
@@ -29,17 +53,10 @@ def architecture(hf: Mapping[str, Any], *, dtype: jnp.dtype) -> Architecture:
         head_dim=shape.head_dim,
         num_kv_heads=shape.kv_heads,
         sliding_window_size=shape.window,
-        local_base_frequency=settings.local_rope_theta,
-        global_base_frequency=settings.global_rope_theta,
-        local_scale_factor=settings.local_rope_factor,
-        global_scale_factor=settings.global_rope_factor,
+        local_base_frequency=text["rope_local_base_freq" if is_gemma3 else "rope_theta"],
+        global_base_frequency=text["rope_theta"],
+        local_scale_factor=1.0 if is_gemma3 else factor,
+        global_scale_factor=factor,
         param_dtype=dtype,
     )
-    return Architecture(
-        config=config,
-        local=shape.local,
-        query_scale=settings.query_scale,
-        query_key_norm=shape.query_key_norm,
-        attention_softcap=shape.attention_softcap,
-        final_softcap=shape.final_softcap,
-    )
+    return Architecture(shape, config, query_scale=text["query_pre_attn_scalar"] ** -0.5)

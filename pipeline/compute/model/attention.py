@@ -1,47 +1,59 @@
 """Attention: the interface `Attend`, and attention over whole and packed sequences.
 
 Decoding attends over ring caches instead (see decode/cache.py). Scores may be soft-capped as in
-Gemma 2 (arXiv:2408.00118): cap * tanh(score / cap), before the mask.
+Gemma 2 (arXiv:2408.00118): cap * tanh(score / cap), before the mask. Packed rows are computed by
+XLA, or on TPUs by JAX's Pallas kernel (splash attention).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from pipeline.compute.model.flash import FlashAttention
+from pipeline.compute.model.sharding import BATCH_AXES, TP
 
+Queries = Float[Array, "batch seq heads head_dim"]
+Keys = Float[Array, "batch seq kv_heads head_dim"]
+"""Keys or values; each kv head serves heads / kv_heads adjacent query heads."""
 LayerCache = Any
 """An `Attend`'s cache of one layer, opaque to the model."""
 
 MASKED = -1e30
 """Score of a masked position; finite, so that no gradient becomes NaN."""
+_KERNEL_BLOCKS = (512, 256, 128)
+"""Block sizes of the kernel: the largest that divides the row; the hardware's is 128."""
+
+
+class Bounds(NamedTuple):
+    """Bounds of a layer's attention.
+
+    Attributes:
+        window: positions that a query attends to, itself included; None: all.
+        softcap: bound of the scores; None: no soft cap.
+    """
+
+    window: int | None
+    softcap: float | None
 
 
 @runtime_checkable
 class Attend(Protocol):
     """Attention of one layer, with a cache.
 
-    Queries are already scaled. `window` is the number of positions that a query attends to, itself
-    included (None: all), `softcap` the bound of the scores (None: no soft cap). Returns the encoded
-    values and the layer's new cache.
+    Queries are already scaled. Returns the encoded values and the layer's new cache.
     """
 
     def __call__(
-        self,
-        query: Float[Array, "batch seq heads head_dim"],
-        key: Float[Array, "batch seq kv_heads head_dim"],
-        value: Float[Array, "batch seq kv_heads head_dim"],
-        *,
-        window: int | None,
-        softcap: float | None,
-        cache: LayerCache,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+        self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: LayerCache
+    ) -> tuple[Queries, LayerCache]:
         """Attends and updates the cache; see the class."""
 
 
@@ -51,17 +63,14 @@ def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*sha
 
 
 def attend_where(
-    query: Float[Array, "batch seq heads head_dim"],
+    query: Queries,
     key: Float[Array, "batch slots kv_heads head_dim"],
     value: Float[Array, "batch slots kv_heads head_dim"],
     *,
     visible: Bool[Array, "#batch #seq slots"],
     softcap: float | None,
-) -> Float[Array, "batch seq heads head_dim"]:
-    """softmax(capped scores of the visible keys) x values, the softmax in float32.
-
-    Each kv head serves heads / kv_heads adjacent query heads.
-    """
+) -> Queries:
+    """softmax(capped scores of the visible keys) x values, the softmax in float32."""
     if softcap is None:
         mask = jnp.broadcast_to(visible, (query.shape[0], query.shape[1], key.shape[1]))[:, None]
         return jax.nn.dot_product_attention(query, key, value, scale=1.0, mask=mask)
@@ -73,18 +82,13 @@ def attend_where(
 
 
 def attend_causally(
-    query: Float[Array, "batch seq heads head_dim"],
-    key: Float[Array, "batch seq kv_heads head_dim"],
-    value: Float[Array, "batch seq kv_heads head_dim"],
-    *,
-    window: int | None,
-    softcap: float | None,
-    cache: LayerCache,
-) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+    query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: LayerCache
+) -> tuple[Queries, LayerCache]:
     """Causal attention; returns `cache` unchanged.
 
     Rows are left-aligned, so the padding at the end of a row is invisible to its real positions.
     """
+    window, softcap = bounds
     if softcap is not None:
         causal = _causal(query.shape[1], window=window)[None]
         return attend_where(query, key, value, visible=causal, softcap=softcap), cache
@@ -93,6 +97,88 @@ def attend_causally(
         query, key, value, scale=1.0, is_causal=True, local_window_size=reach
     )
     return encoded, cache
+
+
+@dataclass(frozen=True)
+class FlashAttention:
+    """The kernel on a mesh: rows sharded over its batch axes, heads over tp if it divides them.
+
+    FlashAttention (arXiv:2205.14135) with segments and a static causal or windowed mask, whose
+    empty blocks are skipped. The compiler's cost model does not include the kernel.
+
+    Attributes:
+        mesh: TPU devices.
+        interpret: interpret the kernel without a TPU, which is slow.
+    """
+
+    mesh: Mesh
+    interpret: bool = False
+
+    def __call__(
+        self,
+        query: Queries,
+        key: Keys,
+        value: Keys,
+        *,
+        bounds: Bounds,
+        segments: Int[Array, "batch seq"],
+    ) -> Queries:
+        """Encoded values; the mask is that of `PackedAttention`."""
+        seq = query.shape[1]
+        behind = -seq % _KERNEL_BLOCKS[-1]
+        query, key, value = (
+            jnp.pad(x, ((0, 0), (0, behind), (0, 0), (0, 0))).swapaxes(1, 2)
+            for x in (query, key, value)
+        )
+        segments = jnp.pad(segments, ((0, 0), (0, behind)))
+
+        def local(query: Array, key: Array, value: Array, segments: Array) -> Array:
+            run = self._kernel(query.shape[1], query.shape[2], bounds)
+            ids = kernel.SegmentIds(q=segments, kv=segments)
+            encoded = jax.vmap(run)(query, key, value, ids)
+            assert isinstance(encoded, jax.Array)  # a tuple only with residuals
+            return encoded
+
+        rows, heads = PartitionSpec(BATCH_AXES), self._by_head(query.shape[1], key.shape[1])
+        kv_heads = heads if key.shape[1] > 1 else rows
+        encoded = jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(heads, kv_heads, kv_heads, rows),
+            out_specs=heads,
+            check_vma=False,  # the kernel does not declare how its results vary
+        )(query, key, value, segments)
+        return encoded.swapaxes(1, 2)[:, :seq]
+
+    def _by_head(self, heads: int, kv_heads: int) -> PartitionSpec:
+        """By row, and by head if each device then has the keys of its queries."""
+        tp = self.mesh.shape[TP]
+        divides = heads % tp == 0 and (kv_heads == 1 or kv_heads % tp == 0)
+        return PartitionSpec(BATCH_AXES, TP) if divides else PartitionSpec(BATCH_AXES)
+
+    def _kernel(self, heads: int, seq: int, bounds: Bounds) -> kernel.SplashAttentionKernel:
+        (window, softcap), shape = bounds, (seq, seq)
+        mask = (
+            masks.CausalMask(shape)
+            if window is None or window >= seq
+            else masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+        )
+        block = next(size for size in _KERNEL_BLOCKS if seq % size == 0)
+        return kernel.make_splash_mha(
+            masks.MultiHeadMask([mask] * heads),
+            block_sizes=kernel.BlockSizes(
+                block_q=block,
+                block_kv=block,
+                block_q_dkv=block,
+                block_kv_dkv=block,
+                block_q_dq=block,
+                block_kv_dq=block,
+            ),
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=softcap,
+            interpret=self.interpret,
+        )
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["segments"], meta_fields=["block", "flash"])
@@ -119,20 +205,12 @@ class PackedAttention:
     flash: FlashAttention | None = None
 
     def __call__(
-        self,
-        query: Float[Array, "batch seq heads head_dim"],
-        key: Float[Array, "batch seq kv_heads head_dim"],
-        value: Float[Array, "batch seq kv_heads head_dim"],
-        *,
-        window: int | None,
-        softcap: float | None,
-        cache: LayerCache,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerCache]:
+        self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: LayerCache
+    ) -> tuple[Queries, LayerCache]:
         """See `Attend`; returns `cache` unchanged."""
         if self.flash is not None:
-            run = partial(self.flash, segments=self.segments, window=window, softcap=softcap)
-            return run(query, key, value), cache
-        seq = query.shape[1]
+            return self.flash(query, key, value, bounds=bounds, segments=self.segments), cache
+        (window, softcap), seq = bounds, query.shape[1]
         if seq <= self.block and window is not None and 2 * window < seq:
             return self._in_bands(query, key, value, window=window, softcap=softcap), cache
         if seq <= self.block:
@@ -177,14 +255,8 @@ class PackedAttention:
         return encoded[:, :seq], cache
 
     def _in_bands(
-        self,
-        query: Float[Array, "batch seq heads head_dim"],
-        key: Float[Array, "batch seq kv_heads head_dim"],
-        value: Float[Array, "batch seq kv_heads head_dim"],
-        *,
-        window: int,
-        softcap: float | None,
-    ) -> Float[Array, "batch seq heads head_dim"]:
+        self, query: Queries, key: Keys, value: Keys, *, window: int, softcap: float | None
+    ) -> Queries:
         """Bands of `window` queries against their own keys and the `window` keys before.
 
         Computes 2 x window x seq scores.

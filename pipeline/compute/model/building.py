@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
@@ -51,12 +50,7 @@ class Builder:
     def __enter__(self) -> Builder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def build(self, name: str, traced: jax.stages.Traced) -> Future[jax.stages.Compiled]:

@@ -11,7 +11,6 @@ be replaceable, because training, prefill and decoding use different caches and 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,39 +22,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.compute.model.attention import Attend, LayerCache, attend_causally
+from pipeline.compute.model.architecture import Architecture
+from pipeline.compute.model.attention import Attend, Bounds, LayerCache, attend_causally
 from pipeline.compute.model.lookup import look_up
 from pipeline.compute.model.remat import Parts, Remat
 from pipeline.compute.model.sharding import gathered_sharding, mesh_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """The architecture of a model.
-
-    Attributes:
-        config: Tunix's configuration, with the sizes.
-        local: for each layer, whether it attends to a window only.
-        query_scale: queries are multiplied by this before attention.
-        query_key_norm: whether queries and keys are normalised.
-        attention_softcap: bound of the attention scores; None: no soft cap.
-        final_softcap: bound of the logits; None: no soft cap.
-    """
-
-    config: gemma3.ModelConfig
-    local: tuple[bool, ...]
-    query_scale: float
-    query_key_norm: bool
-    attention_softcap: float | None
-    final_softcap: float | None
-
-    def build(self, rngs: nnx.Rngs, activations: NamedSharding | None = None) -> Gemma:
-        """The model with fresh parameters; call it under `nnx.eval_shape` to allocate nothing."""
-        return Gemma(self, activations=activations, rngs=rngs)
-
-    def window(self, layer: int) -> int | None:
-        """Positions that a query of `layer` attends to; None: all."""
-        return self.config.sliding_window_size if self.local[layer] else None
 
 
 class Gemma(nnx.Module):
@@ -82,7 +53,10 @@ class Gemma(nnx.Module):
             config.num_embed, config.embed_dim, rngs=rngs, param_dtype=dtype
         )
         self.layers = nnx.List(
-            [_make_layer(architecture, local=local, rngs=rngs) for local in architecture.local]
+            [
+                _make_layer(architecture, local=local, rngs=rngs)
+                for local in architecture.shape.local
+            ]
         )
         self.final_norm = gemma3.RMSNorm(config.embed_dim, rngs=rngs, param_dtype=dtype)
 
@@ -148,7 +122,7 @@ class Gemma(nnx.Module):
 def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> gemma3.DecoderLayer:
     kind = gemma3.AttentionType.LOCAL_SLIDING if local else gemma3.AttentionType.GLOBAL
     layer = gemma3.DecoderLayer(architecture.config, attn_type=kind, rngs=rngs)
-    if not architecture.query_key_norm:
+    if not architecture.shape.query_key_norm:
         del layer.attn._query_norm, layer.attn._key_norm  # noqa: SLF001  # Tunix's names
     return layer
 
@@ -191,14 +165,14 @@ def _layer(
     attend: Attend,
     cache: LayerCache,
 ) -> tuple[jax.Array, LayerCache]:
-    attn = layer.attn
+    attn, shape = layer.attn, architecture.shape
     h = _normalize(layer.pre_attention_norm, x)
     if attn.use_qkv_einsum:
         query, key, value = attn.qkv_einsum(h)
     else:
         query = attn.q_einsum(h)
         key, value = attn.kv_einsum(h)
-    if architecture.query_key_norm:
+    if shape.query_key_norm:
         query = _normalize(attn._query_norm, query)  # noqa: SLF001  # Tunix's names
         key = _normalize(attn._key_norm, key)  # noqa: SLF001
     rope = {
@@ -212,8 +186,9 @@ def _layer(
         query * architecture.query_scale,
         key,
         value,
-        window=attn.sliding_window_size if local else None,
-        softcap=architecture.attention_softcap,
+        bounds=Bounds(
+            attn.sliding_window_size if local else None, architecture.shape.attention_softcap
+        ),
         cache=cache,
     )
     x += _normalize(layer.post_attention_norm, attn.attn_vec_einsum(encoded))

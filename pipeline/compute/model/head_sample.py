@@ -1,8 +1,4 @@
-"""The head's sampling passes, noise included, on one device.
-
-They run inside `shard_map` like the passes of head_blocks.py; the results of the vocabulary shards
-are combined after each block of positions.
-"""
+"""Sampling from the head's distribution, noise included, in passes over the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,20 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pipeline.compute.model.gumbel import TILE, gumbel_noise
-from pipeline.compute.model.head_blocks import (
-    FORBIDDEN,
-    Blocks,
-    block_scores,
-    by_block,
-    count_blocks,
-)
+from pipeline.compute.model.head import FORBIDDEN, Head, Shard, on_devices
 from pipeline.compute.model.sharding import VOCAB_AXES
 from pipeline.compute.model.truncation import Truncation, threshold
 
-SampledTokens = tuple[Int[Array, " block"], Float[Array, " block"], Float[Array, " block"]]
+SampledTokens = tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]
 """Tokens, log-probs under the full distribution and under the truncated one."""
 
 _TRUNCATED_BLOCKS = 4
@@ -34,53 +24,64 @@ _TRUNCATED_BLOCKS = 4
 
 
 def sample(
-    blocks: Blocks,
-    truncation: Truncation | None,
+    hidden: Float[Array, "rows embed"],
     embedding: Float[Array, "vocab embed"],
+    *,
+    head: Head,
     forbidden: Bool[Array, " vocab"],
-    *by_position: Any,
-) -> tuple[Int[Array, " tokens"], Float[Array, " tokens"], Float[Array, " tokens"]]:
-    """Samples one token for each position; log-probs as in `SampledTokens`.
+    keys: UInt32[Array, "rows 2"],
+    temperature: Float[Array, ""],
+    noise: Float[Array, ""],
+    truncation: Truncation | None = None,
+) -> SampledTokens:
+    """Samples one token per row; its log-prob under the full and under the truncated distribution.
+
+    Without truncation both log-probs are the same and one pass over the vocabulary suffices.
 
     Args:
-        blocks: see `Blocks`; its temperature is 1.
-        truncation: top-k, top-p and min-p; None: no truncation, and both log-probs are the same.
-        embedding: as in `forward`.
-        forbidden: as in `forward`.
-        by_position: hidden states as in `forward`; RNG keys, `tokens 2`, see `gumbel.keys_at`;
-            temperature; noise scale: 1.0 samples, 0.0 takes the most likely token.
+        hidden: after the final norm.
+        embedding: tied, `vocab embed`.
+        head: the distribution except its temperature, and the block sizes.
+        forbidden: True for tokens that cannot be sampled.
+        keys: RNG key of each row at this position, see `gumbel.keys_at`.
+        temperature: divides the logits.
+        noise: 1.0 samples (Gumbel-max), 0.0 takes the most likely token.
+        truncation: top-k, top-p and min-p; None: no truncation.
     """
-    vocabulary = embedding, forbidden
+    rows = jnp.ones(len(hidden), jnp.float32)
+    given = hidden, keys, temperature * rows, noise * rows
+    head = replace(head, temperature=1.0)
+    return on_devices(head, partial(_sample, truncation), embedding, forbidden, *given)
+
+
+def _sample(truncation: Truncation | None, shard: Shard, *by_position: Any) -> SampledTokens:
+    """On one device: hidden states, keys, temperatures and scales of the noise, by position."""
     if truncation is None:
-        tokens, logprobs = by_block(blocks, partial(_in_blocks, blocks, *vocabulary), *by_position)
+        tokens, logprobs = shard.by_block(partial(_in_blocks, shard), *by_position)
         return tokens, logprobs, logprobs
     # The bisection for the threshold reads all scores of a row many times, so they are stored.
     # Each block of rows reads the whole embedding: blocks should be small, but not too small.
-    vocab = embedding.shape[0]
-    rows = max(1, _TRUNCATED_BLOCKS * blocks.tokens * min(blocks.vocab, vocab) // vocab)
-    whole = replace(blocks, tokens=rows, vocab=vocab)
-    return by_block(whole, partial(_truncated, whole, truncation, *vocabulary), *by_position)
+    head, vocab = shard.head, shard.vocab
+    rows = max(1, _TRUNCATED_BLOCKS * head.tokens * shard.block // vocab)
+    whole = replace(shard, head=replace(head, tokens=rows, vocab=vocab))
+    return whole.by_block(partial(_truncated, whole, truncation), *by_position)
 
 
 def _in_blocks(
-    blocks: Blocks,
-    embedding: Float[Array, "vocab embed"],
-    forbidden: Bool[Array, " vocab"],
-    *by_position: Any,
+    shard: Shard, *by_position: Any
 ) -> tuple[Int[Array, " block"], Float[Array, " block"]]:
     """Samples in one pass over the vocabulary.
 
     Keeps the largest noisy score so far and the sum of exponentials for the log-prob.
     """
     hidden, keys, temperature, noise = by_position
-    vocab = embedding.shape[0]
-    size = min(blocks.vocab, vocab)
+    vocab, size = shard.vocab, shard.block
     aligned = vocab % TILE == 0 and size % TILE == 0
     offset = jax.lax.axis_index(VOCAB_AXES) * vocab
 
     def step(carry: Any, number: Int[Array, ""]) -> tuple[Any, None]:
         highest, total, best, token, sampled = carry
-        _, scores, start = block_scores(blocks, hidden, embedding, forbidden, number)
+        _, scores, start = shard.scores(hidden, number)
         scores /= temperature[:, None]
         new = jnp.maximum(highest, scores.max(axis=-1))
         total = total * jnp.exp(highest - new) + jnp.exp(scores - new[:, None]).sum(axis=-1)
@@ -95,7 +96,7 @@ def _in_blocks(
     zeros = jnp.zeros(len(hidden), jnp.float32)
     low = zeros + FORBIDDEN
     start = low, zeros, low - jnp.inf, jnp.zeros(len(hidden), jnp.int32), low
-    carry, _ = jax.lax.scan(step, start, jnp.arange(count_blocks(blocks, embedding)))
+    carry, _ = jax.lax.scan(step, start, jnp.arange(shard.count))
     highest, total, best, token, sampled = carry
     overall = jax.lax.pmax(highest, VOCAB_AXES)
     log_z = overall + jnp.log(jax.lax.psum(total * jnp.exp(highest - overall), VOCAB_AXES))
@@ -103,19 +104,13 @@ def _in_blocks(
     return token, sampled - log_z
 
 
-def _truncated(
-    blocks: Blocks,
-    truncation: Truncation,
-    embedding: Float[Array, "vocab embed"],
-    forbidden: Bool[Array, " vocab"],
-    *by_position: Any,
-) -> SampledTokens:
-    """Samples from the truncated distribution; `blocks` has one block of the vocabulary."""
+def _truncated(shard: Shard, truncation: Truncation, *by_position: Any) -> SampledTokens:
+    """Samples from the truncated distribution; the vocabulary is one block."""
     hidden, keys, temperature, noise = by_position
-    vocab = embedding.shape[0]
+    vocab = shard.vocab
     offset = jax.lax.axis_index(VOCAB_AXES) * vocab
-    _, scores, _ = block_scores(blocks, hidden, embedding, forbidden, jnp.int32(0))
-    scores = jnp.where(forbidden, FORBIDDEN, scores / temperature[:, None])
+    _, scores, _ = shard.scores(hidden, jnp.int32(0))
+    scores = jnp.where(shard.forbidden, FORBIDDEN, scores / temperature[:, None])
     allowed = scores >= threshold(scores, truncation=truncation)[:, None]
     highest = jax.lax.pmax(scores.max(axis=-1), VOCAB_AXES)
     masses = jnp.exp(scores - highest[:, None])

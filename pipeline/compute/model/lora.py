@@ -6,7 +6,6 @@ array; this form is trained, hashed, sent and saved. A fresh adapter is the iden
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -23,17 +22,10 @@ from configs.schema import Lora
 from pipeline.compute.model import quantize
 from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.sharding import batch_shards, mesh_of, platform
+from pipeline.compute.model.tensors import PROJECTIONS
+from pipeline.contracts.model_shape import select_targets
 
 Adapter = dict[str, jax.Array]
-
-_TARGETS = {
-    "attention": r"layers/\d+/attn/\w+",
-    "mlp": r"layers/\d+/mlp/\w+",
-    "all": r"layers/\d+/(attn|mlp)/\w+",
-}
-
-FUSED = {"kv_einsum": 2, "qkv_einsum": 3}
-"""Number of projections in matrices that hold several, which share one lora_a."""
 
 # Product of lora_a and lora_b in the shape of the adapted matrix.
 _MERGE = {
@@ -70,12 +62,13 @@ def attach(
         for path, module in nnx.iter_modules(model)
         if path[:1] == ("layers",) and isinstance(module, gemma3.Einsum | nnx.Linear)
     }
-    adapted = targets(list(modules), lora)
+    adapted = set(select_targets(modules, lora.targets))
     rules: dict[qwix.QuantizationRule, list[str]] = {}
     for path, module in modules.items():
         how = quantize.rule(module, path.split("/")[-1], quantization=quantization)
         if path in adapted:
-            rank = lora.rank * (FUSED.get(path.split("/")[-1], 1) if separate else 1)
+            matrix = ".".join(path.split("/")[2:])
+            rank = lora.rank * (len(PROJECTIONS[matrix]) if separate else 1)
             # qwix multiplies by alpha / rank.
             rule = qwix.LoraRule(rank=rank, alpha=lora.scale * rank, **how)
         elif how:
@@ -104,23 +97,6 @@ def attach(
 
 def _at(rule: qwix.QuantizationRule, paths: Sequence[str]) -> qwix.QuantizationRule:
     return replace(rule, module_path="|".join(map(re.escape, paths)))
-
-
-def targets(modules: Sequence[str], lora: Lora) -> set[str]:
-    """The module paths that `lora.targets` selects.
-
-    Raises:
-        ValueError: if there are none, with the nearest and a few others.
-    """
-    pattern = _TARGETS.get(lora.targets, lora.targets)
-    found = {path for path in modules if re.fullmatch(pattern, path)}
-    if not found:
-        nearest = difflib.get_close_matches(pattern.replace("\\d+", "0"), modules, 1, cutoff=0.0)
-        raise ValueError(
-            f"lora.targets = {lora.targets!r} matches no whole module path; nearest: "
-            f"{nearest[0]}; there are {', '.join(modules[:7])} ... {modules[-1]}"
-        )
-    return found
 
 
 def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:

@@ -7,7 +7,7 @@ and adapter are arguments, so compiled programs hold no weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 from configs.schema import Lora
 from pipeline.compute.model import lora as lora_lib
 from pipeline.compute.model import quantize, weights
-from pipeline.compute.model.gemma import Architecture, Gemma
+from pipeline.compute.model.architecture import Architecture
+from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.sharding import by_row, placed, replicated
 
 Params = dict[str, Any]
@@ -29,69 +30,56 @@ Params = dict[str, Any]
 _EMBEDDING = "embedder.input_embedding"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Policy:
-    """A LoRA-wrapped Gemma without its arrays.
+    """A LoRA-wrapped Gemma without its arrays; its construction allocates nothing.
 
     Attributes:
         architecture: of the model.
         lora: settings of the adapter.
         mesh: devices.
+        quantization: of the layers' matrices.
+        separate: whether projections that share a matrix have separate lora_a; see `lora.attach`.
+        adapted: whether there is an adapter; if not, the base must be unquantized, and `bind` takes
+            an empty adapter.
+        plain_shapes: shape and dtype of each base parameter before quantization, by path.
         base_shapes: shape and dtype of each stored base parameter, by path.
         adapter_shapes: shape of each adapter parameter, by path; empty without an adapter.
-        plain_shapes: shape and dtype of each base parameter before quantization.
-        separate: whether projections that share a matrix have separate lora_a.
-        quantization: of the layers' matrices.
+
+    Raises:
+        ValueError: if `lora.targets` matches no matrix, or the mesh does not divide the vocabulary.
     """
 
     architecture: Architecture
+    _: KW_ONLY
     lora: Lora
     mesh: Mesh
-    base_shapes: Mapping[str, jax.ShapeDtypeStruct]
-    adapter_shapes: Mapping[str, jax.ShapeDtypeStruct]
-    plain_shapes: Mapping[str, jax.ShapeDtypeStruct]
-    separate: bool
-    quantization: str
-    _recipes: Mapping[str, quantize.Recipe]
-    _graphdef: nnx.GraphDef[Gemma]
-    _abstract: nnx.State
+    quantization: str = "none"
+    separate: bool = False
+    adapted: bool = True
+    plain_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
+    base_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
+    adapter_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
+    _recipes: Mapping[str, quantize.Recipe] = field(init=False)
+    _graphdef: nnx.GraphDef[Gemma] = field(init=False)
+    _abstract: nnx.State = field(init=False)
 
-    @staticmethod
-    def create(
-        architecture: Architecture,
-        *,
-        lora: Lora,
-        mesh: Mesh,
-        quantization: str = "none",
-        separate: bool = False,
-        adapted: bool = True,
-    ) -> Policy:
-        """Describes the model; allocates nothing.
-
-        Args:
-            architecture: of the model.
-            lora: settings of the adapter.
-            mesh: devices.
-            quantization: of the layers' matrices.
-            separate: see `pipeline.compute.model.lora.attach`.
-            adapted: whether there is an adapter; if not, the base must be unquantized, and `bind`
-                takes an empty adapter.
-
-        Raises:
-            ValueError: if `lora.targets` matches no matrix, or the mesh does not divide the
-                vocabulary.
-        """
-        assert adapted or quantization == "none", quantization
-        bare = nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0), activations=by_row(mesh)))
+    def __post_init__(self) -> None:
+        assert self.adapted or self.quantization == "none", self.quantization
+        bare = model = nnx.eval_shape(
+            lambda: Gemma(self.architecture, activations=by_row(self.mesh), rngs=nnx.Rngs(0))
+        )
         plain = {
             _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             for path, variable in nnx.to_flat_state(nnx.state(bare))
         }
-        placed(plain, mesh)  # raises if the mesh does not divide the vocabulary
-        model = bare
-        if adapted:
+        placed(plain, self.mesh)  # raises if the mesh does not divide the vocabulary
+        if self.adapted:
             attach = partial(
-                lora_lib.attach, lora=lora, quantization=quantization, separate=separate
+                lora_lib.attach,
+                lora=self.lora,
+                quantization=self.quantization,
+                separate=self.separate,
             )
             model = nnx.eval_shape(attach, bare)
         graphdef, abstract = nnx.split(model)
@@ -102,19 +90,13 @@ class Policy:
                 adapter[_name(path)] = jax.ShapeDtypeStruct(variable.shape, jnp.float32)
             else:
                 base[_name(path)] = quantize.packed_shape(shape)
-        recipes = quantize.recipes(model)
-        return Policy(
-            architecture,
-            lora,
-            mesh,
-            base,
-            adapter,
-            plain,
-            separate,
-            quantization,
-            recipes,
-            graphdef,
-            abstract,
+        vars(self).update(
+            plain_shapes=plain,
+            base_shapes=base,
+            adapter_shapes=adapter,
+            _recipes=quantize.recipes(model),
+            _graphdef=graphdef,
+            _abstract=abstract,
         )
 
     def bind(self, base: Params, adapter: Params, *, exact: bool = False) -> Gemma:
@@ -143,7 +125,7 @@ class Policy:
     @property
     def vocab_size(self) -> int:
         """Number of rows of the embedding."""
-        return self.architecture.config.num_embed
+        return self.architecture.shape.vocab
 
     def abstract_params(self) -> tuple[Params, Params]:
         """Shapes of base and adapter with shardings, for ahead-of-time compilation."""
@@ -190,13 +172,7 @@ class Policy:
         """The same model and adapter with another quantization of the base."""
         if quantization == self.quantization:
             return self
-        return Policy.create(
-            self.architecture,
-            lora=self.lora,
-            mesh=self.mesh,
-            quantization=quantization,
-            separate=self.separate,
-        )
+        return replace(self, quantization=quantization)
 
     def plain(self) -> Policy:
         """The same model with an unquantized base."""
@@ -208,7 +184,7 @@ class Policy:
 
     def without_adapter(self) -> Policy:
         """The same model with an unquantized base and no adapter, for a merged base."""
-        return Policy.create(self.architecture, lora=self.lora, mesh=self.mesh, adapted=False)
+        return replace(self, quantization="none", separate=False, adapted=False)
 
     def place_adapter(self, adapter: Mapping[str, jax.typing.ArrayLike]) -> Params:
         """An adapter on the mesh, replicated, float32.

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from pipeline.compute.model.tensors import PROJECTIONS
+
 Shape = tuple[int, ...]
 Pair = tuple[np.ndarray, np.ndarray]
 """A projection's lora_A, `rank in`, and lora_B, `out rank`."""
@@ -29,22 +31,11 @@ class Place(NamedTuple):
     projection: str
 
 
-_PROJECTIONS = {
-    "attn.q_einsum.w": ("self_attn.q_proj",),
-    "attn.kv_einsum.w": ("self_attn.k_proj", "self_attn.v_proj"),
-    "attn.qkv_einsum.w": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn.attn_vec_einsum.w": ("self_attn.o_proj",),
-    "mlp.gate_proj.kernel": ("mlp.gate_proj",),
-    "mlp.up_proj.kernel": ("mlp.up_proj",),
-    "mlp.down_proj.kernel": ("mlp.down_proj",),
-}
-
-
 def places(matrix: str) -> list[Place]:
     """The projections in one of our matrices, `layers.N....`, in the order of its axis."""
-    match = re.fullmatch(r"layers\.(\d+)\.(.+)", matrix)
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.\w+", matrix)
     assert match, matrix
-    return [Place(int(match[1]), projection) for projection in _PROJECTIONS[match[2]]]
+    return [Place(int(match[1]), projection) for projection in PROJECTIONS[match[2]]]
 
 
 def to_pairs(adapter: Mapping[str, np.ndarray | jax.Array]) -> dict[Place, Pair]:

@@ -30,9 +30,8 @@ from qwix._src.core import numerics, qarray
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.compute.model import integer_products
+from pipeline.contracts.model_shape import scale_block
 
-BLOCK = 64
-"""Weights per scale, as in the paper."""
 _NF4 = "nf4"
 _INT8 = jnp.dtype("int8")
 _QTYPES = {"int8": _INT8, "nf4": _NF4, "int8_matmul": _INT8, "int8_outputs": _INT8}
@@ -74,14 +73,9 @@ def rule(module: gemma3.Einsum | nnx.Linear, kind: str, *, quantization: str) ->
     how = {"weight_qtype": _QTYPES[quantization]}
     if quantization in {"int8_matmul", "int8_outputs"}:
         return how
-    if kind == "attn_vec_einsum":
-        heads, summed, _ = module.shape
-        most = max(1, BLOCK // heads)  # in qwix all heads share a scale
-    else:
-        summed = module.shape[-2] if isinstance(module, gemma3.Einsum) else module.in_features
-        most = BLOCK
-    tile = max(size for size in range(1, most + 1) if summed % size == 0)
-    return how | {"tile_size": tile}
+    linear = isinstance(module, nnx.Linear)
+    shape = (module.in_features, module.out_features) if linear else module.shape
+    return how | {"tile_size": scale_block(kind, shape)}
 
 
 def recipes(model: nnx.Module) -> dict[str, Recipe]:

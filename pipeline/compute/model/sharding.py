@@ -13,11 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pipeline.contracts import model_shape
+
 DATA = "data"
 """Mesh axis over which only batch rows are sharded."""
-FSDP = "fsdp"
+FSDP = model_shape.FSDP
 """Mesh axis over which batch rows and weights are sharded; weights are gathered layer by layer."""
-TP = "tp"
+TP = model_shape.TP
 """Mesh axis over which heads, feed-forward width and vocabulary are sharded, also in compute."""
 BATCH_AXES = (DATA, FSDP)
 """Mesh axes over which batch rows are sharded, outermost first."""
@@ -25,19 +27,12 @@ VOCAB_AXES = (FSDP, TP)
 """Mesh axes over which rows of the tied embedding are sharded, outermost first."""
 
 
-_EMBEDDING = "embedder.input_embedding"
-_AXES: dict[str, tuple[str | tuple[str, ...] | None, ...]] = {
+_EMBEDDING = "embedder"
+_AXES: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = {
     _EMBEDDING: (VOCAB_AXES, None),
-    "attn.q_einsum.w": (TP, FSDP, None),
-    "attn.kv_einsum.w": (None, TP, FSDP, None),
-    "attn.qkv_einsum.w": (None, TP, FSDP, None),
-    "attn.attn_vec_einsum.w": (TP, None, FSDP),
-    "mlp.gate_proj.kernel": (FSDP, TP),
-    "mlp.up_proj.kernel": (FSDP, TP),
-    "mlp.down_proj.kernel": (TP, FSDP),
+    **model_shape.MATRIX_AXES,
 }
-"""Mesh axes of each axis of a matrix, by the end of its path: FSDP for the width of the hidden
-states, TP for heads, kv heads and feed-forward width. Other parameters are replicated."""
+"""Mesh axes of each axis of a matrix, by path of its module; other parameters are replicated."""
 
 
 def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> Mesh:
@@ -97,7 +92,7 @@ def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedShar
     Raises:
         ValueError: if the mesh does not divide the embedding's rows evenly.
     """
-    matrix = ".".join(name.split(".array.", maxsplit=1)[0].split(".")[-3:])
+    matrix = "/".join(name.split(".array.", maxsplit=1)[0].split(".")[-3:-1])
     if matrix not in _AXES:
         return replicated(mesh)
     spec = [

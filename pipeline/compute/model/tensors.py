@@ -69,6 +69,16 @@ def _join_heads(ours: np.ndarray) -> np.ndarray:
     return ours.transpose(0, 2, 1).reshape(-1, ours.shape[1])
 
 
+PROJECTIONS = {
+    "attn.q_einsum": ("self_attn.q_proj",),
+    "attn.kv_einsum": ("self_attn.k_proj", "self_attn.v_proj"),
+    "attn.qkv_einsum": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.attn_vec_einsum": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj",),
+    "mlp.up_proj": ("mlp.up_proj",),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+"""Hugging Face's projections in each of our matrices, in the order of its first axis, by module."""
 _NORMS = {
     "pre_attention_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -88,16 +98,10 @@ def entry(name: str) -> Entry:
     match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
     assert match, name
     layer, module = f"model.layers.{match[1]}", match[2]
-    attn = f"{layer}.self_attn"
     if module in _NORMS:
         return _plain(f"{layer}.{_NORMS[module]}.weight")
+    stored = [f"{layer}.{projection}.weight" for projection in PROJECTIONS[module]]
     if module.startswith("mlp."):
-        return _transposed(f"{layer}.{module}.weight")
-    return {
-        "attn.q_einsum": _heads_in(f"{attn}.q_proj.weight"),
-        "attn.kv_einsum": _stacked_heads_in(f"{attn}.k_proj.weight", f"{attn}.v_proj.weight"),
-        "attn.qkv_einsum": _stacked_heads_in(
-            f"{attn}.q_proj.weight", f"{attn}.k_proj.weight", f"{attn}.v_proj.weight"
-        ),
-        "attn.attn_vec_einsum": _heads_out(f"{attn}.o_proj.weight"),
-    }[module]
+        return _transposed(*stored)
+    layouts = {"attn.q_einsum": _heads_in, "attn.attn_vec_einsum": _heads_out}
+    return layouts.get(module, _stacked_heads_in)(*stored)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
-from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.head import FORBIDDEN
 from pipeline.compute.model.sharding import VOCAB_AXES
 
 _BITS = 32

@@ -11,16 +11,51 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.flax_checkpoint import FlaxCheckpoint, config_of
-from pipeline.compute.model.gemma import Architecture
-from pipeline.compute.model.safetensors_folder import SafetensorsFolder
+from pipeline.compute.model.tensors import entry
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.hf_config import text_config
 
-READABLE = ("float32", "float16", "bfloat16")
+READABLE = tuple(str(dtype) for dtype in hf_folder.STORED_TYPES.values())
 """Dtypes that weights may be stored in."""
+
+
+class SafetensorsFolder:
+    """The text model's tensors in a Hugging Face folder; files are memory-mapped.
+
+    Attributes:
+        shapes: shapes of the tensors, by their names in a folder of the text model alone.
+        dtypes: NumPy names of readable dtypes, otherwise safetensors' names.
+        ignored: optional tensors that are not read.
+    """
+
+    # Some folders store the tied head, which equals the embedding.
+    ignored = frozenset({"lm_head.weight"})
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the headers.
+
+        Raises:
+            FileNotFoundError: if a file is missing.
+            ValueError: if one is damaged.
+        """
+        self._tensors, _ = hf_folder.text_tensors(folder)
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
+
+    def wanted(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """The tensors that make up our parameter `name`, and their shapes."""
+        row = entry(name)
+        return dict.fromkeys(row.tensors, row.stored_shape(shape))
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Our parameter `name` in the folder's dtype; a view of the mapped file if possible."""
+        row = entry(name)
+        return row.read([self._tensors[tensor].data() for tensor in row.tensors], shape)
+
 
 Source = SafetensorsFolder | FlaxCheckpoint
 """A checkpoint: its tensors, the tensors of each parameter, and the parameters."""

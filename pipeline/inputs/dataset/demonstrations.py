@@ -13,14 +13,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.rollouts import Demonstration
-from pipeline.inputs.dataset.rows import (
-    DataError,
-    Malformed,
-    Row,
-    TooLong,
-    refuse_malformed,
-    report_lines,
-)
+from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong, report_lines
 from pipeline.inputs.dataset.sources import read_rows
 from pipeline.inputs.text.prompts import PromptMaker
 
@@ -86,37 +79,37 @@ def load_demonstrations(
     """
     source, column = config.sft.train, config.sft.completion_column
     assert source is not None, "there is no SFT phase"
-    encoder = _Encoder(config, maker)
-    rows, malformed = read_rows(
-        source, columns=tuple(dict.fromkeys((*maker.columns, column))), where="sft.train"
+    encoder, most = _Encoder(config, maker), config.rollout.max_tokens
+
+    def make(row: Row) -> tuple[str, Demonstration] | Malformed | TooLong:
+        prompt, completion = maker.make(row), encoder.encode(row)
+        if isinstance(prompt, Malformed):
+            return prompt
+        if isinstance(completion, Malformed):
+            return completion
+        one = Demonstration(row.number, prompt.tokens, completion)
+        return TooLong(row.number, len(one)) if len(one) > most else (prompt.text, one)
+
+    made, malformed, too_long = read_rows(
+        source,
+        columns=(*maker.columns, column),
+        where="sft.train",
+        policy=config.data.malformed,
+        make=make,
     )
-    demonstrations, too_long, overlaps = list[Demonstration](), list[TooLong](), 0
-    for row in rows:
-        prompt = maker.make(row)
-        completion = encoder.encode(row)
-        if isinstance(prompt, Malformed) or isinstance(completion, Malformed):
-            malformed += [bad for bad in (prompt, completion) if isinstance(bad, Malformed)][:1]
-        elif len(prompt.tokens) + len(completion) > config.rollout.max_tokens:
-            too_long.append(TooLong(row.number, len(prompt.tokens) + len(completion)))
-        elif prompt.text in measured:
-            overlaps += 1
-        else:
-            demonstrations.append(Demonstration(row.number, prompt.tokens, completion))
-    malformed.sort(key=lambda bad: bad.row)
-    refuse_malformed(malformed, path=source.path, where="sft.train", policy=config.data.malformed)
+    demonstrations = tuple(one for text, one in made if text not in measured)
+    overlaps = len(made) - len(demonstrations)
     if not demonstrations:
         raise DataError(
             f"sft.train: no demonstration is left: {len(malformed)} rows are malformed, "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
-            f"{config.rollout.max_tokens}, and {overlaps} are in an evaluation split"
+            f"{most}, and {overlaps} are in an evaluation split"
         )
-    return LoadedDemonstrations(
-        tuple(demonstrations),
-        malformed=tuple(malformed),
-        too_long=tuple(too_long),
-        duplicates=len(demonstrations) - len({_key(one) for one in demonstrations}),
-        overlaps=overlaps,
-    )
+    distinct = {
+        (one.prompt_tokens.tobytes(), one.completion_tokens.tobytes()) for one in demonstrations
+    }
+    duplicates = len(demonstrations) - len(distinct)
+    return LoadedDemonstrations(demonstrations, malformed, too_long, duplicates, overlaps)
 
 
 class _Encoder:
@@ -155,7 +148,3 @@ class _Encoder:
                 what = f"column {self._column!r} contains the {self._reserved[token]}"
                 return Malformed(row.number, what)
         return np.append(tokens, self._end).astype(np.int32)
-
-
-def _key(one: Demonstration) -> tuple[bytes, bytes]:
-    return one.prompt_tokens.tobytes(), one.completion_tokens.tobytes()

@@ -7,8 +7,9 @@ and training data share no prompt with evaluation data. order.py decides the ord
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from configs.errors import MistakeCollector
 from configs.schema import Config, Data, NamedSource, Source
@@ -16,7 +17,7 @@ from configs.task import MIXTURE_TRAIN
 from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.demonstrations import load_demonstrations
 from pipeline.inputs.dataset.order import max_per_step, normalized_weights
-from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong, refuse_malformed
+from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong
 from pipeline.inputs.dataset.sources import read_rows
 from pipeline.inputs.dataset.splits import (
     EVAL_SET_PREFIX,
@@ -116,13 +117,9 @@ def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
         if column is not None or intact("data.answer_column", "sft.completion_column"):
             columns.append(column or default)
         if intact(where.partition(" ")[0]):
-            found.attempt(_check_source, source, columns, where=where, config=config)
+            check = partial(read_rows, columns=columns, where=where, make=lambda row: row)
+            found.attempt(check, source, policy=data.malformed)
     found.raise_if_any(DataError)
-
-
-def _check_source(source: Source, columns: Sequence[str], *, where: str, config: Config) -> None:
-    _, malformed = read_rows(source, columns=tuple(dict.fromkeys(columns)), where=where)
-    refuse_malformed(malformed, path=source.path, where=where, policy=config.data.malformed)
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
@@ -212,39 +209,28 @@ def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
     Raises:
         DataError: as `load_data`.
     """
-    columns = (*spec.maker.columns, spec.answer_column)
-    rows, malformed = read_rows(
-        spec.source, columns=tuple(dict.fromkeys(columns)), where=spec.where
-    )
-    prompts, too_long = list[Prompt](), list[TooLong]()
-    for row in rows:
+    most = config.rollout.max_prompt_tokens
+
+    def make(row: Row) -> Prompt | Malformed | TooLong:
         prompt = _make_prompt(row, spec)
-        if isinstance(prompt, Malformed):
-            malformed.append(prompt)
-        elif len(prompt.tokens) > config.rollout.max_prompt_tokens:
-            too_long.append(TooLong(row.number, len(prompt.tokens)))
-        else:
-            prompts.append(prompt)
-    malformed.sort(key=lambda bad: bad.row)
-    refuse_malformed(
-        malformed,
-        path=spec.source.path,
+        if isinstance(prompt, Prompt) and len(prompt.tokens) > most:
+            return TooLong(row.number, len(prompt.tokens))
+        return prompt
+
+    prompts, malformed, too_long = read_rows(
+        spec.source,
+        columns=(*spec.maker.columns, spec.answer_column),
         where=spec.where,
         policy=config.data.malformed,
+        make=make,
     )
     if not prompts:
         raise DataError(
             f"{spec.where}: no prompt is left: {len(malformed)} rows are malformed and "
-            f"{len(too_long)} are longer than rollout.max_prompt_tokens = "
-            f"{config.rollout.max_prompt_tokens}"
+            f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
         )
     distinct = {(prompt.text, prompt.answer) for prompt in prompts}
-    return LoadedSplit(
-        prompts=tuple(prompts),
-        malformed=tuple(malformed),
-        too_long=tuple(too_long),
-        duplicates=len(prompts) - len(distinct),
-    )
+    return LoadedSplit(tuple(prompts), malformed, too_long, len(prompts) - len(distinct))
 
 
 def extract_reference(text: str, *, pattern: str | None) -> str | None:

@@ -9,29 +9,50 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from configs.schema import Source
-from pipeline.inputs.dataset.rows import DataError, Malformed, Row, clean_row
+from pipeline.inputs.dataset.rows import (
+    DataError,
+    Malformed,
+    Row,
+    TooLong,
+    clean_row,
+    refuse_malformed,
+)
 from pipeline.inputs.text.chat import check_columns
+
+T = TypeVar("T")
 
 
 def read_rows(
-    source: Source, *, columns: Sequence[str], where: str
-) -> tuple[list[Row], list[Malformed]]:
-    """Reads the valid and the malformed rows of `source`.
+    source: Source,
+    *,
+    columns: Sequence[str],
+    where: str,
+    policy: Literal["refuse", "skip"],
+    make: Callable[[Row], T | Malformed | TooLong],
+) -> tuple[list[T], tuple[Malformed, ...], tuple[TooLong, ...]]:
+    """Reads the rows of `source` and makes something of each.
 
     Args:
         source: the dataset.
         columns: required columns, with text or numbers; their values become text.
         where: the setting that names the source, for error messages.
+        policy: `data.malformed`.
+        make: what a row becomes.
+
+    Returns:
+        The results of `make` in the source's order, the malformed rows by number, and the overlong
+        ones.
 
     Raises:
-        DataError: if the source cannot be read, has no rows, or lacks one of `columns`.
+        DataError: if the source cannot be read, has no rows, or lacks one of `columns`; or if there
+            are malformed rows and `policy` refuses them.
     """
     is_jsonl = source.path.endswith(".jsonl")
     if is_jsonl:
@@ -40,6 +61,7 @@ def read_rows(
         raw, malformed = _load(source, where=where), []
     if not raw and not malformed:
         raise DataError(f"{where}: {source.path} has no rows")
+    columns = tuple(dict.fromkeys(columns))
     if raw:
         present = {name for row in raw for name in row.values}
         try:
@@ -47,12 +69,14 @@ def read_rows(
         except ValueError as error:
             raise DataError(str(error)) from None
     cleaned = [clean_row(row, columns=columns) for row in raw]
-    malformed += [row for row in cleaned if isinstance(row, Malformed)]
     rows = [row for row in cleaned if isinstance(row, Row)]
-    return (
-        _through_datasets(rows) if is_jsonl and rows else rows,
-        sorted(malformed, key=lambda bad: bad.row),
-    )
+    made = [make(row) for row in (_through_datasets(rows) if is_jsonl and rows else rows)]
+    malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
+    malformed.sort(key=lambda bad: bad.row)
+    refuse_malformed(malformed, path=source.path, where=where, policy=policy)
+    too_long = tuple(one for one in made if isinstance(one, TooLong))
+    usable = [one for one in made if not isinstance(one, Malformed | TooLong)]
+    return usable, tuple(malformed), too_long
 
 
 def parse_jsonl(path: Path, *, limit: int | None) -> tuple[list[Row], list[Malformed]]:

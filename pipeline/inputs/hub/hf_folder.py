@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -32,7 +32,12 @@ _OTHER_PARTS = {
 _FLAX_VISION = re.compile(r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder)/|/mm_")
 _MOST_TEXT_BYTES = 16 * 2**20
 _WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+STORED_TYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Data types of weights by safetensors' names."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class StoredTensor:
     Attributes:
         name: name in the file.
         path: the file.
-        dtype: safetensors' name of the data type, such as BF16.
+        dtype: NumPy name of a data type in `STORED_TYPES`, otherwise safetensors' name.
         shape: shape of the tensor.
         offset: offset of the first byte in the file.
     """
@@ -54,9 +59,8 @@ class StoredTensor:
     offset: int
 
     def data(self) -> np.ndarray:
-        """The bytes, memory-mapped from the file."""
-        size = prod(self.shape) * _BYTES[self.dtype]
-        return np.memmap(self.path, np.uint8, "r", self.offset, (size,))
+        """The values, memory-mapped from the file."""
+        return np.memmap(self.path, np.dtype(self.dtype), "r", self.offset, self.shape)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -284,10 +288,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    return {
-        name: StoredTensor(
-            name, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
-        )
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        dtype = str(STORED_TYPES.get(entry["dtype"], entry["dtype"]))
+        start = 8 + length + entry["data_offsets"][0]
+        found[name] = StoredTensor(name, path, dtype, tuple(entry["shape"]), start)
+    return found

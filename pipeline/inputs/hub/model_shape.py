@@ -11,23 +11,60 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelConfig, ModelShape
+from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_config import FULL, SLIDING, text_config
 from pipeline.inputs.hub.hf_folder import read_text_config
-from pipeline.inputs.hub.published import PUBLISHED
+from pipeline.inputs.hub.model_source import HF_HANDLE
+
+_GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma-3-270m": _GEMMA3
+    | {
+        "num_hidden_layers": 18,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-1b": _GEMMA3
+    | {
+        "num_hidden_layers": 26,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-4b": _GEMMA3
+    | {
+        "vocab_size": 262_208,
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 1024,
+    },
+    # All sizes are transformers' defaults.
+    "gemma-2-2b": {"model_type": "gemma2"},
+}
+"""Memory-relevant settings of the `config.json` files that Google has published, by model name."""
+_HANDLE = re.compile(
+    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
+    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
+    re.IGNORECASE,
+)
 
 
-def read_model_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Reads a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
+def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
+    """Reads the sizes from a `config.json` of Gemma 2, Gemma 3 text, or a multimodal Gemma 3.
 
     Raises:
-        ValueError: one line with all unsupported settings.
+        ValueError: one line that lists every unsupported setting.
     """
     text = text_config(hf)
-    # Gemma 3 has norms of queries and keys, and a separate RoPE for local layers.
-    is_gemma3 = text["model_type"] != "gemma2"
-    factor = (text["rope_scaling"] or {"factor": 1.0})["factor"]
-    shape = ModelShape(
+    return ModelShape(
         local=tuple(kind == SLIDING for kind in text["layer_types"]),
         window=text["sliding_window"],
         embed=text["hidden_size"],
@@ -36,27 +73,10 @@ def read_model_config(hf: Mapping[str, Any]) -> ModelConfig:
         kv_heads=text["num_key_value_heads"],
         head_dim=text["head_dim"],
         vocab=text["vocab_size"],
-        query_key_norm=is_gemma3,
+        query_key_norm=text["model_type"] != "gemma2",
         attention_softcap=text["attn_logit_softcapping"],
         final_softcap=text["final_logit_softcapping"],
     )
-    return ModelConfig(
-        shape=shape,
-        query_scale=text["query_pre_attn_scalar"] ** -0.5,
-        global_rope_theta=text["rope_theta"],
-        global_rope_factor=factor,
-        local_rope_theta=text["rope_local_base_freq" if is_gemma3 else "rope_theta"],
-        local_rope_factor=1.0 if is_gemma3 else factor,
-    )
-
-
-def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
-    """Reads the sizes from a `config.json`; see `read_model_config`.
-
-    Raises:
-        ValueError: one line that lists every unsupported setting.
-    """
-    return read_model_config(hf).shape
 
 
 def hf_config_of(shape: ModelShape) -> dict[str, Any]:
@@ -104,16 +124,9 @@ def shape_of(config: Config) -> ModelShape:
     return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
 
 
-_HANDLE = re.compile(
-    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
-    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
-    re.IGNORECASE,
-)
-
-
 def _cached(handle: str) -> Path | None:
     """The folder of the model's `config.json` in the hub's cache; None if it is not cached."""
-    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?", handle)
+    match = HF_HANDLE.fullmatch(handle)
     if match is None:
         return None
     import huggingface_hub

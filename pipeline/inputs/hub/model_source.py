@@ -26,7 +26,8 @@ MODEL_FILES = (
     "model.safetensors.index.json",
     *TOKENIZER_FILES,
 )
-_HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
+HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
+"""Name and revision."""
 _KAGGLE_HANDLE = re.compile(r"kaggle://([\w.-]+/[\w.-]+)/(\w+)/([\w.-]+)(?:/(\d+))?")
 _KAGGLE_FRAMEWORKS = ("flax", "transformers")
 
@@ -68,7 +69,7 @@ def _find(path: str, *, setting: str, files: Sequence[str]) -> Path:
 
 
 def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Path:
-    match = _HF_HANDLE.fullmatch(handle)
+    match = HF_HANDLE.fullmatch(handle)
     if match is None:
         raise ValueError(
             f"{setting}: {handle!r} is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.inputs.hub.hf_folder import INDEX, SINGLE
+from pipeline.inputs.hub.hf_folder import INDEX, SINGLE, STORED_TYPES
 
-_SAFETENSORS_TYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+_SAFETENSORS_NAMES = {str(dtype): name for name, dtype in STORED_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TensorSpec:
     @property
     def num_bytes(self) -> int:
         """Size in the file."""
-        return prod(self.shape) * _SAFETENSORS_TYPES[self.dtype][1]
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def plan_shards(specs: Sequence[TensorSpec], *, shard_bytes: int) -> list[list[TensorSpec]]:
@@ -89,7 +89,7 @@ def _header(shard: Sequence[TensorSpec]) -> bytes:
     for spec in shard:
         start, end = end, end + spec.num_bytes
         header[spec.name] = {
-            "dtype": _SAFETENSORS_TYPES[spec.dtype][0],
+            "dtype": _SAFETENSORS_NAMES[spec.dtype],
             "shape": spec.shape,
             "data_offsets": [start, end],
         }

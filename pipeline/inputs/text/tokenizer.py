@@ -56,6 +56,25 @@ class Tokenizer(ABC):
     def piece(self, id_: int) -> str:
         """The piece with an id below `vocab_size`."""
 
+    def _finish(self) -> None:
+        """Looks up the special pieces; called at the end of construction.
+
+        Raises:
+            ValueError: if one is missing, or if the tokenizer does not preserve spaces.
+        """
+        probe = " a  b "
+        try:
+            found = self.decode(self.encode(probe))
+        except Exception as error:  # noqa: BLE001  # the libraries have no narrower base class
+            raise ValueError(f"{self.path} cannot encode {probe!r}: {error}") from None
+        if found != probe:
+            raise ValueError(
+                f"{self.path} changes spaces: it decodes {probe!r} to {found!r}; Gemma's "
+                "tokenizers preserve text"
+            )
+        names = "<pad>", "<eos>", "<bos>"
+        self.pad_id, self.eos_id, self.bos_id = map(self.piece_id, names)
+
     def piece_id(self, piece: str) -> int:
         """Id of a piece such as `<end_of_turn>`.
 
@@ -69,21 +88,3 @@ class Tokenizer(ABC):
         nearest = difflib.get_close_matches(piece, special, n=1, cutoff=0.0)
         hint = f"nearest: {nearest[0]!r}" if nearest else "it has no special pieces"
         raise ValueError(f"{self.path} has no piece {piece!r}; {hint}")
-
-
-def check_spaces(tokenizer: Tokenizer) -> None:
-    """Refuses a tokenizer that does not preserve spaces.
-
-    Raises:
-        ValueError: with an example.
-    """
-    probe = " a  b "
-    try:
-        found = tokenizer.decode(tokenizer.encode(probe))
-    except Exception as error:  # noqa: BLE001  # the libraries have no narrower base class
-        raise ValueError(f"{tokenizer.path} cannot encode {probe!r}: {error}") from None
-    if found != probe:
-        raise ValueError(
-            f"{tokenizer.path} changes spaces: it decodes {probe!r} to {found!r}; Gemma's "
-            "tokenizers preserve text"
-        )

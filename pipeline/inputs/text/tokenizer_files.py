@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor
 from configs.schema import Model
 from pipeline.inputs.hub.model_source import find_model, find_tokenizer
 from pipeline.inputs.text.chat import read_chat_template
-from pipeline.inputs.text.tokenizer import MARKERS, MOST_PIECES, Tokenizer, check_spaces
+from pipeline.inputs.text.tokenizer import MARKERS, MOST_PIECES, Tokenizer
 
 SENTENCEPIECE, JSON = "tokenizer.model", "tokenizer.json"
 
@@ -91,10 +91,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
         self.vocab_size = self._processor.vocab_size()
         self._silent = frozenset(self._silent_ids())
-        check_spaces(self)
-        self.pad_id = self.piece_id("<pad>")
-        self.eos_id = self.piece_id("<eos>")
-        self.bos_id = self.piece_id("<bos>")
+        self._finish()
 
     def encode(self, text: str) -> np.ndarray:
         """See `Tokenizer`."""
@@ -156,10 +153,7 @@ class JsonTokenizer(Tokenizer):
         added = self._inner.get_added_tokens_decoder()
         names = (*MARKERS, "<unk>", *(token.content for token in added.values() if token.special))
         self._silent = frozenset(vocabulary[name] for name in names if name in vocabulary)
-        check_spaces(self)
-        self.pad_id = self.piece_id("<pad>")
-        self.eos_id = self.piece_id("<eos>")
-        self.bos_id = self.piece_id("<bos>")
+        self._finish()
 
     def encode(self, text: str) -> np.ndarray:
         """See `Tokenizer`; every other special token in the text becomes one id, too."""

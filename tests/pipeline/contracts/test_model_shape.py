@@ -64,7 +64,7 @@ def test_the_adapter_by_hand():
 
 
 def test_targets_that_match_nothing_are_refused():
-    with pytest.raises(ValueError, match="the paths are layers/0/attn/q"):
+    with pytest.raises(ValueError, match="there are layers/0/attn/q"):
         read_model_shape(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
 
 
@@ -104,7 +104,7 @@ def test_unknown_models_are_refused(tmp_path):
 def test_bytes_equal_those_of_the_policy(changes, quantization):
     config = tiny.hf_config(num_hidden_layers=1, **changes)
     shape, mesh = read_model_shape(config), make_mesh(jax.devices()[:1])
-    policy = Policy.create(
+    policy = Policy(
         architecture(config, dtype=jnp.dtype("bfloat16")),
         lora=tiny.LORA,
         mesh=mesh,
@@ -120,9 +120,7 @@ def test_bytes_equal_those_of_the_policy(changes, quantization):
 def test_base_bytes_of_a_device_equal_its_shard(fsdp, tp):
     config = tiny.hf_config(num_hidden_layers=1)
     mesh = make_mesh(jax.devices()[: fsdp * tp], fsdp=fsdp, tp=tp)
-    policy = Policy.create(
-        architecture(config, dtype=jnp.dtype("bfloat16")), lora=tiny.LORA, mesh=mesh
-    )
+    policy = Policy(architecture(config, dtype=jnp.dtype("bfloat16")), lora=tiny.LORA, mesh=mesh)
     held = 0
     for array in placed(policy.base_shapes, mesh).values():
         assert array.sharding is not None

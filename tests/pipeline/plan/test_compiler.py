@@ -111,7 +111,7 @@ IRRELEVANT = {
     "pipeline/compute/device_memory.py",
     *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
     *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
-    *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "published")),
+    *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "model_source")),
     *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
 }
 """Files that programs import but that do not change what is compiled."""

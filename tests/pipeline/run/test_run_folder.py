@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pipeline.contracts.record_files import (
     DamagedFileError,
     parse_rows,
     read_rows,
+    replace_folder,
     write_atomically,
 )
 from pipeline.run.run_folder import RunFolder
@@ -48,6 +50,36 @@ def flip(path: Path) -> None:
 
 def test_the_folder_is_dir_and_name(tmp_path: Path, config: Config):
     assert RunFolder.of(config).path == tmp_path / "run"
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_invariant_10_a_start_finds_an_export_after_an_interrupted_replacement(
+    folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch, renames: int
+):
+    fresh, rename = folder.path / "export.tmp", Path.rename
+    for each in (folder.export, fresh):
+        each.mkdir()
+        (each / "name").write_text(each.name, encoding="utf-8")
+
+    left = iter(range(renames))
+
+    def die(path: Path, target: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", die)
+        patched.setattr("shutil.rmtree", lambda *_, **__: None)
+        with contextlib.suppress(KeyboardInterrupt):
+            replace_folder(folder.export, fresh)
+    folder.create(config)
+    content = (folder.export / "name").read_text(encoding="utf-8")
+    assert content == ("export.tmp" if renames == 2 else "export")
+    if renames < 2:
+        replace_folder(folder.export, fresh)
+    assert (folder.export / "name").read_text(encoding="utf-8") == "export.tmp"
+    assert not list(folder.path.glob("export.*"))
 
 
 READ_ONLY = pytest.mark.skipif(

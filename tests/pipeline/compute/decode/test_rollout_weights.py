@@ -19,6 +19,7 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.contracts.rollouts import Completion
 from tests import tiny
 
+TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)).astype(np.int32)
 REQUESTS = tiny.make_requests([3, 14, 6, 9])
 MANY: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
 INTEGERS = ("int8", "int8_matmul")
@@ -43,13 +44,6 @@ def generate(
 
 def sample(policy: Policy, base: Params, adapter: Params, settings: Config) -> Sequence[Completion]:
     return generate(Engine(policy, base, settings, tiny.VOCABULARY), adapter)
-
-
-def hidden(policy: Policy, base: Params, adapter: Params) -> jax.Array:
-    tokens = jnp.asarray(np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)), jnp.int32)
-    places = jnp.broadcast_to(jnp.arange(20), tokens.shape)
-    found = jax.jit(lambda base, adapter: policy.bind(base, adapter)(tokens, places)[0])
-    return found(base, adapter)
 
 
 def assert_own(found: Params, base: Params) -> None:
@@ -79,13 +73,13 @@ def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
     weights = RolloutWeights(policy, base, config("merged"))
     weights.load(adapter)
     assert weights.adapter == weights.policy.adapter_shapes == {}
-    expected = hidden(policy, base, adapter)
-    found = hidden(weights.policy, weights.base, {})
+    expected = tiny.hidden_states(policy, base, adapter, TOKENS)
+    found = tiny.hidden_states(weights.policy, weights.base, {}, TOKENS)
     scale = float(jnp.abs(expected).max())
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
-    without = hidden(policy, base, policy.no_adapter())
+    without = tiny.hidden_states(policy, base, policy.no_adapter(), TOKENS)
     assert float(jnp.abs(without - expected).max()) > 0.1 * scale
-    plain = hidden(weights.policy, base, {})
+    plain = tiny.hidden_states(weights.policy, base, {}, TOKENS)
     np.testing.assert_allclose(plain, without, rtol=0, atol=1e-5 * scale)
     assert_own(weights.base, base)
 

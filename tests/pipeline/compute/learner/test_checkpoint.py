@@ -81,7 +81,7 @@ def damage(folder: Path, version: int) -> None:
     largest.write_bytes(content)
 
 
-META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "b"]}
+META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "b"], "rate": 0.1}
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -95,16 +95,20 @@ def test_a_state_is_restored_bit_for_bit(tmp_path: Path, devices: int):
     assert (meta, damaged) == (META, [])
 
 
-def test_the_previous_adapter_is_restored_and_hashed(tmp_path: Path):
-    other = trained(9).adapter
-    state = dataclasses.replace(trained(5), previous=other)
+def test_the_other_adapters_are_restored_and_hashed(tmp_path: Path):
+    state = dataclasses.replace(
+        trained(5), previous=trained(9).adapter, reference=trained(8).adapter
+    )
     Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
-    like = dataclasses.replace(fresh(), previous=fresh().adapter)
+    zeros = fresh().adapter
+    like = dataclasses.replace(fresh(), previous=zeros, reference=zeros)
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(like)
     assert found is not None
     same_bits(found[0], state)
-    assert found[0].previous is not None
-    assert lora.sha256(found[0].previous) == lora.sha256(other) != lora.sha256(state.adapter)
+    for one, other in ((found[0].previous, state.previous), (found[0].reference, state.reference)):
+        assert one is not None
+        assert other is not None
+        assert lora.sha256(one) == lora.sha256(other) != lora.sha256(state.adapter)
 
 
 def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
@@ -278,11 +282,3 @@ def test_damage_inside_any_large_array_is_detected(tmp_path: Path):
     found = Checkpoints(whole, keep=1).restore(state(1))
     assert found is not None
     same_bits(found[0], state(0))
-
-
-def test_the_coordinators_state_is_restored_as_json(tmp_path: Path):
-    meta = {"by_step": {10: (1, 2), 9: None}, "rate": 0.1}
-    Checkpoints(tmp_path / "checkpoints", keep=1).save(trained(1), meta)
-    found = Checkpoints(tmp_path / "checkpoints", keep=1).restore(fresh())
-    assert found is not None
-    assert found[1] == {"by_step": {"10": [1, 2], "9": None}, "rate": 0.1}

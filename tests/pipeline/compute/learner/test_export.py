@@ -100,6 +100,8 @@ def test_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learne
     assert np.abs(np.concatenate(plain) - np.concatenate(expected)).max() > 0.1
     assert {path.name for path in folder.iterdir()} == FILES
     assert [path.name for path in folder.parent.iterdir()] == ["export"]
+    written = json.loads((folder / "generation_config.json").read_text())
+    assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
 
 
 def test_the_exported_adapter_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
@@ -156,19 +158,11 @@ def test_a_large_model_is_split_into_files_with_an_index(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     exporter(learner, like).export(whole, tuned(learner), examples=examples())
     writer.export(cut, tuned(learner), examples=examples(), formats=("hf",))
-    index = json.loads((cut / "model.safetensors.index.json").read_text())
-    files = sorted(path.name for path in cut.glob("*.safetensors"))
-    count = len(files)
-    assert count > 3
-    assert files == [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
-    assert all((cut / file).stat().st_size < 11_500 for file in files)
+    files = sorted(cut.glob("*.safetensors"))
+    assert len(files) > 3
+    assert all(file.stat().st_size < 11_500 for file in files)
     expected = load_file(whole / "model.safetensors")
-    found: dict[str, np.ndarray] = {}
-    for file in files:
-        tensors = load_file(cut / file)
-        assert set(tensors) == {k for k, v in index["weight_map"].items() if v == file}
-        found |= tensors
-    assert index["metadata"]["total_size"] == sum(value.nbytes for value in found.values())
+    found = {name: value for file in files for name, value in load_file(file).items()}
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_array_equal(found[key], value)
@@ -300,14 +294,6 @@ def test_another_device_error_is_not_out_of_memory(
     monkeypatch.setattr(Policy, "load_base", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
         exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
-
-
-def test_an_export_names_the_stop_tokens_of_the_policy(
-    tmp_path: Path, learner: Learner, like: Path
-):
-    exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
-    written = json.loads((tmp_path / "export" / "generation_config.json").read_text())
-    assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
 
 
 def test_nan_log_probs_fail_verification(

@@ -110,14 +110,6 @@ def test_sequence_weights_and_kl_equal_those_of_the_reference_loss():
     assert metrics["tokens_trained"] == sum(new for _, new in LENGTHS)
 
 
-def test_the_kl_term_pulls_towards_the_base():
-    learner = start(usual(kl_coef=0.5, token_weights="sequence"))
-    still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
-    distances = [learner.update(still)["kl"] for _ in range(8)]
-    assert distances[0] > 0.1
-    assert distances[-1] < 0.1 * distances[0]
-
-
 def test_without_a_signal_only_the_version_changes():
     learner = start(usual())
     before = host(learner.state.adapter)
@@ -152,13 +144,6 @@ def test_packing_splitting_blocks_and_remat_change_nothing(plan: dict[str, Any],
         assert others[name] == pytest.approx(metrics[name], rel=1e-5, abs=1e-6), name
 
 
-def test_padding_is_counted():
-    _, metrics = gradient(start(usual()), ALL)
-    used = sum(prompt + new for prompt, new in LENGTHS)
-    assert metrics["tokens_padded"] == 3 * 42 - used
-    assert metrics["padded_share"] == pytest.approx(1 - used / (3 * 42))
-
-
 def test_the_order_of_the_rollouts_changes_no_bit():
     expected, metrics = gradient(start(usual()))
     found, others = gradient(start(usual()), ROLLOUTS[3:] + ROLLOUTS[:3])
@@ -167,9 +152,20 @@ def test_the_order_of_the_rollouts_changes_no_bit():
     assert others == metrics
 
 
-def test_eight_devices_learn_the_same_as_one():
-    expected, metrics = gradient(start(usual()))
-    learner = start(tiny.learner(learner=UNCLIPPED, plan=EIGHT))
+@pytest.mark.parametrize(
+    ("fsdp", "tp"),
+    [
+        (1, 1),
+        (4, 2),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(8, 1, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_learn_the_same_as_one(fsdp: int, tp: int):
+    expected, metrics = gradient(start(usual(kl_coef=0.1)))
+    plan = EIGHT | {"fsdp": fsdp, "tp": tp, "micro_batch_tokens": 8 // tp * 42}
+    learner = start(tiny.learner(learner=UNCLIPPED | {"kl_coef": 0.1}, plan=plan))
     found, others = gradient(learner)
     close(found, expected, bound=1e-5)
     for name in metrics.keys() - PADDING:
@@ -179,7 +175,7 @@ def test_eight_devices_learn_the_same_as_one():
         assert len(value.sharding.device_set) == 8
         assert value.is_fully_replicated
     placed = learner._place(learner._pack(ROLLOUTS)[0])
-    assert [shard.data.shape[0] for shard in placed.weights.addressable_shards] == [1] * 8
+    assert {shard.data.shape[0] for shard in placed.weights.addressable_shards} == {1}
 
 
 def test_a_second_update_on_a_batch_uses_the_old_log_probs():
@@ -215,22 +211,6 @@ def test_on_policy_nothing_is_clipped_in_bfloat16_either():
     metrics = learner.update(ROLLOUTS)
     assert learner.state.updates == 2
     assert metrics["clip_fraction"] == 0.0
-
-
-def test_values_outside_the_learned_tokens_have_no_effect():
-    learner = start(usual(updates_per_batch=2))
-    batch = learner._place(learner._pack(ROLLOUTS)[0])
-    assert batch.old_logprobs is not None
-    program = learner._compiled.gradient[len(batch.weights)]
-    outcomes = []
-    for value in (0.0, -200.0, np.nan, -np.inf):
-        old = jnp.where(batch.weights > 0, batch.old_logprobs, value)
-        other = dataclasses.replace(batch, old_logprobs=old)
-        outcomes.append(program(learner.base, learner.state.adapter, _zeros(learner), other)[:2])
-    for grads, shares in outcomes[1:]:
-        for name, grad in outcomes[0][0].items():
-            np.testing.assert_array_equal(grads[name], grad)
-        assert shares == outcomes[0][1]
 
 
 def _zeros(learner: Learner) -> Params:
@@ -298,14 +278,6 @@ def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
     # Token weights: the mean over all tokens.
     assert metrics["importance_weight"] == pytest.approx(weights.mean(), rel=1e-4)
     assert metrics["parity_max"] < 1e-5
-
-
-def test_a_step_without_rollouts_changes_nothing_but_the_version():
-    learner = start(usual())
-    before = learner.adapter_sha256
-    metrics = learner.update([])
-    assert metrics == {"tokens_trained": 0.0, "tokens_padded": 0.0, "padded_share": 0.0}
-    assert (learner.adapter_sha256, learner.state.version, learner.state.updates) == (before, 1, 0)
 
 
 def test_scores_are_in_request_order_and_under_the_given_adapter():
@@ -509,12 +481,6 @@ def test_parity_of_the_previous_version_uses_its_own_adapter():
     assert learner.update(off)["parity_mean"] == pytest.approx(0.25, abs=1e-5)
 
 
-def test_without_sampling_ahead_no_previous_adapter_is_kept():
-    learner = start(usual())
-    learner.update(ROLLOUTS)
-    assert learner.state.previous is None
-
-
 BAD = [float("nan"), float("inf"), 3e38]
 """Advantages with which loss or gradient overflow in float32."""
 
@@ -562,15 +528,3 @@ def test_later_updates_of_a_skipped_batch_are_skipped():
     for found, expected in zip(leaves(learner), before, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert "skipped_updates" not in learner.update(ROLLOUTS)
-
-
-@pytest.mark.parametrize(("loss", "size"), [(np.inf, 1.0), (np.nan, 1.0), (0.0, 1e30)])
-def test_loss_and_norm_must_both_be_finite(loss: float, size: float):
-    learner = start(usual())
-    grads = jax.tree.map(lambda x: jnp.full_like(x, size), learner.state.adapter)
-    before, share = leaves(learner), {"loss": np.float32(loss)}
-    sums = learner._apply(learner._compiled.apply, grads, [share])
-    # Squares of 1e30 overflow, and so would Adam's second moment.
-    assert sums["skipped_updates"] == 1
-    for found, expected in zip(leaves(learner), before, strict=True):
-        np.testing.assert_array_equal(found, expected)

@@ -116,9 +116,3 @@ def test_the_gradient_is_clipped_by_its_global_norm():
     second = optax.tree_utils.tree_get(state, "nu")
     np.testing.assert_allclose([first["x"][0], first["y"][0]], [0.06, 0.08], rtol=1e-5)
     np.testing.assert_allclose([second["x"][0], second["y"][0]], [0.0036, 0.0064], rtol=1e-5)
-
-
-def test_moments_are_float32():
-    state = adamw().init({"x": jnp.zeros(3)})
-    moments = [optax.tree_utils.tree_get(state, name)["x"] for name in ("mu", "nu")]
-    assert [moment.dtype for moment in moments] == [jnp.float32] * 2

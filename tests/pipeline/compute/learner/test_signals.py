@@ -114,26 +114,6 @@ def test_the_gradient_equals_that_of_the_reference_divergences(teacher: str):
     assert 0 < metrics["importance_capped"] < 1
 
 
-def test_importance_weights_use_processed_log_probs_and_parity_does_not(teacher: str):
-    learner = start(taught(teacher))
-    completions = [rollout.completion for rollout in STILL]
-    scored = learner.score(completions, adapter=learner.state.adapter)
-    drawn = [
-        dataclasses.replace(
-            rollout,
-            completion=dataclasses.replace(
-                rollout.completion, logprobs=own - np.float32(0.25), processed_logprobs=own + 5
-            ),
-        )
-        for rollout, own in zip(STILL, scored, strict=True)
-    ]
-    metrics = learner.update(drawn)
-    assert metrics["importance_weight"] == pytest.approx(np.exp(-5), rel=1e-4)
-    assert metrics["importance_capped"] == 0
-    assert metrics["parity_mean"] == pytest.approx(0.25, abs=1e-5)
-    assert metrics["parity_max"] == pytest.approx(0.25, abs=1e-4)
-
-
 def test_top_k_arrays_exist_for_one_micro_batch_only(teacher: str):
     learner = start(taught(teacher))
     compiled = learner._compiled

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.schema import Lora
 from pipeline.compute.learner.export import Exporter, Tuned
-from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import open_policy
 from tests import tiny
@@ -40,22 +37,6 @@ def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | No
     assert PYTHON is not None
     subprocess.run([PYTHON, str(PEER), *map(str, arguments)], check=True)
     return np.load(target)
-
-
-def logits(policy: Policy, base: Params, adapter: Params, tokens: np.ndarray) -> np.ndarray:
-    @jax.jit
-    def run(base: Params, adapter: Params, tokens: jax.Array) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = policy.bind(base, adapter)(tokens, positions)
-        return scaled_logits(
-            hidden,
-            policy.embedding(base),
-            softcap=policy.architecture.final_softcap,
-            temperature=1.0,
-            forbidden=jnp.zeros(policy.vocab_size, bool),
-        )
-
-    return np.asarray(run(base, adapter, jnp.asarray(tokens)))
 
 
 @pytest.mark.parametrize("shard_gib", [4.0, 5e-5])
@@ -87,7 +68,7 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
     assert ((out / "model.safetensors.index.json").is_file()) == (shard_gib < 1)
     tokens = np.load(like / "golden.npz")["tokens"]
     given = {"tokens": tokens, "prompt": tokens[0, :12]}
-    expected = logits(policy, base, adapter, tokens)
+    expected = tiny.logits(policy, base, adapter, tokens)
     kinds = {"gemma2": "Gemma2ForCausalLM"}
     for model, beside in ((out, None), (out / "adapter", like)):
         answer = ask(tmp_path, given, model, beside)
@@ -98,5 +79,5 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
         # Each token of the continuation is our greedy choice, given the earlier ones.
         greedy = answer["greedy"]
         assert len(greedy) == 12 + 24
-        ours = logits(policy, base, adapter, greedy[None])[0].argmax(axis=-1)
+        ours = tiny.logits(policy, base, adapter, greedy[None])[0].argmax(axis=-1)
         np.testing.assert_array_equal(greedy[12:], ours[11:-1])

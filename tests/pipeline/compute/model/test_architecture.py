@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.gemma import Architecture
+from pipeline.compute.model.architecture import Architecture, architecture
+from pipeline.compute.model.gemma import Gemma
 from tests import tiny
 
 
@@ -27,8 +27,8 @@ def test_every_setting_is_read():
         rope_scaling={"rope_type": "linear", "factor": 4.0},
     )
     config = found.config
-    assert (found.query_scale, found.query_key_norm) == (0.25, True)
-    assert (found.attention_softcap, found.final_softcap) == (None, None)
+    assert (found.query_scale, found.shape.query_key_norm) == (0.25, True)
+    assert (found.shape.attention_softcap, found.shape.final_softcap) == (None, None)
     assert (config.num_layers, config.num_embed, config.embed_dim) == (7, tiny.VOCAB, 24)
     assert (config.hidden_dim, config.num_heads, config.head_dim) == (40, 4, 8)
     assert (config.num_kv_heads, config.sliding_window_size) == (1, tiny.WINDOW)
@@ -39,8 +39,8 @@ def test_every_setting_is_read():
 
 def test_gemma_2_is_read():
     found = read(**tiny.GEMMA2)
-    assert (found.attention_softcap, found.final_softcap) == (4.0, 3.0)
-    assert not found.query_key_norm
+    assert (found.shape.attention_softcap, found.shape.final_softcap) == (4.0, 3.0)
+    assert not found.shape.query_key_norm
     assert (found.config.global_base_frequency, found.config.local_base_frequency) == (1e4, 1e4)
 
 
@@ -58,7 +58,7 @@ def test_windows_follow_the_pattern(changes: dict[str, Any], full: list[int]):
     windows = [found.window(layer) for layer in range(7)]
     assert [layer for layer, window in enumerate(windows) if window is None] == full
     assert {window for window in windows if window is not None} == {tiny.WINDOW}
-    model = nnx.eval_shape(lambda: found.build(nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: Gemma(found, rngs=nnx.Rngs(0)))
     kinds = [layer.attn.attn_type for layer in model.layers]
     local = gemma3.AttentionType.LOCAL_SLIDING
     assert [kind == local for kind in kinds] == [window is not None for window in windows]

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from pipeline.compute.model.attention import (
+    Bounds,
+    FlashAttention,
     PackedAttention,
     attend_causally,
     attend_where,
     soft_cap,
 )
-from pipeline.compute.model.flash import FlashAttention
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import make_mesh
 from tests import tiny
@@ -31,8 +32,9 @@ def draw(*, seq: int = SEQ) -> list[jax.Array]:
     return [jnp.asarray(2 * rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-def by_hand(q: Any, k: Any, v: Any, *, window: int | None, softcap: float | None) -> np.ndarray:
+def by_hand(q: Any, k: Any, v: Any, *, bounds: Bounds) -> np.ndarray:
     """Reference attention with explicit sums."""
+    window, softcap = bounds
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
     for row, at, head in np.ndindex(*q.shape[:3]):
@@ -49,9 +51,9 @@ def by_hand(q: Any, k: Any, v: Any, *, window: int | None, softcap: float | None
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 4, SEQ, 30])
 def test_causal_attention_by_hand(window: int | None, softcap: float | None):
-    kind: Any = {"window": window, "softcap": softcap}
-    found, kept = attend_causally(*draw(), **kind, cache="kept")
-    np.testing.assert_allclose(found, by_hand(*draw(), **kind), rtol=1e-5, atol=1e-6)
+    bounds = Bounds(window, softcap)
+    found, kept = attend_causally(*draw(), bounds=bounds, cache="kept")
+    np.testing.assert_allclose(found, by_hand(*draw(), bounds=bounds), rtol=1e-5, atol=1e-6)
     assert kept == "kept"
 
 
@@ -79,20 +81,20 @@ SEGMENTS = jnp.array([[0, 0, 0, 0, 1, 1, 1, 1, 1], [5, 5, 7, 7, 7, 7, 7, 7, -1]]
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 3, 4, 5])
 def test_packed_sequences_attend_only_to_themselves(window: int | None, softcap: float | None):
-    kind: Any = {"window": window, "softcap": softcap}
-    found, kept = PackedAttention(SEGMENTS)(*draw(), **kind, cache="kept")
+    bounds = Bounds(window, softcap)
+    found, kept = PackedAttention(SEGMENTS)(*draw(), bounds=bounds, cache="kept")
     for row, (begin, end) in ((0, (0, 4)), (0, (4, 9)), (1, (0, 2)), (1, (2, 8)), (1, (8, 9))):
         alone = [x[:, begin:end] for x in draw()]
-        expected, _ = attend_causally(*alone, **kind, cache=None)
+        expected, _ = attend_causally(*alone, bounds=bounds, cache=None)
         np.testing.assert_allclose(found[row, begin:end], expected[row], rtol=1e-5, atol=1e-6)
     assert kept == "kept"
 
 
-def value_and_gradients(attend: PackedAttention, arrays: list[jax.Array], **kind: Any) -> Any:
+def value_and_gradients(attend: PackedAttention, arrays: list[jax.Array], bounds: Bounds) -> Any:
     real = (attend.segments > 0)[..., None, None]
 
     def total(*arrays: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(attend(*arrays, **kind, cache=None)[0]) * real)
+        return jnp.sum(jnp.sin(attend(*arrays, bounds=bounds, cache=None)[0]) * real)
 
     return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*arrays)
 
@@ -107,12 +109,12 @@ def assert_same(found: Any, expected: Any) -> None:
     ("window", "softcap"), [(None, 1.5), (1, None), (5, None), (8, 1.5), (100, None)]
 )
 def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | None):
-    seq, kind = 23, {"window": window, "softcap": softcap}
+    seq, bounds = 23, Bounds(window, softcap)
     segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
-    expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), **kind)
+    expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), bounds)
     # Blocks smaller than the window, equal, larger; and blocks that do not divide the row.
     for block in (4, 8, 23):
-        found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), **kind)
+        found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), bounds)
         assert_same(found, expected)
 
 
@@ -124,7 +126,7 @@ def test_scores_exist_for_one_block_of_queries_and_its_window(block: int, keys: 
 
     def total(segments: jax.Array, *arrays: jax.Array) -> jax.Array:
         attend = PackedAttention(segments, block=block)
-        return jnp.sum(attend(*arrays, window=window, softcap=None, cache=None)[0])
+        return jnp.sum(attend(*arrays, bounds=Bounds(window, None), cache=None)[0])
 
     program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(segments, *shapes).as_text()
     sizes = {int(shape.split("x")[-1]) for shape in re.findall(r"tensor<([\dx]+)xf32>", program)}
@@ -146,9 +148,9 @@ def test_the_kernel_equals_blockwise_attention(kv_heads, mesh, window, softcap):
     ]
     segments = jnp.asarray([[1] * 60 + [2] * 120 + [0] * 20] * rows)
     flash = FlashAttention(make_mesh(jax.devices()[:4], fsdp=fsdp, tp=tp), interpret=True)
-    kind = {"window": window, "softcap": softcap}
-    found = value_and_gradients(PackedAttention(segments, flash=flash), arrays, **kind)
-    assert_same(found, value_and_gradients(PackedAttention(segments), arrays, **kind))
+    bounds = Bounds(window, softcap)
+    found = value_and_gradients(PackedAttention(segments, flash=flash), arrays, bounds)
+    assert_same(found, value_and_gradients(PackedAttention(segments), arrays, bounds))
 
 
 def pack(lengths: Sequence[int], *, total: int) -> tuple[np.ndarray, np.ndarray]:

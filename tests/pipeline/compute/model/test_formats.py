@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx, traverse_util
+from flax import traverse_util
 from safetensors.numpy import load_file
 from tunix.models.gemma import model as gemma2
 from tunix.models.gemma3 import model as gemma3
@@ -21,21 +22,20 @@ from tunix.models.gemma3 import params as gemma3_params
 from pipeline.compute.model import flax_checkpoint, weights
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import make_policy
 from pipeline.inputs.hub.hf_folder import check_folder
 from tests.pipeline.compute.model import formats
+from tests.tiny import LORA
 
 NEWER = {"language_model.model.": "model.language_model.", "multi_modal": "model.multi_modal"}
 
 
 @functools.cache
-def shapes_of(name: str) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of(name: str) -> Mapping[str, jax.ShapeDtypeStruct]:
     """Shapes of a golden folder's parameters."""
-    architecture = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
-    state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
-    return {
-        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-        for path, variable in nnx.to_flat_state(state)
-    }
+    mesh = make_mesh(jax.devices()[:1])
+    return make_policy(formats.GOLDEN / name, dtype="float32", lora=LORA, mesh=mesh).plain_shapes
 
 
 def read(folder: Path, name: str) -> Params:
@@ -56,9 +56,15 @@ def assert_same(found: Params, expected: Params) -> None:
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gemma3_vision", "gemma2"])
-@pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("name", "pieces", "stored"),
+    [
+        ("gemma3", 1, "bfloat16"),
+        ("gemma3", 3, "float16"),
+        ("gemma3_vision", 3, "float32"),
+        ("gemma2", 1, "float32"),
+    ],
+)
 def test_folders_of_any_dtype_and_number_of_files_are_read(
     tmp_path: Path, name: str, pieces: int, stored: str
 ):
@@ -189,13 +195,13 @@ def test_gemma_2_2b_is_identified_by_its_shapes():
     shapes |= {f"layer_{layer}/attn/q_einsum/w": (8, 2304, 256) for layer in range(26)}
     found = architecture(flax_checkpoint.config_of(shapes), dtype=jnp.dtype("bfloat16"))
     tunixs = gemma2.ModelConfig.gemma2_2b()
-    assert (found.attention_softcap, found.final_softcap) == (50.0, 30.0)
+    assert (found.shape.attention_softcap, found.shape.final_softcap) == (50.0, 30.0)
     assert (tunixs.attn_logits_soft_cap, tunixs.final_logit_softcap) == (50.0, 30.0)
     for name in ("num_layers", "num_embed", "embed_dim", "hidden_dim", "num_heads", "head_dim"):
         assert getattr(found.config, name) == getattr(tunixs, name)
     assert (found.config.num_kv_heads, found.config.sliding_window_size) == (4, 4096)
     kinds = [kind == gemma2.AttentionType.LOCAL_SLIDING for kind in tunixs.attention_types]
-    assert list(found.local) == kinds
+    assert list(found.shape.local) == kinds
 
 
 def test_the_test_trees_are_readable_by_tunix():

@@ -108,33 +108,21 @@ def assert_close(found: Any, expected: Any, *, relative: float) -> None:
         )
 
 
-POLICIES = [
-    Remat("none", SEQ),
-    Remat("dots", 2 * SEQ),
-    Remat("full", 1),  # at least one row
-    Remat("offload", SEQ),
-]
-
-
-@pytest.mark.parametrize("remat", POLICIES, ids=lambda r: f"{r.policy}-{r.layer_tokens}")
-def test_remat_changes_no_value_and_no_gradient(remat: Remat):
-    policy = tiny.make_policy(num_hidden_layers=2)
-    expected = value_and_gradient(policy, None)
+@pytest.mark.parametrize(
+    ("remat", "mesh", "changes"),
+    [
+        (Remat("none", SEQ), {}, {}),
+        (Remat("dots", 2 * SEQ), {}, {}),
+        (Remat("full", 1), {}, {}),  # at least one row
+        (Remat("offload", SEQ), {}, {}),
+        (Remat("full", SEQ), {}, tiny.GEMMA2),
+        (Remat("full", SEQ), {"devices": 4, "fsdp": 2, "tp": 2}, {}),
+    ],
+)
+def test_remat_changes_no_value_and_no_gradient(remat: Remat, mesh: Any, changes: Any):
+    expected = value_and_gradient(tiny.make_policy(num_hidden_layers=2, **changes), None)
+    policy = tiny.make_policy(num_hidden_layers=2, **mesh, **changes)
     assert_close(value_and_gradient(policy, remat), expected, relative=1e-5)
-
-
-@pytest.mark.parametrize("changes", [tiny.GEMMA2])
-def test_remat_changes_nothing_in_other_models(changes: dict[str, Any]):
-    policy = tiny.make_policy(num_hidden_layers=2, **changes)
-    expected = value_and_gradient(policy, None)
-    assert_close(value_and_gradient(policy, Remat("full", SEQ)), expected, relative=1e-5)
-
-
-def test_remat_changes_nothing_on_a_mesh():
-    one = tiny.make_policy(num_hidden_layers=2)
-    two = tiny.make_policy(devices=4, fsdp=2, tp=2, num_hidden_layers=2)
-    found = value_and_gradient(two, Remat("full", SEQ))
-    assert_close(found, value_and_gradient(one, None), relative=1e-5)
 
 
 def test_parts_keep_rows_on_their_devices_and_in_order():

@@ -46,7 +46,7 @@ def test_logits_equal_those_of_hugging_face(golden: Golden):
         return scaled_logits(
             hidden,
             policy.embedding(base),
-            softcap=policy.architecture.final_softcap,
+            softcap=policy.architecture.shape.final_softcap,
             temperature=1.0,
             forbidden=NOTHING_SPECIAL.forbidden_mask(policy.vocab_size),
         )

@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import Head, Scores, TopK, scaled_logits, score
-from pipeline.compute.model.head import sample as sample_tokens
-from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.head import FORBIDDEN, Head, Scores, TopK, scaled_logits, score
+from pipeline.compute.model.head_sample import sample as sample_tokens
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.truncation import Truncation
 from pipeline.compute.model.vocabulary import Vocabulary
@@ -186,30 +184,6 @@ def test_a_sample_is_the_argmax_of_scores_plus_noise(on, vocab):
         logprobs = jax.nn.log_softmax(scores)[jnp.arange(len(hidden)), expected]
         np.testing.assert_allclose(found[1], logprobs, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(found[1], found[2])
-
-
-def test_the_tail_of_the_vocabulary_is_sampled_with_its_mass():
-    """1% of the mass lies on 262,143 tokens, 4e-8 on each."""
-    vocab, draws, mass = 262_144, 3000, 0.01
-    scores = np.full((vocab, 1), np.log(mass / (vocab - 1)), np.float32)
-    scores[0] = np.log(1 - mass)
-    run = jax.jit(
-        partial(
-            sample_tokens,
-            jnp.ones((draws, 1)),
-            jnp.asarray(scores),
-            head=make_head(tokens=32, vocab=2048, on=(2, 1, 1)),
-            forbidden=jnp.zeros(vocab, bool),
-            temperature=jnp.float32(1),
-            noise=jnp.float32(1),
-        )
-    )
-    rng = np.random.default_rng(0)
-    tokens, logprobs, _ = run(keys=jnp.asarray(rng.integers(0, 2**32, (draws, 2), np.uint32)))
-    rare = np.asarray(tokens) != 0
-    low, high = stats.binom.interval(0.999, draws, mass)
-    assert low <= rare.sum() <= high
-    np.testing.assert_allclose(np.asarray(logprobs)[rare], scores[1, 0], rtol=1e-5)
 
 
 def test_ties_are_in_order_of_the_token_id():

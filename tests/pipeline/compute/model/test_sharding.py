@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from pipeline.compute.model import lookup, weights
 from pipeline.compute.model.attention import PackedAttention
@@ -24,6 +23,7 @@ from pipeline.compute.model.sharding import (
     parameter_sharding,
     placed,
 )
+from pipeline.compute.opening import make_policy
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"
@@ -109,7 +109,7 @@ def test_the_embedding_lookup_is_exact(
 def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
     """Gradient of the adapter, hidden states and scores of random tokens, on the host."""
     mesh, weights = policy.mesh, np.linspace(-1, 1, TOKENS.size).reshape(TOKENS.shape)
-    softcap = policy.architecture.final_softcap
+    softcap = policy.architecture.shape.final_softcap
     head = Head(softcap=softcap, temperature=0.8, tokens=32, vocab=8, mesh=mesh)
     forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
 
@@ -206,13 +206,8 @@ def test_a_sharded_quantized_base_has_the_same_codes_and_values(kind: str):
 
 
 def test_a_folder_is_loaded_sharded():
-    architecture = weights.read_architecture(GOLDEN, dtype=jnp.dtype("float32"))
-    state = nnx.state(nnx.eval_shape(lambda: architecture.build(nnx.Rngs(0))))
-    shapes = {
-        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-        for path, variable in nnx.to_flat_state(state)
-    }
     mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
+    shapes = make_policy(GOLDEN, dtype="float32", lora=tiny.LORA, mesh=mesh).plain_shapes
     places, one = placed(shapes, mesh), weights.load(GOLDEN, shapes)
     held = dict.fromkeys(jax.devices(), 0)
     for name, value in weights.stream(GOLDEN, places):

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
-from scipy import stats
 
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import Head, sample, scaled_logits
-from pipeline.compute.model.head_blocks import FORBIDDEN
+from pipeline.compute.model.head import FORBIDDEN, Head, scaled_logits
+from pipeline.compute.model.head_sample import sample
 from pipeline.compute.model.sharding import VOCAB_AXES, make_mesh
 from pipeline.compute.model.truncation import Truncation, threshold
 
@@ -190,42 +189,3 @@ def test_a_sample_is_one_of_the_kept_tokens(on: Any, vocab: int, truncation: Tru
             np.testing.assert_allclose(found, picked, rtol=1e-5, atol=1e-5)
         if truncation.top_k == 500:
             np.testing.assert_array_equal(logprobs, kept)
-
-
-ROWS = 20_000
-PROBABILITIES = np.array([0.02, 0.4, 0.0, 0.25, 0.08, 0.25])
-
-
-@pytest.mark.parametrize(
-    ("truncation", "left"),
-    [
-        (None, [0, 1, 3, 4, 5]),
-        (off(top_k=1), [1]),
-        (off(top_k=2), [1, 3, 5]),
-        (off(top_p=0.95), [1, 3, 4, 5]),
-        (off(min_p=0.15), [1, 3, 4, 5]),
-        (Truncation(4, 0.99, 0.3), [1, 3, 5]),
-    ],
-)
-def test_samples_have_their_probabilities(truncation: Truncation | None, left: list[int]):
-    tokens, logprobs, kept = (
-        np.asarray(x)
-        for x in sample(
-            jnp.ones((ROWS, 1)),
-            jnp.log(jnp.maximum(jnp.asarray(PROBABILITIES, jnp.float32), 1e-9))[:, None],
-            head=Head(None, 1.0, 2048, 6, mesh(1, 1, 1)),
-            forbidden=jnp.asarray(PROBABILITIES == 0),
-            keys=keys_for(ROWS),
-            temperature=jnp.float32(1.0),
-            noise=jnp.float32(1.0),
-            truncation=truncation,
-        )
-    )
-    expected = np.zeros(len(PROBABILITIES))
-    expected[left] = PROBABILITIES[left] / PROBABILITIES[left].sum()
-    counts = np.bincount(tokens, minlength=len(expected))
-    assert counts[expected == 0].sum() == 0
-    if len(left) > 1:
-        assert stats.chisquare(counts[left], ROWS * expected[left]).pvalue > 1e-3
-    np.testing.assert_allclose(logprobs, np.log(PROBABILITIES[tokens]), rtol=1e-5)
-    np.testing.assert_allclose(kept, np.log(expected[tokens]), rtol=1e-5, atol=1e-6)

@@ -44,8 +44,6 @@ def test_the_mask_is_true_where_forbidden():
     mask = Vocabulary(pad=0, stops=(1,), forbidden=(0, 3)).forbidden_mask(5)
     np.testing.assert_array_equal(mask, [True, False, False, True, False])
     assert not Vocabulary(pad=0, stops=(), forbidden=()).forbidden_mask(4).any()
-
-
-def test_padding_rows_of_the_embedding_are_forbidden():
+    # Padding rows of the embedding.
     mask = Vocabulary(pad=0, stops=(1,), forbidden=(0,), pieces=3).forbidden_mask(5)
     np.testing.assert_array_equal(mask, [True, False, False, True, True])

@@ -92,33 +92,6 @@ def test_save_writes_exactly_the_expected_files(tmp_path: Path, policy: Policy):
     assert (folder / "tokenizer.model").read_bytes() == b"pieces"
 
 
-@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
-def test_stored_dtypes_are_converted_to_the_policys(tmp_path: Path, policy: Policy, stored: str):
-    found = read(write(tmp_path, policy, dtype=stored), policy)
-    for name, value in tiny.make_base(policy).items():
-        assert found[name].dtype == jnp.float32
-        rounded = np.asarray(value).astype(jnp.dtype(stored)).astype(np.float32)
-        np.testing.assert_array_equal(found[name], rounded, err_msg=name)
-
-
-def test_several_files_are_read_through_the_index(tmp_path: Path, policy: Policy):
-    folder = write(tmp_path, policy)
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(tensors)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, part in shards.items():
-        save_file({name: tensors[name] for name in part}, folder / file)
-    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = read(folder, policy)
-    for name, value in tiny.make_base(policy).items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-    (folder / "b.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks b\.safetensors"):
-        read(folder, policy)
-
-
 def test_missing_surplus_and_misshapen_tensors_are_listed(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
 
@@ -153,18 +126,3 @@ def test_a_truncated_file_is_an_error(tmp_path: Path, policy: Policy, bytes_left
     path.write_bytes(whole[:bytes_left])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged: "):
         read(path.parent, policy)
-
-
-def test_missing_files_are_named(tmp_path: Path, policy: Policy):
-    folder = write(tmp_path, policy)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
-        read(folder, policy)
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        weights.read_architecture(tmp_path / "nowhere", dtype=jnp.dtype("float32"))
-
-
-def test_the_architecture_is_read_from_the_folder(tmp_path: Path, policy: Policy):
-    folder = write(tmp_path, policy)
-    found = weights.read_architecture(folder, dtype=jnp.dtype("float32"))
-    assert found == policy.architecture

@@ -94,18 +94,6 @@ def test_a_mixtures_steps_follow_the_weights():
     assert all(len(step) == 12 for step in steps)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_each_source_has_complete_epochs_and_no_step_repeats_a_prompt(seed: int):
-    steps = [_mixed(step, seed=seed) for step in range(60)]
-    assert all(len(set(step)) == 12 for step in steps)
-    for name, size in SIZES.items():
-        stream = [id_ for step in steps for source, id_ in step if source == name]
-        epochs = [stream[at : at + size] for at in range(0, len(stream) - size + 1, size)]
-        assert len(epochs) > 5
-        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
-        assert epochs[0] != epochs[1]
-
-
 @given(st.data(), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_a_step_never_repeats_prompts_of_a_small_source(data, per_step, seed):
     weights = normalized_weights({name: data.draw(st.floats(0.1, 10)) for name in "abc"})

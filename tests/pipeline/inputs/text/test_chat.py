@@ -86,12 +86,6 @@ def test_gemmas_turns():
     )
 
 
-def test_no_system_text_leaves_no_gap():
-    assert render(Prompt(), {"question": "q"}) == (
-        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
 def test_plain_is_the_text_alone():
     prompt = Prompt(system="s", template="{a}+{b}={a}", turn="plain")
     assert render(prompt, {"a": 1, "b": "x"}) == "s\n\n1+x=1"

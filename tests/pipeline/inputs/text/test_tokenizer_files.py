@@ -64,11 +64,6 @@ def test_decoded_text_has_no_stop_token(tokenizer: Tokenizer):
     assert tokenizer.decode(np.array([2, 105, *ids, 4, 0, 3], np.int32)) == answer
 
 
-def test_a_continuation_keeps_its_leading_space(tokenizer: Tokenizer):
-    assert tokenizer.decode(tokenizer.encode(" has 3")) == " has 3"
-    assert tokenizer.decode(tokenizer.encode("  ")) == "  "
-
-
 def test_the_demos_texts_have_the_same_ids_in_both_formats(both: list[Tokenizer]):
     for text in demo_texts(60):
         ids = [tokenizer.encode(text).tolist() for tokenizer in both]
@@ -164,13 +159,6 @@ def test_a_file_larger_than_any_tokenizer_is_not_read(tmp_path: Path, name: str)
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str, Any], what: str):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
     with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer\.json {what}"):
-        read_tokenizer(tmp_path)
-
-
-def test_a_truncated_model_is_reported(tmp_path: Path):
-    model = write_tokenizer(tmp_path) / "tokenizer.model"
-    model.write_bytes(model.read_bytes()[:-50])
-    with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
         read_tokenizer(tmp_path)
 
 

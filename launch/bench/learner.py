@@ -1,12 +1,12 @@
-"""The learner's gradient beside Tunix's on this machine: a small body with the real vocabulary.
+"""`python -m launch.bench learner`: the cost of logits on this machine's CPU, beside peers.
 
-Same weights, same tokens, same loss: GRPO at ratio 1 without a KL term, a mean over all tokens.
+The learner's gradient beside Tunix's under a small body with the real vocabulary: same weights,
+same tokens, same loss, GRPO at ratio 1 without a KL term, a mean over all tokens. Further sections:
+the gradient's error against whole logits, the exact top k (`top_k`), padding (`packing`).
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tunix.rl.grpo.grpo_learner import TrainExample
 
-import configs
-from configs.load import load_config
-from configs.schema import Config
-from launch.bench.machine import available_bytes
-from launch.bench.models import MODELS, VOCAB
-from launch.bench.tunix_peer import Peer
+from launch.bench.harness import Benchmark, Bound, Row, Section, medians
+from launch.bench.packing import PACKING
+from launch.bench.small_gemma import SMALL, preset, random_weights
+from launch.bench.top_k import READS, SPEED
+from launch.bench.tunix import Peer, train_example
 from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.losses import weighted_sum
 from pipeline.compute.learner.programs import LearnerPrograms
@@ -36,6 +34,14 @@ from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 from pipeline.inputs.dataset.batching import micro_batches, token_weights
 
+BODY: dict[str, Any] = SMALL | {
+    "vocab_size": 262_144,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "sliding_window": 128,
+}
+"""`config.json` of a small body with the real vocabulary."""
 PROMPT, COMPLETION = 256, 768
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=())
 """Tunix's loss forbids no token."""
@@ -56,21 +62,25 @@ class Case:
     @staticmethod
     def make(*, sequences: int, dtype: str) -> Case:
         """Makes random weights, adapter, tokens and advantages, the same at each call."""
-        config = _config(sequences, dtype)
-        shape = architecture(MODELS["small_body"], dtype=jnp.dtype(dtype))
-        policy = Policy.create(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+        row = PROMPT + COMPLETION
+        config = preset(
+            "demo",
+            model__dtype=dtype,
+            lora__rank=8,
+            lora__alpha=16.0,
+            rollout__max_prompt_tokens=PROMPT,
+            rollout__max_new_tokens=COMPLETION,
+            rollout__temperature=0.9,
+            learner__token_weights="token",
+            plan__learner_devices=1,
+            plan__row_tokens=row,
+            plan__micro_batch_tokens=sequences * row,
+        )
+        shape = architecture(BODY, dtype=jnp.dtype(dtype))
+        policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
         programs = LearnerPrograms(policy, config, VOCABULARY)
         rng = np.random.default_rng(0)
-        base = {
-            name: jnp.asarray(0.1 * rng.standard_normal(kept.shape, np.float32), kept.dtype)
-            for name, kept in sorted(policy.base_shapes.items())
-        }
-        adapter = policy.place_adapter(
-            {
-                name: 0.1 * rng.standard_normal(kept.shape, np.float32)
-                for name, kept in sorted(policy.adapter_shapes.items())
-            }
-        )
+        base, adapter = random_weights(policy, rng, scales={})
         rollouts = tuple(_rollout(rng, number) for number in range(sequences))
         weights = token_weights(rollouts, "token", budget=COMPLETION)
         (packed,) = micro_batches(
@@ -90,23 +100,28 @@ class Case:
         case = Case.make(sequences=len(self.rollouts), dtype="float32")
         return replace(case, base=widen(self.base), adapter=widen(self.adapter))
 
-    def ours(self) -> Compiled:
+    def ours(self) -> Gradient:
         """Compiles our gradient program."""
         zeros = jax.tree.map(jnp.zeros_like, self.adapter)
         given = (self.base, self.adapter, zeros, self.batch)
-        return Compiled(self.programs.gradient, given, lambda result: result[0])
+        return Gradient(self.programs.gradient, given, lambda result: result[0])
 
-    def theirs(self) -> Compiled:
-        """Compiles Tunix's gradient program."""
-        lora = self.programs.config.lora
+    def theirs(self, *, remat: bool = False) -> Gradient:
+        """Compiles Tunix's gradient program, without recomputation as in its recipes."""
+        config = self.programs.config
         peer = Peer.create(
             self.programs.policy.architecture.config,
-            rank=lora.rank,
-            alpha=lora.scale * lora.rank,
-            temperature=self.programs.config.rollout.temperature,
+            config.lora,
+            temperature=config.rollout.temperature,
+            remat=remat,
         )
-        given = (*peer.with_values({**self.base, **self.adapter}), _example(self.rollouts))
-        return Compiled(peer.gradient, given, lambda result: _flat(result[1]))
+        example = train_example(
+            jnp.stack([rollout.completion.prompt_tokens for rollout in self.rollouts]),
+            jnp.stack([rollout.completion.tokens for rollout in self.rollouts]),
+            jnp.asarray([rollout.advantage for rollout in self.rollouts], jnp.float32),
+        )
+        given = (*peer.with_values({**self.base, **self.adapter}), example)
+        return Gradient(peer.gradient, given, lambda result: _flat(result[1]))
 
     def materialised(self) -> Params:
         """Returns the gradient of REINFORCE (GRPO at ratio 1) with the same body and whole logits.
@@ -135,8 +150,8 @@ class Case:
         return gradient
 
 
-class Compiled:
-    """A compiled program and its arguments; a call waits for the result."""
+class Gradient:
+    """A compiled gradient program and its arguments; a call waits for the result."""
 
     def __init__(
         self, function: Callable[..., Any], given: tuple[Any, ...], pick: Callable[[Any], Any]
@@ -152,6 +167,26 @@ class Compiled:
         return self._pick(jax.block_until_ready(self._program(*self._given)))
 
 
+def _flat(state: Any) -> dict[str, jax.Array]:
+    return {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+
+
+def _rollout(rng: np.random.Generator, number: int) -> Rollout:
+    def random_tokens(count: int) -> np.ndarray:
+        return rng.integers(8, BODY["vocab_size"], count).astype(np.int32)
+
+    completion = Completion(
+        name=RolloutName("train", 0, prompt_id=number, sample=0),
+        prompt_tokens=random_tokens(PROMPT),
+        tokens=random_tokens(COMPLETION),
+        logprobs=np.zeros(COMPLETION, np.float32),
+        stop_reason="length",
+        version=0,
+        adapter_sha256="",
+    )
+    return Rollout(completion, "", {}, 0.0, float(rng.standard_normal()))
+
+
 def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:
     """Returns temporaries, time and difference of both gradients in float32, alternating.
 
@@ -159,20 +194,22 @@ def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:
     """
     case = Case.make(sequences=sequences, dtype="float32")
     ours, theirs = case.ours(), case.theirs()
-    sizes = {"ours_mib": ours.temporary_bytes, "theirs_mib": theirs.temporary_bytes}
-    found: dict[str, Any] = {name: size / 2**20 for name, size in sizes.items()}
-    found["memory_ratio"] = theirs.temporary_bytes / ours.temporary_bytes
-    if max(sizes.values()) > ROOM * available_bytes():
-        return found | {"not_run": True}
+    found: dict[str, Any] = {
+        "ours_mib": ours.temporary_bytes / 2**20,
+        "theirs_mib": theirs.temporary_bytes / 2**20,
+        "memory_ratio": theirs.temporary_bytes / ours.temporary_bytes,
+    }
+    if max(ours.temporary_bytes, theirs.temporary_bytes) > ROOM * available_bytes():
+        return found | {"not_run": "yes"}
     found["apart"] = apart(ours(), theirs())
-    seconds: dict[str, list[float]] = {"ours_s": [], "theirs_s": []}
-    for _ in range(repeats):
-        for name, run in (("ours_s", ours), ("theirs_s", theirs)):
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return found | medians | {"time_ratio": medians["theirs_s"] / medians["ours_s"]}
+    seconds = medians({"ours_s": ours, "theirs_s": theirs}, repeats=repeats)
+    return found | seconds | {"time_ratio": seconds["theirs_s"] / seconds["ours_s"]}
+
+
+def available_bytes() -> int:
+    """Returns the memory that is free or can be freed."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 def exactness(*, sequences: int, dtype: str) -> dict[str, Any]:
@@ -187,7 +224,9 @@ def exactness(*, sequences: int, dtype: str) -> dict[str, Any]:
     if dtype == "float32":
         return found
     exact = case.widened().materialised()
-    return found | {"ours_rounded": apart(ours, exact), "whole_rounded": apart(whole, exact)}
+    rounded = {"ours_rounded": apart(ours, exact), "whole_rounded": apart(whole, exact)}
+    ratio = rounded["ours_rounded"] / rounded["whole_rounded"]
+    return {**found, **rounded, "rounded_ratio": ratio}
 
 
 def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float:
@@ -200,53 +239,38 @@ def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float
     )
 
 
-def _config(sequences: int, dtype: str) -> Config:
-    row = PROMPT + COMPLETION
-    settings = {
-        "model.dtype": dtype,
-        "lora.rank": 8,
-        "lora.alpha": 16.0,
-        "rollout.max_prompt_tokens": PROMPT,
-        "rollout.max_new_tokens": COMPLETION,
-        "rollout.temperature": 0.9,
-        "learner.token_weights": "token",
-        "plan.learner_devices": 1,
-        "plan.row_tokens": row,
-        "plan.micro_batch_tokens": sequences * row,
-    }
-    overrides = [(key, str(value)) for key, value in settings.items()]
-    return load_config(Path(configs.__file__).parent / "demo.toml", overrides)
-
-
-def _rollout(rng: np.random.Generator, number: int) -> Rollout:
-    def random_tokens(count: int) -> np.ndarray:
-        return rng.integers(8, VOCAB, count).astype(np.int32)
-
-    completion = Completion(
-        name=RolloutName("train", 0, prompt_id=number, sample=0),
-        prompt_tokens=random_tokens(PROMPT),
-        tokens=random_tokens(COMPLETION),
-        logprobs=np.zeros(COMPLETION, np.float32),
-        stop_reason="length",
-        version=0,
-        adapter_sha256="",
+BENCHMARK = Benchmark(
+    (
+        Section(
+            "gradient",
+            "The gradient of a LoRA under 262,144 entries: two layers, width 64, sequences of "
+            "256 + 768 tokens, float32; medians of runs in turns",
+            [
+                Row(f"{1024 * n:,} tokens", memory_and_time, {"sequences": n, "repeats": 3})
+                for n in (1, 4, 8)
+            ],
+            (
+                Bound("memory_ratio", least=10),
+                # Absent where a program is too large to run.
+                Bound("time_ratio", least=1, optional=True),
+            ),
+        ),
+        Section(
+            "exact",
+            "The same gradient against whole logits in float32: the LoRA's worst leaf, relative "
+            "to its norm; and how far rounding in the body takes both",
+            [
+                Row(dtype, exactness, {"sequences": 1, "dtype": dtype})
+                for dtype in ("float32", "bfloat16")
+            ],
+            (
+                Bound("apart", most=1e-5, rows="float32"),
+                Bound("apart", most=1e-2, rows="bfloat16"),
+                Bound("rounded_ratio", most=1.1, rows="bf*"),
+            ),
+        ),
+        SPEED,
+        READS,
+        PACKING,
     )
-    return Rollout(completion, "", {}, 0.0, float(rng.standard_normal()))
-
-
-def _example(rollouts: tuple[Rollout, ...]) -> TrainExample:
-    prompts = jnp.stack([rollout.completion.prompt_tokens for rollout in rollouts])
-    completions = jnp.stack([rollout.completion.tokens for rollout in rollouts])
-    return TrainExample(
-        prompt_ids=prompts,
-        prompt_mask=jnp.ones_like(prompts, bool),
-        completion_ids=completions,
-        completion_mask=jnp.ones_like(completions, bool),
-        advantages=jnp.asarray([rollout.advantage for rollout in rollouts], jnp.float32),
-        ref_per_token_logps=None,
-        old_per_token_logps=None,
-    )
-
-
-def _flat(state: Any) -> dict[str, jax.Array]:
-    return {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+)

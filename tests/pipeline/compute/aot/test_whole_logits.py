@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.bench.whole_logits import buffers, whole_logits
 from pipeline.compute.aot.hlo import Module, Shape, parse
+from tests.whole_logits import buffers, whole_logits
 
-PROGRAMS = Path(__file__).parents[1] / "pipeline/compute/aot/programs"
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def text(name: str) -> str:

@@ -1,0 +1,127 @@
+"""A process that holds the model on its devices: loading, compilation, memory.
+
+JAX is imported in `prepare` and later, so that the driver can import these classes without JAX.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from configs.schema import Config
+from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
+from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
+from pipeline.compute.program_cache import share_programs
+from pipeline.contracts.builds import Building, BuildLog, Ready
+from pipeline.contracts.memory import MemoryUse
+from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
+from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.text.tokenizer_files import open_tokenizer
+from pipeline.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pipeline.compute.learner.export import Exporter
+
+Role = Literal["learner", "sampler"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def during(phase: WorkerPhase) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a method raise `OutOfMemory` with this phase if it runs out of memory."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @wraps(method)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            return catch_out_of_memory(phase, lambda: method(*args, **kwargs))
+
+        return run
+
+    return decorate
+
+
+class ModelActor(ABC):
+    """Base of the classes that `actors.handles` runs as Ray actors of a run.
+
+    Attributes:
+        role: whose devices the process opens.
+        requested: the configuration of the run.
+        config: the same with the sizes in force.
+        opening: the model; None: not opened yet.
+    """
+
+    role: Role
+
+    def __init__(self, config: Config) -> None:
+        self.requested = self.config = config
+        self.log = BuildLog()
+        self.opening: LoadingModel | None = None
+
+    def prepare(self, sizes: Sizes) -> Ready:
+        """Opens devices and model and compiles; a later call compiles for other sizes.
+
+        Can be called again after an error.
+
+        Raises:
+            ValueError: if devices, weights or tokenizer do not match the configuration.
+            FileNotFoundError: if weights or tokenizer are missing.
+            OutOfMemory: if these sizes need too much memory.
+        """
+        self.config, known = sized(self.requested, sizes), len(self.log.read().done)
+        if self.opening is None:
+            self.opening = start_loading(self.config, role=self.role)
+        self.open(self.opening)
+        share_programs()
+        return Ready(self.opening.wait().load_s, self.log.read().done[known:])
+
+    def building(self) -> Building:
+        """Returns the progress of compilation; can be called while `prepare` runs."""
+        return self.log.read()
+
+    def memory(self) -> MemoryUse:
+        """Returns the memory of this process, as needed and as measured."""
+        return memory_use(self.needs())
+
+    @abstractmethod
+    def open(self, model: LoadingModel | OpenedModel) -> None:
+        """Compiles for the configured sizes while the base is loaded; waits for the base.
+
+        Raises:
+            OutOfMemory: if the configured sizes need too much memory.
+        """
+
+    @abstractmethod
+    def needs(self) -> dict[str, int]:
+        """Returns the bytes per device of each program besides the live arrays."""
+
+    def check_fits(self, needs: Callable[[], Mapping[str, int]]) -> None:
+        """Refuses programs that exceed `plan.hbm_gib`, before they run.
+
+        Args:
+            needs: see the method `needs`; called only if there is a limit.
+
+        Raises:
+            DeviceMemoryError: naming the largest program.
+        """
+        if self.config.plan.hbm_gib is not None:
+            check_fits(needs(), hbm_gib=self.config.plan.hbm_gib)
+
+
+def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Exporter:
+    """Returns the exporter of a model; `options` are those of the class."""
+    from pipeline.compute.learner.export import Exporter
+
+    described = options.get("described", config)
+    return Exporter(
+        opened.policy,
+        opened.base,
+        config,
+        opened.vocabulary,
+        like=find_model(config.model),
+        tokenizer=open_tokenizer(config.model).path,
+        evaluations=partial(RunFolder.of(described).valid_entries, "evaluated"),
+        **options,
+    )

@@ -1,0 +1,213 @@
+"""`python -m launch.bench hbm`: memory and time of the learner on a v5e chip, ours and Tunix's.
+
+By the TPU compiler: the gradient program of gemma3-1b with a LoRA of rank 32 on all matrices, one
+backward pass for all sequences; our head as a separate program; Tunix's GRPO loss and gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from tunix.models.gemma3 import model as gemma3
+
+from launch.bench.harness import Benchmark, Bound, Claim, Figures, Row, Section
+from launch.bench.small_gemma import preset
+from launch.bench.tunix import Peer, on, train_example
+from launch.bench.v5e import PROMPT, figures, traced_figures, v5e_config, v5e_preset
+from pipeline.compute.aot.compile import VOCABULARY, v5e_devices
+from pipeline.compute.model.head import Head, score
+from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
+from pipeline.contracts.topology import HBM_GIB, TPU_COMPILER
+from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.plan.cost_model.memory import memory_beside
+
+LENGTH = 1024
+"""Tokens of a sequence, 256 of the prompt among them."""
+MOST, MOST_GIB = "128", 13.75
+"""Sequences whose gradient must fit into this part of a chip; the rest is for the sampler."""
+NEAR_BEST = 1.03
+"""A micro-batch is large enough if its time a token is at most this multiple of the best."""
+BETA = 0.08
+"""Weight of the KL term in Tunix's own recipes, with one reference log-prob a token."""
+VOCAB, WIDTH = 262_144, 1152
+"""Of gemma3-1b."""
+
+
+def ours(
+    *, sequences: int, length: int = LENGTH, model: str = "gemma3_1b", **settings: Any
+) -> dict[str, Any]:
+    """Returns figures of the learner's gradient on `sequences` of `length` tokens a chip.
+
+    Adam's moments, two float32 values per adapter parameter, are added to the memory.
+    """
+    rows = sequences * settings.get("devices", 1)
+    config = v5e_config(model, length=length, plan__micro_batch_tokens=rows * length, **settings)
+    program = f"gradient {rows}"
+    moments = memory_beside(config, shape_of(config), program)["optimizer"]
+    return _by_token(figures(config, program, beside=moments), sequences * length)
+
+
+def theirs(*, sequences: int, remat: bool = False) -> dict[str, Any]:
+    """Returns figures of Tunix's GRPO loss and LoRA gradient, base and batch on one chip.
+
+    Args:
+        sequences: of `LENGTH` tokens.
+        remat: use its remat, repaired.
+    """
+    place = NamedSharding(make_mesh(v5e_devices(1)), PartitionSpec())
+    config = v5e_config("gemma3_1b", length=LENGTH)
+    peer = Peer.create(gemma3.ModelConfig.gemma3_1b_it(), config.lora, remat=remat, beta=BETA)
+    completions = jax.ShapeDtypeStruct((sequences, LENGTH - PROMPT), jnp.int32)
+    example = jax.eval_shape(
+        train_example,
+        jax.ShapeDtypeStruct((sequences, PROMPT), jnp.int32),
+        completions,
+        jax.ShapeDtypeStruct((sequences,), jnp.float32),
+        jax.ShapeDtypeStruct(completions.shape, jnp.float32),
+    )
+    traced = jax.jit(peer.gradient).trace(
+        on(place, peer.lora), on(place, peer.base), on(place, example)
+    )
+    # Both moments of Adam have the LoRA's dtype, bfloat16.
+    leaves = jax.tree.leaves(peer.lora)
+    moments = 2 * sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
+    return _by_token(traced_figures(traced, beside=moments), sequences * LENGTH)
+
+
+def _by_token(found: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Adds the estimated microseconds a token; absent if the program does not fit."""
+    return found | ({"us_per_token": 1e3 * found["ms"] / tokens} if found["fits"] else {})
+
+
+def head(*, what: str, tokens: int = 65_536, k: int = 128) -> dict[str, Any]:
+    """Returns temporaries and estimated time of the head as a separate program.
+
+    Args:
+        what: "gradient": log-probs and the gradient of their sum; "top_k": the likeliest `k`.
+        tokens: positions.
+        k: number of the likeliest tokens.
+    """
+    mesh = make_mesh(v5e_devices(1))
+    settings = Head(softcap=None, temperature=1.0, tokens=2048, vocab=8192, mesh=mesh)
+    scores = partial(score, head=settings, forbidden=VOCABULARY.forbidden_mask(VOCAB))
+
+    def gradient(hidden: Any, targets: Any, embedding: Any) -> Any:
+        def total(hidden: Any) -> Any:
+            logprobs = scores(hidden, targets, embedding).logprobs
+            return logprobs.sum(), logprobs
+
+        return jax.value_and_grad(total, has_aux=True)(hidden)
+
+    def top_k(hidden: Any, targets: Any, embedding: Any) -> Any:
+        return scores(hidden, targets, embedding, top_k=k).top
+
+    def array(shape: tuple[int, ...], dtype: Any, *axes: Any) -> Any:
+        place = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    function = {"gradient": gradient, "top_k": top_k}[what]
+    given = (
+        array((tokens // LENGTH, LENGTH, WIDTH), jnp.bfloat16, BATCH_AXES),
+        array((tokens // LENGTH, LENGTH), jnp.int32, BATCH_AXES),
+        array((VOCAB, WIDTH), jnp.bfloat16),
+    )
+    arrays = jax.tree.leaves((given, jax.eval_shape(function, *given)))
+    known = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    found = traced_figures(jax.jit(function).trace(*given), beside=-known)
+    return {"temporary_mib": 1024 * found["gib"], "us_per_token": 1e3 * found["ms"] / tokens}
+
+
+def the_preset_is_the_smallest_good_one(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    """Claims that the preset's micro-batch is the smallest near the best time a token."""
+    times = {name: row["us_per_token"] for name, row in found.items() if "us_per_token" in row}
+    if len(times) > 1:
+        best = min(times.values())
+        name = next(name for name, us in times.items() if us <= NEAR_BEST * best)
+        config = preset(v5e_preset("gemma3_1b"))
+        rows = config.micro_batch_rows // config.plan.learner_devices
+        sequences = str(rows * config.row_tokens // LENGTH)
+        yield Claim(
+            f"the smallest micro-batch within 3% of the best time a token ({best:.2f} µs) is the "
+            f"preset's of {sequences}: {name} sequences, {times[name]:.2f} µs",
+            name == sequences,
+        )
+
+
+_4B = {"model": "gemma3_4b", "sequences": 8, "devices": 8}
+
+BENCHMARK = Benchmark(
+    (
+        Section(
+            "gradient",
+            "Ours, gemma3-1b, LoRA of rank 32 on all matrices, topk KL with k = 128, sequences of "
+            "256 + 768 tokens on one v5e chip: one backward for all of them; Adam included",
+            [Row(str(count), ours, {"sequences": count}) for count in (1, 2, 4, 8, 16, 128, 160)],
+            (Bound("gib", most=MOST_GIB, rows=MOST), the_preset_is_the_smallest_good_one),
+        ),
+        Section(
+            "choices",
+            "The same with other rematerialization (estimates ignore copies to the host)",
+            [
+                Row(
+                    f"remat {policy}, {count} sequences",
+                    ours,
+                    {"sequences": count, "plan__remat": policy},
+                )
+                for policy, count in (("none", 4), ("dots", 4), ("offload", 32), ("offload", 128))
+            ],
+        ),
+        Section(
+            "large",
+            "Ours, long sequences; and gemma3-4b on all 8 chips",
+            (
+                Row("10 x 8,192 tokens", ours, {"sequences": 10, "length": 8192}),
+                Row(
+                    "gemma3-4b, fsdp 8, 8 x 1,024 a chip",
+                    ours,
+                    {**_4B, "plan__fsdp": 8, "plan__tp": 1},
+                ),
+                # Both chips of a tp pair compute the same rows.
+                Row(
+                    "gemma3-4b, fsdp 4, tp 2, 8 x 1,024 a chip",
+                    ours,
+                    {**_4B, "plan__fsdp": 4, "plan__tp": 2},
+                ),
+            ),
+            (Bound("gib", most=HBM_GIB),),
+        ),
+        Section(
+            "head",
+            "The head as a separate program, width 1152, 65,536 tokens",
+            (
+                Row("log-probs and gradient", head, {"what": "gradient"}),
+                Row("top 128", head, {"what": "top_k"}),
+            ),
+            (Bound("temporary_mib", most=16),),
+            TPU_COMPILER,
+        ),
+        Section(
+            "tunix",
+            "Tunix 0.1.7's GRPO loss, the same model, LoRA and lengths, base on every chip",
+            [
+                *(
+                    Row(f"base on every chip, {count}", theirs, {"sequences": count})
+                    for count in (1, 4, 8, 9)
+                ),
+                *(
+                    Row(
+                        f"base on every chip, remat repaired, {count}",
+                        theirs,
+                        {"sequences": count, "remat": True},
+                    )
+                    for count in (1, 8, 16, 17)
+                ),
+            ],
+            environment=TPU_COMPILER,
+        ),
+    )
+)

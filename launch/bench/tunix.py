@@ -1,0 +1,254 @@
+"""The peer: Tunix 0.1.7's own GRPO loss and sampler on its own Gemma 3, with qwix LoRA.
+
+One of its defects is fixed in rows that say so: its remat (`nnx.remat` inside the layers) raises
+`TraceContextError` with its flax version; "repaired" is `jax.checkpoint` around each layer as a
+pure function of its state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from flax import nnx
+from jax.sharding import Sharding
+from tunix.generate.sampler import CacheConfig, Sampler
+from tunix.models.gemma3 import model as gemma3
+from tunix.rl import algo_core
+from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
+
+from configs.schema import Lora
+from pipeline.compute.model.vocabulary import Vocabulary
+
+TARGETS = r".*layers.*(q_einsum|kv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)"
+"""Modules with LoRA, the same as with our `lora.targets = "all"`."""
+
+PAD, EOS = 0, 1
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Tunix's LoRA-wrapped Gemma 3 without its arrays.
+
+    Attributes:
+        graphdef: the model's structure.
+        lora: shapes of its LoRA parameters, in the base's dtype as in Tunix's recipes.
+        base: shapes of all other parameters.
+        remat: whether the repaired remat is used.
+        temperature: of the loss.
+        beta: weight of its KL term; 0: no KL term and no reference.
+    """
+
+    graphdef: Any
+    lora: Any
+    base: Any
+    remat: bool
+    temperature: float
+    beta: float
+
+    @staticmethod
+    def create(
+        config: gemma3.ModelConfig,
+        lora: Lora,
+        *,
+        remat: bool = False,
+        temperature: float = 1.0,
+        beta: float = 0.0,
+    ) -> Peer:
+        """Describes the model with a LoRA of the same rank and scale; allocates nothing."""
+        provider = qwix.LoraProvider(
+            module_path=TARGETS, rank=lora.rank, alpha=lora.scale * lora.rank
+        )
+        bare = nnx.eval_shape(lambda: gemma3.Gemma3(config, rngs=nnx.Rngs(0)))
+        model = nnx.eval_shape(
+            lambda bare: qwix.apply_lora_to_model(
+                bare, provider, rngs=nnx.Rngs(0), **bare.get_model_input()
+            ),
+            bare,
+        )
+        graphdef, trained, base = nnx.split(model, nnx.LoRAParam, ...)
+        return Peer(graphdef, trained, base, remat, temperature, beta)
+
+    def with_values(self, values: Mapping[str, jax.Array]) -> tuple[Any, Any]:
+        """Returns LoRA and base with values by path, each in its own dtype."""
+
+        def filled(state: Any) -> Any:
+            flat = nnx.to_flat_state(state)
+            return nnx.from_flat_state(
+                [
+                    (path, leaf.replace(values[".".join(map(str, path))].astype(leaf.dtype)))
+                    for path, leaf in flat
+                ]
+            )
+
+        return filled(self.lora), filled(self.base)
+
+    def sampler(
+        self, weights: tuple[Any, Any], vocabulary: Vocabulary, *, prompt: int, new: int
+    ) -> TunixSampler:
+        """Returns its sampler for LoRA and base."""
+        model = nnx.merge(self.graphdef, *weights)
+        return TunixSampler(model, vocabulary, prompt=prompt, new=new)
+
+    def gradient(
+        self, lora: Any, base: Any, example: TrainExample
+    ) -> tuple[tuple[jax.Array, dict[str, Any]], Any]:
+        """Returns value, metrics and LoRA gradient of its GRPO loss, as in its trainer."""
+        config = GRPOConfig(beta=self.beta, loss_agg_mode="token-mean")
+        config.temperature = self.temperature  # as its GRPOLearner does
+
+        def loss(model: Any, example: TrainExample) -> tuple[jax.Array, dict[str, Any]]:
+            return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
+
+        take = nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam), has_aux=True)
+        with _repaired_remat() if self.remat else contextlib.nullcontext():
+            return take(nnx.merge(self.graphdef, lora, base), example)
+
+
+def train_example(
+    prompts: jax.Array,
+    completions: jax.Array,
+    advantages: jax.Array,
+    reference: jax.Array | None = None,
+) -> TrainExample:
+    """Returns a batch of token ids, `rows seq` each: prompts padded in front, completions behind.
+
+    Args:
+        prompts: token ids.
+        completions: token ids.
+        advantages: one for each row.
+        reference: log-probs of the reference policy, for a loss with a KL term.
+    """
+    return TrainExample(
+        prompt_ids=prompts,
+        prompt_mask=prompts != PAD,
+        completion_ids=completions,
+        completion_mask=completions != PAD,
+        advantages=advantages,
+        ref_per_token_logps=reference,
+        old_per_token_logps=None,
+    )
+
+
+def on(place: Sharding, shapes: Any) -> Any:
+    """Returns a tree of shapes with this sharding."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
+    )
+
+
+@contextlib.contextmanager
+def _repaired_remat() -> Iterator[None]:
+    def call(self: Any, x: Any, positions: Any, cache: Any, mask: Any) -> Any:
+        graphdef, state = nnx.split(self)
+
+        def pure(state: Any, x: Any, positions: Any, mask: Any) -> Any:
+            return nnx.merge(graphdef, state).block(x, positions, cache, mask)
+
+        return jax.checkpoint(pure)(state, x, positions, mask)
+
+    with mock.patch.object(gemma3.DecoderLayer, "__call__", call):
+        yield
+
+
+class TunixSampler(Sampler):
+    """Static batches of token ids through Tunix's own programs, compiled once per batch size.
+
+    Its `__call__` makes a token buffer of the batch's maximum length, so both programs are compiled
+    again for each length. Here the buffer always has the largest length, and the number of steps,
+    an argument of its loop, is the batch's own.
+
+    Args:
+        model: with or without LoRA.
+        vocabulary: its padding, stop and forbidden tokens.
+        prompt: tokens of a prompt, padding in front included.
+        new: largest number of generated tokens.
+    """
+
+    def __init__(
+        self, model: gemma3.Gemma3, vocabulary: Vocabulary, *, prompt: int, new: int
+    ) -> None:
+        self._forbidden, self._prompt, self._new = vocabulary.forbidden, prompt, new
+        config = model.config
+        cache = CacheConfig(
+            cache_size=prompt + new,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+        )
+        # The interface of a tokenizer; no text is read or written.
+        token_ids = SimpleNamespace(
+            pad_id=lambda: vocabulary.pad,
+            eos_id=lambda: vocabulary.stops[0],
+            bos_id=lambda: None,
+            encode=None,
+            decode=None,
+        )
+        super().__init__(model, token_ids, cache)
+        self.eos_ids = jnp.array(vocabulary.stops)
+
+    def sample(
+        self, prompts: Sequence[np.ndarray], *, new: int, temperature: float, seed: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns tokens and log-probs, `rows new`, of one static batch.
+
+        Args:
+            prompts: one per row; a group's prompt is repeated for each of its rollouts.
+            new: tokens of the longest row; all rows are computed to that length.
+            temperature: 0 is greedy, with the log-probs of temperature 1.
+            seed: of its RNG.
+        """
+        state = self._begin(prompts, temperature=temperature, seed=seed)
+        state = replace(state, total_sampling_steps=self._prompt + new)
+        weights = self._flattened_transformer_state
+        state = self._compiled_decode_fn(
+            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
+        )
+        generated = slice(self._prompt, self._prompt + new)
+        buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
+        return buffers[0][:, generated], buffers[1][:, generated]
+
+    def trace_decode(self, rows: int, place: Sharding) -> jax.stages.Traced:
+        """Traces its decode program for `rows` rows; needs only the model's shapes."""
+        one = self._begin([np.ones(1, np.int32)], temperature=1.0, seed=0)
+
+        def widened(x: Any) -> Any:
+            if not isinstance(x, jax.Array):
+                return x
+            shape = (rows, *x.shape[1:]) if x.shape[:1] == (1,) else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=place)
+
+        return self._compiled_decode_fn.trace(
+            self._flattened_transformer_state, jax.tree.map(widened, one)
+        )
+
+    def _begin(self, prompts: Sequence[np.ndarray], *, temperature: float, seed: int) -> Any:
+        """Returns its state before prefill."""
+        return self.init_sample_state(
+            jnp.array(padded_in_front(prompts, self._prompt)),
+            total_sampling_steps=self._prompt + self._new,
+            include_logits=False,
+            forbidden_token_ids=self._forbidden,
+            temperature=temperature,
+            top_p=1.0 if temperature else None,
+            top_k=None,
+            seed=jax.random.PRNGKey(seed),
+            beam_size=None,
+            include_logprobs=True,
+        )
+
+
+def padded_in_front(prompts: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Returns token ids, `rows width`, with padding before each prompt."""
+    rows = np.full((len(prompts), width), PAD, np.int32)
+    for row, tokens in zip(rows, prompts, strict=True):
+        row[-len(tokens) :] = tokens
+    return rows

@@ -1,0 +1,205 @@
+"""Rows of `launch.bench` that the TPU compiler answers: their requests, figures and claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from launch.bench import hbm, plan, rollout, sweep, v5e
+from launch.bench.bytes_read import bytes_read
+from launch.bench.harness import Row
+from pipeline.compute.aot.compile import compile_for
+from pipeline.compute.aot.hlo import parse
+from pipeline.contracts.programs import devices_of, split_name
+from pipeline.contracts.topology import GIB, HBM_GIB
+
+PROGRAMS = Path(__file__).parents[1] / "pipeline/compute/aot/programs"
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """Replaces the compiler; the figures that it returns, and the requests that it received."""
+    figures: dict[str, Any] = {"fits": True, "hbm_bytes": 4 * GIB, "seconds": 0.2, "compile_s": 1.0}
+    asked: list[tuple[Any, str]] = []
+
+    def ask(config, _shape, programs):
+        asked.extend((config, program) for program in programs)
+        return {program: SimpleNamespace(**figures) for program in programs}
+
+    def traced(request, *, beside, timed):
+        assert not timed
+        asked.append(request)
+        gib = (figures["hbm_bytes"] + beside) / GIB if figures["hbm_bytes"] else None
+        return {"fits": figures["fits"], "gib": gib, "ms": None}
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(v5e, "compile_programs", ask)
+    # A fill is traced and compiled here: its program stands for the trace.
+    monkeypatch.setattr(rollout, "trace", lambda config, _, program: (config, program))
+    monkeypatch.setattr(rollout, "traced_figures", traced)
+    return figures, asked
+
+
+ROWS = [
+    pytest.param(row, id=f"{benchmark.__name__.rpartition('.')[2]} {row.name}")
+    for benchmark in (hbm, plan, rollout, sweep)
+    for section in benchmark.BENCHMARK.sections
+    for row in section.rows
+    if row.measure in {hbm.ours, plan.compared, rollout.memory, sweep.estimated}
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_requests_its_programs(answers, row: Row):
+    figures, asked = answers
+    figures["hbm_bytes"] = GIB
+    assert row.measure(**row.arguments)["fits"]
+    for config, program in asked:
+        kind, size = split_name(program)
+        devices = devices_of(config, program)
+        assert devices.count == row.arguments.get("devices", 1)
+        if kind == "segment":
+            assert config.slots == size
+        if kind in {"gradient", "score", "reference_top_k"}:
+            assert config.micro_batch_rows == size
+        for setting, value in row.arguments.items():
+            table, _, key = setting.partition("__")
+            if key and key not in {"slots", "micro_batch_tokens"}:
+                assert getattr(getattr(config, table), key) == value
+
+
+def test_estimates_beside_the_compilers_figures(answers):
+    figures, _ = answers
+    given: dict[str, Any] = {"model": "gemma3_1b", "program": "segment 8", "length": 1312}
+    found = plan.compared(**given)
+    assert found["compiled_gib"] == 4.0
+    assert found["error"] == pytest.approx(100 * (found["estimated_gib"] / 4 - 1))
+    assert found["share"] == 100 * 4 / HBM_GIB
+    figures |= {"fits": False, "hbm_bytes": 17 * GIB}
+    refused = plan.compared(**given)
+    assert (refused["compiled_gib"], refused["fits"]) == (17.0, False)
+    assert "error" not in refused
+
+
+def test_errors_are_bounded_by_memory_use():
+    found: dict[str, dict[str, Any]] = {
+        "a": {"share": 70.0, "error": 9.0},
+        "b": {"share": 70.0, "error": -6.0},
+        "c": {"share": 60.0, "error": -24.0},
+        "d": {"fits": False, "estimated_gib": 16.0},
+        "e": {"fits": False, "estimated_gib": 15.0},
+        "f": {"failed": "so"},
+    }
+    claims = list(plan.errors_are_bounded(found))
+    assert [claim.holds for claim in claims] == [False, True, True, False]
+    expected = "over 60% of a chip: -5 to +10%: 2 rows, from -6.0 to +9.0; b -6.0"
+    assert claims[0].text == expected
+    assert claims[2].text == "d: does not fit; estimated 16.00 of 15.75"
+
+
+def test_adam_counts_beside_the_gradient(answers):
+    found = hbm.ours(sequences=2)
+    # Rank 32 on all matrices of gemma3-1b: 25.1 million parameters, two float32 moments of each.
+    assert found["gib"] - 4 == pytest.approx(2 * 4 * 25.13e6 / GIB, rel=1e-3)
+    assert found["us_per_token"] == pytest.approx(1e6 * 0.2 / 2048)
+
+
+def test_all_of_a_sampler_counts_beside_its_programs(answers):
+    found = rollout.memory(slots=512)
+    caches = 512 * found["kv_mb"] * 1e6 / GIB
+    assert found["prefill_gib"] - 4 == pytest.approx(caches, rel=0.01)
+    # Base and adapter, which a fill does not take.
+    assert found["fill_gib"] - 4 == pytest.approx(2.0e9 / GIB, rel=0.06)
+    assert 4 < found["segment_gib"] < found["fill_gib"]
+    assert found["gib"] == max(found["prefill_gib"], found["fill_gib"])
+    assert found["kv_mb"] == pytest.approx(16.9, abs=0.05)
+    assert found["kv_share"] == pytest.approx(0.48, abs=0.005)
+    assert found["tokens_per_s"] == pytest.approx(512 / (0.2 / 32))
+
+
+def test_the_learners_matrices_count_beside_a_copy(answers):
+    shared, merged = (
+        sweep.estimated(slots=64, plan__rollout_weights=kind, learner__importance_cap=2.0)
+        for kind in ("shared", "merged")
+    )
+    assert shared["copied_gib"] == 0
+    assert merged["copied_gib"] == pytest.approx(1.30, abs=0.005)
+    assert merged["gib"] == pytest.approx(4 + merged["copied_gib"])
+
+
+def test_a_sampler_that_does_not_fit_has_no_speed(answers):
+    answers[0].update(fits=False, hbm_bytes=None, seconds=0.0)
+    found = rollout.memory(slots=512)
+    assert (found["fits"], found["gib"]) == (False, None)
+    assert "tokens_per_s" not in found
+
+
+def refused(message: str) -> Any:
+    """A traced program that the compiler refuses with this message."""
+
+    def refuse(**_: Any) -> None:
+        raise jax.errors.JaxRuntimeError(message)
+
+    return SimpleNamespace(lower=lambda **_: SimpleNamespace(compile=refuse))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.23G of 15.75G hbm.",
+        "RESOURCE_EXHAUSTED: the total memory required (18.23G) exceeds available HBM (15.75G).",
+    ],
+)
+def test_a_program_that_does_not_fit_is_reported(message):
+    found = v5e.traced_figures(refused(message))
+    assert (found["fits"], found["gib"]) == (False, 18.23)
+
+
+def test_another_error_of_the_compiler_is_raised():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="odd"):
+        compile_for(refused("INTERNAL: odd"))
+
+
+def test_the_preset_is_the_smallest_good_micro_batch():
+    times = {"1": 1.2, "2": 1.02, "64": 1.0}
+    found: dict[str, dict[str, Any]] = {n: {"us_per_token": us} for n, us in times.items()}
+    (claim,) = hbm.the_preset_is_the_smallest_good_one(found | {"128": {"fits": False}})
+    assert claim.holds
+    assert claim.text.endswith("(1.00 µs) is the preset's of 2: 2 sequences, 1.02 µs")
+    found["8"] = found.pop("2")
+    assert not next(iter(hbm.the_preset_is_the_smallest_good_one(found))).holds
+
+
+@pytest.mark.parametrize(("slots", "more"), [(64, 72), (128, 136)])
+def test_a_drop_in_speed_violates_the_claim(slots, more):
+    found: dict[str, dict[str, Any]] = {"a": {"slots": slots, "tokens_per_s": 1000.0}}
+    for speed, holds in ((900.0, True), (899.0, False)):
+        found["b"] = {"slots": more, "tokens_per_s": speed}
+        assert [claim.holds for claim in sweep.no_slow_spot(found)] == [holds]
+    assert [claim.holds for claim in sweep.no_slow_spot(found | {"b": {"failed": "so"}})] == [False]
+
+
+ELEMENTS, SIZE = 4096 * 256, 2 * 4096 * 256
+
+
+def text(name: str) -> str:
+    return (PROGRAMS / f"{name}.hlo").read_text(encoding="utf-8")
+
+
+def test_bytes_read_of_a_parameter():
+    # The whole embedding for each of 64 positions; for each of 4 blocks of positions 8 slices.
+    assert bytes_read(parse(text("recipe")), ELEMENTS) == 64 * SIZE
+    assert bytes_read(parse(text("blocks")), ELEMENTS) == 4 * 8 * (SIZE // 8)
+
+
+def test_a_copy_of_the_parameter_is_read_and_counts_in_its_place():
+    once = text("blocks").replace(
+        "%bitcast.19 = bf16[8,512,256]{2,1,0:T(8,128)} bitcast(%emb.1)",
+        "%copied = bf16[4096,256]{0,1} copy(%emb.1)\n"
+        "  %bitcast.19 = bf16[8,512,256]{2,1,0:T(8,128)} bitcast(%copied)",
+    )
+    assert bytes_read(parse(once), ELEMENTS) == SIZE + 4 * SIZE

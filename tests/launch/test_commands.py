@@ -1,0 +1,116 @@
+"""What all commands share: light imports, exit statuses, one line per mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.exits import EXIT_MISTAKE, Failure, exit_status
+
+PROJECT = Path(__file__).parents[2]
+HEAVY = (
+    *("jax", "flax", "orbax", "qwix", "tunix", "ray", "numpy", "scipy", "datasets"),
+    *("sentencepiece", "wandb", "tqdm", "asyncio"),
+)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", ["CONFIG.toml [--table.key VALUE ...]", "--dry-run", "--extend AMOUNT"]),
+        ("train", ["--rehearse", "--learner.lr", "Exit status: 0 done, 1"]),
+        ("plan", ["CONFIG.toml [--table.key VALUE ...]", "--verify"]),
+        ("evaluate", ["CONFIG.toml [--table.key VALUE ...]", "--base-only"]),
+        ("export", ["RUN_DIR [--table.key VALUE ...] [options]", "--no-verify"]),
+        ("chat", ["RUN_DIR [--table.key VALUE ...] [options]", "--question"]),
+        ("data", ["CONFIG.toml [--table.key VALUE ...]", "--show"]),
+    ],
+)
+def test_help_loads_nothing_heavy(command: str, words: list[str]):
+    allowed = {"asyncio"} if command == "train" else set()
+    done = python(f"""
+import json, sys
+from launch.{command} import main
+try:
+    main(["--help"])
+except SystemExit as ended:
+    print(json.dumps([ended.code, [name for name in {HEAVY} if name in sys.modules]]))
+""")
+    status, heavy = json.loads(done.stdout.splitlines()[-1])
+    assert (status, set(heavy) - allowed) == (0, set())
+    assert f"python -m launch.{command} {words[0]}" in done.stdout or command == "train"
+    for word in words:
+        assert word in done.stdout
+
+
+def test_the_driver_never_loads_jax():
+    done = python("""
+import sys
+import launch.chat, launch.data, launch.evaluate, launch.export, launch.session
+import pipeline.evaluate.conversation, pipeline.inputs.dataset.inspection
+import actors.handles
+print([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules])
+""")
+    assert done.stdout == "[]\n", done.stderr
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("prepare", "run", "status", "shown"),
+    [
+        (lambda: 3, lambda found: found + 1, 4, ""),
+        (raises(ValueError("a.b = 1: wrong")), None, 2, "a.b = 1: wrong\n"),
+        (raises(FileNotFoundError("no folder x")), None, 2, "no folder x\n"),
+        (raises(Failure("Ray did not start")), None, 1, "Ray did not start\n"),
+        (lambda: 0, raises(Failure("no such adapter", EXIT_MISTAKE)), 2, "no such adapter\n"),
+        (raises(KeyboardInterrupt()), None, 130, ""),
+        (lambda: 0, raises(KeyboardInterrupt()), 130, ""),
+    ],
+)
+def test_an_error_has_its_exit_status_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+    prepare: Callable[[], int],
+    run: Callable[[int], int],
+    status: int,
+    shown: str,
+):
+    assert exit_status(prepare, run) == status
+    assert capsys.readouterr().err == shown
+
+
+def test_an_error_of_the_work_is_no_mistake_of_the_user():
+    with pytest.raises(ValueError, match="a defect"):
+        exit_status(lambda: 0, raises(ValueError("a defect")))
+
+
+def test_a_closed_pipe_ends_the_output():
+    code = """
+import os
+from launch.exits import print_lines
+read, write = os.pipe()
+os.dup2(write, 1)
+os.close(read), os.close(write)
+def lines():
+    yield from ["x" * 9_000] * 9
+    raise AssertionError
+print_lines(lines())
+"""
+    assert python(code).stderr == ""
