@@ -23,19 +23,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-RENAMED_SETTINGS: Mapping[str, str] = {"plan.slots": "plan.rollout_rows"}
-"""Earlier names of settings, for projects that still use them."""
-RENAMED_METRICS: Mapping[str, str] = {
-    "rollout/cut": "rollout/truncated",
-    "rollout/waiting": "rollout/partial",
-}
-"""New names of metrics by their old ones, applied to the recording BEFORE."""
 IGNORED = ("time/", "crc32")
 """Prefixes of metrics that are not compared."""
 
 DATA = "launch/demo/data"
-EARLIER_FILES: Mapping[str, str] = {f"{DATA}/demonstrations.jsonl": f"{DATA}/worked.jsonl"}
-"""Earlier names of data files, for projects that do not have the new ones."""
 SHORT = {
     "budget.steps": "6",
     "checkpoint.every_steps": "2",
@@ -46,7 +37,7 @@ SHORT = {
     "plan.slots": "24",
     "plan.micro_batch_tokens": "1536",
 }
-WARM = {
+SFT = {
     "run.phases": '["sft", "grpo"]',
     "sft.train.path": f"{DATA}/demonstrations.jsonl",
     "sft.steps": "3",
@@ -61,7 +52,7 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "plan.sampler_devices": "none",
     },
     "updates_per_batch": {"learner.updates_per_batch": "2"},
-    "sft then grpo": WARM,
+    "sft then grpo": SFT,
     "ahead": {"rollout.ahead": "one", "learner.importance_cap": "2"},
     "partial keep": {
         "rollout.partial": "keep",
@@ -102,12 +93,7 @@ def _run(project: Path, python: str, folder: Path, case: str, settings: Mapping[
     given: dict[str, str] = {} if case.startswith("demo") else dict(SHORT)
     given |= {**settings, "run.dir": str(folder), "run.name": name}
     command = [python, "-m", "launch.train", "configs/demo.toml", "--wandb.mode=disabled"]
-    known = (project / "configs" / "plan.py").read_text(encoding="utf-8")
-    names = {} if "    slots: " in known else RENAMED_SETTINGS
-    files = {new: old for new, old in EARLIER_FILES.items() if not (project / new).is_file()}
-    command += [
-        f"--{names.get(key, key)}={files.get(value, value)}" for key, value in given.items()
-    ]
+    command += [f"--{key}={value}" for key, value in given.items()]
     environment = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}
     log = folder / f"{name}.log"
 
@@ -163,9 +149,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     for case in before.keys() & after.keys():
         one, other = before[case], after[case]
         for was, now in zip(one["metrics"], other["metrics"], strict=False):
-            renamed = {RENAMED_METRICS.get(name, name): value for name, value in was.items()}
-            if renamed != now:
-                names = [n for n in renamed | now if renamed.get(n) != now.get(n)]
+            if was != now:
+                names = [n for n in was | now if was.get(n) != now.get(n)]
                 lines.append(f"{case}: step {now['step']}: {', '.join(sorted(names))}")
                 break
         else:
