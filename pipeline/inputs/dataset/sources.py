@@ -147,8 +147,8 @@ def _existing(source: Source, *, where: str) -> Path:
         return path
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     nearest = difflib.get_close_matches(path.name, beside, n=1)
-    hint = f"nearest: {path.parent / nearest[0]}" if nearest else f"in {path.parent.absolute()}"
-    raise DataError(f"{where}.path: no file {source.path}; {hint}")
+    hint = f"; nearest: {path.parent / nearest[0]}" if nearest else ""
+    raise DataError(f"{where}.path: no file {source.path}{hint}")
 
 
 def _explain(error: Exception, *, source: Source, where: str) -> str:

@@ -158,14 +158,15 @@ def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
 
 def test_the_table(tmp_path: Path):
     shown = list(lines(told(make_config(tmp_path, prompt={"turn": "plain", "system": "Hm."}))))
-    assert shown[0] == "model: nowhere, float32, quantization none"
+    model = Path("nowhere").absolute()
+    assert shown[0] == f"model: {model}, float32, quantization none"
     rounded: dict[str, Any] = {
         "plan": {"rollout_weights": "int8", "kv_cache": "int8"},
         "learner": {"importance_cap": 2.0},
     }
     first = next(iter(lines(told(make_config(tmp_path, **rounded)))))
     assert (
-        first == "model: nowhere, float32, quantization none, rollout weights int8, KV cache int8"
+        first == f"model: {model}, float32, quantization none, rollout weights int8, KV cache int8"
     )
     assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
     assert shown[2] == (

@@ -70,7 +70,7 @@ def test_printed_figures_equal_the_json(found: PlanReport) -> None:
         assert ("chosen" in row) == one["chosen"]
     budget = figures["budget"]
     expected = budget["outcomes"]["expected"]
-    assert f"~{expected['steps']:,} steps" in line(text, "budget 9.00 h")
+    assert f"~{expected['steps']:,} steps" in line(text, "budget 8.00 h")
     assert f"~{budget['cost_usd']:,.2f} dollars at 1.20" in "\n".join(text)
     for one in figures["changes"]:
         cells = [f"~{one['tokens_per_s']:,.0f}", f"~{one['gain']:+.0%}"]
@@ -87,7 +87,7 @@ def _row(text: list[str], name: str, which: int) -> str:
 def test_everything_estimated_is_marked(found: PlanReport) -> None:
     text = text_lines(plan_figures(found))
     assert text[1].startswith("~ estimated; = by the TPU compiler")
-    given = {"15.75", "14.96", "0.79", "1.20", "9.00", "10.8"}  # memory, price, budget, share
+    given = {"15.75", "14.96", "0.79", "1.20", "8.00", "9.6"}  # memory, price, budget, share
     for one in text:
         for mark, number in re.findall(r"([~=]?[+-]?)(?<![\d.])(\d[\d,]*(?:\.\d+|%))", one):
             assert mark.startswith("~") or number in given, one
@@ -200,7 +200,7 @@ def test_calibration_is_reported_if_the_run_does_it(found: PlanReport) -> None:
     text = text_lines(figures)
     assert ", calibration ~" in "".join(text)
     said = line(text, "  measuring sizes takes ~")
-    assert said.endswith("neighbours within 10.8 min (plan.calibration_share)")
+    assert said.endswith("neighbours within 9.6 min (plan.calibration_share)")
     assert "calibration" not in "".join(text_lines(plan_figures(planned())))
 
 
