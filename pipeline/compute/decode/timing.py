@@ -19,8 +19,8 @@ from pipeline.compute.decode.programs import CompiledSampler
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import batch_shards, by_row
+from pipeline.compute.model.timing import device_name, fastest_s, plain_token
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.timing import device_name, fastest_s, plain_token
 from pipeline.contracts.speeds import Speeds
 
 REPEATS = 5

@@ -30,8 +30,8 @@ from pipeline.compute.learner.timing import micro_batch_s
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
+from pipeline.compute.model.timing import device_name
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.timing import device_name
 from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import Completion, Rollout

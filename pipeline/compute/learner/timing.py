@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from configs.schema import Config
+from pipeline.compute.model.timing import fastest_s, plain_token
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.timing import fastest_s, plain_token
 from pipeline.contracts.batches import BatchShape, TokenBatch
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
 from pipeline.contracts.speeds import Lengths
