@@ -127,8 +127,12 @@ def home() -> Path:
 
 
 def _absolute(path: str) -> str:
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError:
+        raise TableError([("", "there is no such user; write the whole path")]) from None
     # normpath, not resolve: the run folder may be a link whose target changes between resumes.
-    return os.path.normpath(home() / Path(path).expanduser())
+    return os.path.normpath(home() / expanded)
 
 
 def is_handle(path: str) -> bool:

@@ -189,6 +189,8 @@ def run(prepared: Prepared) -> int:
         )
     except OutOfMemory as error:
         raise Failure(f"{error}; reduce --plan.slots") from None
+    except ValueError as mistake:  # of the cluster
+        raise Failure(mistake, EXIT_MISTAKE) from mistake
     _report(prepared, base, tuned)
     return 0
 

@@ -33,6 +33,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 # XLA's own caches would make the path, which differs between processes, a part of each key.
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
+# The hub is not asked: without a network each request is repeated for minutes.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 # No test may depend on how busy the machine is.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")

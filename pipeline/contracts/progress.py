@@ -154,7 +154,7 @@ class Progress:
         sampling = {
             "partial": state.partial.to_json(),
             "prompts_sampled": state.prompts_sampled,
-            "signal": asdict(state.signal),
+            "estimates": asdict(state.signal),
         }
         return {**vars(self), "sampling": sampling}
 
@@ -164,10 +164,11 @@ class Progress:
         names = set(Progress.__dataclass_fields__)
         found = {name: value for name, value in meta.items() if name in names}
         sampling = meta["sampling"]
+        estimates = sampling["estimates"]
         state = SamplingState(
             PartialRollouts.of_json(sampling["partial"]),
             sampling["prompts_sampled"],
-            SignalShare(**sampling["signal"]),
+            SignalShare(estimates["signal"], estimates["groups"]),
         )
         return Progress(**{**found, "sampling": state})
 

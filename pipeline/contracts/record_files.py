@@ -82,8 +82,8 @@ def write_atomically(path: Path, text: bytes) -> None:
 def replace_folder(folder: Path, fresh: Path) -> None:
     """Replaces a folder by a complete one beside it, of the same file system.
 
-    A process that dies between the two renames leaves the old content in `NAME.old`, from where
-    `recover_folder` restores it.
+    A process that dies between the two renames leaves the old content in `.NAME.replaced`, from
+    where `recover_folder` restores it.
     """
     recover_folder(folder)
     aside = _aside(folder)
@@ -103,7 +103,7 @@ def recover_folder(folder: Path) -> None:
 
 
 def _aside(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".old")
+    return folder.with_name(f".{folder.name}.replaced")
 
 
 def write_json(path: Path, value: Row) -> None:

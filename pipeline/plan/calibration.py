@@ -106,7 +106,9 @@ async def calibrate(
     if cached is not None:
         speeds |= cached
     elif start.cached is not None:
-        controller.say("measuring again: this device is not as fast as the cached speeds say")
+        controller.say(
+            "measuring again: the cached speeds are not those of this device and these sizes"
+        )
     if not climb.times(speeds.limited(controller.room)).slots:
         speeds, cached = speeds | await controller.call(sampler[0], sampler[1].sampler_speed), None
     before = speeds = speeds.limited(controller.room)
@@ -214,5 +216,7 @@ class _Climb:
                 speeds |= await measure()
             except OutOfMemory as error:
                 self.controller.say(f"measuring plan.{name} = {size}: {error}")
-                speeds = speeds.limited({name: max(fastest, size - 1)})
+                # A colocated process may have run out while going back from the other size.
+                if (error.phase == "generate") == (name == "slots"):
+                    speeds = speeds.limited({name: max(fastest, size - 1)})
             self.last_s = self.now() - began

@@ -200,7 +200,8 @@ def measured_seconds(folder: RunFolder) -> dict[str, float]:
         found["start"] -= found.get("calibration", 0.0)
     for row in folder.metrics:
         if "time/sample_s" in row:
-            found |= {phase: row[lap] for phase, lap in _LAPS.items()}
+            # A step that ends the run before its update has no times of the update.
+            found |= {phase: row[lap] for phase, lap in _LAPS.items() if lap in row}
         else:
             found["SFT update"] = row["time/learn_s"]
     return found

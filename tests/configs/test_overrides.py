@@ -140,7 +140,16 @@ def test_a_plain_list_is_set_as_a_whole(small: Path) -> None:
     )
 
 
-def test_an_override_inside_a_plain_value_reports_the_files_mistake(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["3", "[]"])
+def test_an_override_inside_another_value_reports_the_files_mistake(
+    tmp_path: Path, value: str
+) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(f"learner = 3\n{SMALL}", encoding="utf-8")
-    assert mistakes(path, ("learner.lr", "1")) == (f"{path}: learner = 3: must be a table",)
+    path.write_text(f"learner = {value}\n{SMALL}", encoding="utf-8")
+    assert mistakes(path, ("learner.lr", "1")) == (f"{path}: learner = {value}: must be a table",)
+
+
+def test_an_unknown_home_folder_is_refused(small: Path) -> None:
+    (mistake,) = mistakes(small, ("run.dir", "~nosuchuser/runs"))
+    assert mistake.startswith('command line: --run.dir = "~nosuchuser/runs": ')
+    assert mistake.endswith("there is no such user; write the whole path")

@@ -74,6 +74,13 @@ def test_seconds_are_those_that_the_run_recorded(tmp_path: Path):
     }
 
 
+def test_a_step_that_ended_the_run_has_no_seconds_of_its_update(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.write_metrics({"step": 1, "time/sample_s": 8.0, "time/reward_s": 0.5})
+    assert measured_seconds(folder) == {"sampling": 8.0, "rewards": 0.5}
+
+
 def test_planned_seconds_have_a_range_and_are_those_of_full_length(tmp_path: Path):
     config = make_config(tmp_path, plan=PLAN, **SFT, **VALIDATED)
     planned = planned_seconds(config, config, SHAPE, PROMPTS)

@@ -229,7 +229,7 @@ def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: 
     folder.mkdir()
     (folder / "stale").write_text("old")
     # Left by a process that died during a replacement.
-    for name in ("export.old", "export.tmp"):
+    for name in (".export.replaced", "export.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "stale").write_text("older")
     writer.export(folder, tuned(learner), examples=examples())
