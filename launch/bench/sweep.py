@@ -92,8 +92,9 @@ def no_slow_spot(found: Mapping[str, Figures]) -> Iterator[Claim]:
     """Claims that a few more slots than 64 and 128 are not slower, with top-k sampling."""
     by_slots = {row.get("slots"): row.get("tokens_per_s", 0.0) for row in found.values()}
     for slots, more in ((64, 72), (128, 136)):
-        if slots in by_slots and more in by_slots:
-            share = by_slots[more] / by_slots[slots] if by_slots[slots] else 0.0
+        if slots in by_slots or more in by_slots:
+            before = by_slots.get(slots, 0.0)
+            share = by_slots.get(more, 0.0) / before if before else 0.0
             what = f"{more} slots give {share:.2f} of the tokens/s of {slots} ({_NO_SLOWER})"
             yield Claim(f"no slow spot: {what}", share >= _NO_SLOWER)
 
