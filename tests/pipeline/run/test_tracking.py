@@ -410,11 +410,13 @@ def test_a_wandb_process_that_cannot_start_does_not_end_the_run(
     monkeypatch.setattr(sys, "executable", program)
 
     async def work() -> Run:
-        run = Run(tmp_path, "online")
+        run, before = Run(tmp_path, "online"), below(psutil.Process())
         await run.start()
         await run.hear("failed")
         run.log(1, 2)
         await run.tracker.finish(exit_status=0)
+        while below(psutil.Process()) - before:  # noqa: ASYNC110  # its end sets no event
+            await asyncio.sleep(0.01)
         return run
 
     run = asyncio.run(work())
