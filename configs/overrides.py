@@ -48,7 +48,7 @@ def _set(tree: dict[str, Any], path: Path, setting: Setting, text: str) -> list[
     at: Any = tree
     key: Any = ""
     for i, part in enumerate(path):
-        if isinstance(at, list) and not part.isdecimal():
+        if isinstance(at, list) and not str(part).isdecimal():
             return []  # the file has a list in place of a table, which is reported as its mistake
         key = int(part) if isinstance(at, list) else part
         if isinstance(at, list):
