@@ -75,13 +75,13 @@ class Table(BaseModel):
 
 # Descriptions of the patterns in words; `configs.settings` reads them.
 _SLUG = "of letters, digits, '.', '_' and '-' that begins with a letter or digit"
-_FUNCTION = "of the form module:function"
+_FUNCTION = "of the form file.py:function or module:function"
 
 Slug = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"words": _SLUG})
 ]
 FunctionName = Annotated[
-    str, Field(pattern=r"^[\w.]+:\w+$", json_schema_extra={"words": _FUNCTION})
+    str, Field(pattern=r"^([\w.]+|.+\.py):\w+$", json_schema_extra={"words": _FUNCTION})
 ]
 Text = Annotated[str, Field(min_length=1)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]

@@ -21,6 +21,7 @@ FREE_KEYS = (
     "run.dir",
     "rewards.workers",
     "rewards.timeout_s",
+    "rewards.memory_gib",
     "rewards.max_excluded_share",
     "rollout.min_prompts_per_step",
     "plan.hbm_gib",

@@ -39,6 +39,11 @@ class Setting:
         return str(self.node["type"])
 
     @property
+    def has_free_keys(self) -> bool:
+        """Whether it is a table whose keys are the user's."""
+        return self.node.get("additionalProperties") is True
+
+    @property
     def choices(self) -> tuple[object, ...]:
         """The allowed values of an enumeration; empty for other types."""
         return tuple(self.node.get("enum", [self.node["const"]] if "const" in self.node else []))
@@ -70,11 +75,21 @@ class Setting:
 
 
 def find_setting(path: Sequence[str | int]) -> Setting | None:
-    """The setting at `path`, where integers and digits are list indices; None if there is none."""
+    """The setting at `path`, where integers and digits are list indices; None if there is none.
+
+    Every key below a table of free keys, such as `rewards.functions.N.args`, is a setting.
+    """
     if INDEX in path:
         return None
     by_path = {setting.path: setting for setting in _all_settings()}
-    return by_path.get(".".join(setting_parts(path)))
+    parts = setting_parts(path)
+    found = by_path.get(".".join(parts))
+    if found is not None:
+        return found
+    above = (by_path.get(".".join(parts[:end])) for end in range(1, len(parts)))
+    if any(setting is not None and setting.has_free_keys for setting in above):
+        return Setting(".".join(parts), {"type": "any"}, optional=True, required=False)
+    return None
 
 
 def setting_parts(path: Sequence[str | int]) -> list[str]:
@@ -87,7 +102,8 @@ def settings() -> tuple[Setting, ...]:
     return tuple(
         setting
         for setting in _all_settings()
-        if setting.type != "object" and not (setting.path.endswith(f".{INDEX}"))
+        if (setting.type != "object" or setting.has_free_keys)
+        and not setting.path.endswith(f".{INDEX}")
     )
 
 

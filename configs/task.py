@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -184,10 +184,28 @@ class RewardFunction(Table):
 
     name: Slug = Field(description="name in metrics and rollouts")
     function: FunctionName = Field(
-        description="import path module:function, e.g. rewards.correctness:exact_answer",
+        description="function or class: file.py:name, or module:name of an installed module, e.g. "
+        "rewards.correctness:exact_answer",
     )
     weight: float = Field(
         1.0, description="weight of the part; the reward is the weighted sum of the parts"
+    )
+    args: dict[str, Any] = Field(
+        {}, description="keyword arguments of the function, or of the constructor of a class"
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, description="time limit of a call in seconds; default: rewards.timeout_s"
+    )
+    on_error: Literal["exclude", "group", "stop"] = Field(
+        "exclude",
+        description="what an error excludes. exclude: the rollout; group: all rollouts of its "
+        "prompt; stop: the run stops with a checkpoint",
+    )
+    workers: int | None = Field(
+        None, ge=1, description="processes of this function; default: rewards.workers"
+    )
+    concurrency: int = Field(
+        16, ge=1, description="async functions: completions that a process scores at a time"
     )
 
 
@@ -197,12 +215,15 @@ class Rewards(Table):
     functions: Annotated[tuple[RewardFunction, ...], Field(strict=False, min_length=1)] = Field(
         description="the parts of the reward"
     )
-    workers: int = Field(1, ge=1, description="number of CPU processes that compute rewards")
+    workers: int = Field(1, ge=1, description="number of CPU processes of each function")
     timeout_s: float = Field(
         30.0,
         gt=0,
-        description="time limit of a call in seconds; a call that exceeds it is killed, counted "
-        "and excluded",
+        description="time limit of a call in seconds; a call that exceeds it is killed, repeated "
+        "once alone, then counted and excluded",
+    )
+    memory_gib: float = Field(
+        8.0, gt=0, description="memory limit of a reward process in GiB, without shared memory"
     )
     max_excluded_share: float = Field(
         0.5,

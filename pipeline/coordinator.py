@@ -41,7 +41,7 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
-from pipeline.rollout.scoring import too_many_excluded
+from pipeline.rollout.scoring import stopping_error, too_many_excluded
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
 from pipeline.run.records import Records
 
@@ -295,7 +295,8 @@ class Coordinator:
         """
         if not isinstance(data, RolloutStep):
             return
-        why = too_many_excluded(data.all_rollouts, data.errors, self.config.rewards)
+        rollouts, rewards = data.all_rollouts, self.config.rewards
+        why = stopping_error(rollouts, rewards) or too_many_excluded(rollouts, rewards)
         if why is None:
             return
         metrics = data.metrics(self.config, {}) | self._time_metrics(step, watch)

@@ -1,24 +1,32 @@
 """The contract of reward functions: their inputs, their results, and their errors.
 
-An error is not a zero: any result that is not a finite number becomes an `Outcome` without a value,
-which is counted and excluded from training. Exceptions are such errors, `KeyboardInterrupt`
-included. Time limits are not handled here: the process pool that calls reward functions kills
-calls that do not return.
+An error is not a zero: a result that is neither a finite number nor None is an `Outcome` with an
+error, which is counted, and its rollout is excluded from training. None means that the part does
+not apply to a completion: it is left out of the sum. `rewards/forms.py` lists the forms that a
+reward function can have.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    from configs.schema import Prompt
 
-from configs.schema import Prompt
+Cause = Literal["raised", "invalid", "not_finite", "timed_out", "died", "not_started"]
+"""Why there is no score: the function raised; returned something else than a number; returned NaN
+or infinity; exceeded its time limit; ended its process; or its process could not be started."""
+
+NAME_SEPARATOR = "/"
+"""Between the name of a part and the names of the numbers that it returns: `format/steps`."""
 
 _SHOWN = 200
+_MAX_NAMED = 32
 
 
 @dataclass(frozen=True)
@@ -50,46 +58,69 @@ class RewardInput:
         completion: the prefix and the generated text, without the stop token.
         stop_reason: "eos" if it ended with a stop token, "stop_string" if it ended with one of
             `rollout.stop_strings`, which it includes, "length" if it was truncated.
-        answer: the reference answer.
+        answer: the reference answer; None if the dataset has none.
         row: all columns of the dataset's row.
         tags: the configured tags.
         source: name of the row's dataset in a mixture; None without a mixture.
+        messages: the turns of a row in chat format, each with "role" and "content"; None for
+            other rows.
+        prompt_id: number that identifies the prompt in its split.
     """
 
     prompt: str
     completion: str
     stop_reason: str
-    answer: str
+    answer: str | None
     row: Mapping[str, object]
     tags: Tags
     source: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    prompt_id: int = 0
+
+
+@dataclass(frozen=True)
+class RewardError:
+    """Why a completion has no score.
+
+    Attributes:
+        cause: the kind of error, under which it is counted.
+        message: one printable line, with file and line where they are known.
+    """
+
+    cause: Cause
+    message: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A score or an error; exactly one of the two is set."""
+    """The result of a reward function for one completion.
+
+    Attributes:
+        value: the score; None if the function does not apply, or failed.
+        error: why it failed; None if it did not.
+        named: the numbers whose sum is `value`, by name, if the function returned several.
+    """
 
     value: float | None
-    error: str | None
+    error: RewardError | None = None
+    named: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def failed(cause: Cause, message: str) -> Outcome:
+        """An outcome with an error."""
+        return Outcome(None, RewardError(cause, printable(message)))
 
 
-# Takes a batch and returns one number per input, in order; None for a completion that it cannot
-# score. A value must depend on its own input only: after an error, inputs are scored individually.
-RewardFunction = Callable[[Sequence[RewardInput]], Sequence[float | None]]
+def to_outcome(value: object) -> Outcome:
+    """What a reward function returned for one completion; never raises.
 
-
-def score(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[Outcome]:
-    """Scores `inputs`, one outcome each; never raises because of `function` or its results.
-
-    If a batch fails, its inputs are scored individually, so that only failing inputs get an error.
-    Results are not broadcast: a single number for a batch is an error.
+    Accepted are finite numbers of all kinds, None, and mappings of names to finite numbers.
     """
-    values = _call(function, inputs)
-    if not isinstance(values, str):
-        return [_outcome(value) for value in values]
-    if len(inputs) == 1:
-        return [Outcome(None, values)]
-    return [outcome for one in inputs for outcome in score(function, [one])]
+    try:
+        return _named(value) if isinstance(value, Mapping) else _number(value)
+    except BaseException as error:  # noqa: BLE001 - methods of a returned object may raise anything
+        what = f"returned a number that cannot be converted to float: {describe_error(error)}"
+        return Outcome.failed("invalid", what)
 
 
 def describe_error(error: BaseException) -> str:
@@ -116,41 +147,42 @@ def printable(text: str) -> str:
     return "".join(escaped)[:_SHOWN]
 
 
-def _call(function: RewardFunction, inputs: Sequence[RewardInput]) -> list[object] | str:
-    """The function's results, one value per input, or an error message."""
-    try:
-        returned: Any = function(tuple(inputs))
-        # `tolist` converts nanosecond times to integers, which would be accepted as numbers.
-        if isinstance(returned, np.ndarray) and returned.dtype.kind not in "mM":
-            returned = returned.tolist()
-        if not isinstance(returned, list | tuple):
-            name = type(returned).__name__
-            return printable(f"returned a {name}, not a list of {len(inputs)} numbers")
-        values = list(returned)
-    except BaseException as error:  # noqa: BLE001 - a user's code may raise anything
-        return printable(f"raised {describe_error(error)}")
-    if len(values) != len(inputs):
-        return f"returned {len(values)} values for {len(inputs)} completions"
-    return values
-
-
-def _outcome(value: object) -> Outcome:
-    try:
-        return _number(value)
-    except BaseException as error:  # noqa: BLE001 - methods of a returned object may raise anything
-        what = f"returned a number that cannot be converted to float: {describe_error(error)}"
-        return Outcome(None, printable(what))
-
-
 def _number(value: object) -> Outcome:
-    is_time = isinstance(value, np.datetime64 | np.timedelta64)
-    if isinstance(value, np.generic) and not is_time:
-        value = value.item()
+    value = _plain(value)
     if value is None:
-        return Outcome(None, "returned None: cannot score this one")
-    if is_time or not isinstance(value, Real):
-        return Outcome(None, printable(f"returned a {type(value).__name__}, not a number"))
+        return Outcome(None)
+    if not isinstance(value, Real):
+        return Outcome.failed("invalid", f"returned a {type(value).__name__}, not a number")
     number = float(value)
     if not math.isfinite(number):
-        return Outcome(None, f"returned {number}")
-    return Outcome(number, None)
+        return Outcome.failed("not_finite", f"returned {number}")
+    return Outcome(number)
+
+
+def _named(value: Mapping[Any, object]) -> Outcome:
+    if not value:
+        return Outcome.failed("invalid", "returned an empty mapping, not named numbers")
+    if len(value) > _MAX_NAMED:
+        return Outcome.failed("invalid", f"returned {len(value)} names, more than {_MAX_NAMED}")
+    named = {}
+    for name, one in value.items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            return Outcome.failed("invalid", f"returned the name {name!r}, not printable text")
+        outcome = _number(one)
+        if outcome.error is not None:
+            return Outcome.failed(outcome.error.cause, f"{outcome.error.message} as {name!r}")
+        if outcome.value is not None:
+            named[name] = outcome.value
+    if not named:
+        return Outcome(None)
+    total = math.fsum(named.values())
+    return Outcome(total, named=named)
+
+
+def _plain(value: object) -> object:
+    """A NumPy scalar as the Python number that it holds; other values as they are."""
+    numpy = sys.modules.get("numpy")  # not imported here: a value of NumPy has imported it
+    if numpy is None or not isinstance(value, numpy.generic):
+        return value
+    # `item` converts nanosecond times to integers, which would be accepted as numbers.
+    return value if value.dtype.kind in "mM" else value.item()

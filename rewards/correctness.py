@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rewards.answers import is_correct
-from rewards.base import RewardInput
+from rewards.base import Tags
 
 
-def exact_answer(inputs: Sequence[RewardInput]) -> list[float]:
+def exact_answer(completion: str, *, answer: str, tags: Tags) -> float:
     """1 if the last answer block equals the reference answer, else 0."""
-    return [float(is_correct(i.completion, answer=i.answer, tags=i.tags)) for i in inputs]
+    return float(is_correct(completion, answer=answer, tags=tags))

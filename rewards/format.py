@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from rewards.base import RewardInput, Tags
+from rewards.base import Tags
 
 
-def well_formed(inputs: Sequence[RewardInput]) -> list[float]:
+def well_formed(completion: str, *, stop_reason: str, tags: Tags) -> float:
     """1 if the completion is well formed and was not truncated, else 0."""
-    return [
-        float(is_well_formed(i.completion, stop_reason=i.stop_reason, tags=i.tags)) for i in inputs
-    ]
+    return float(is_well_formed(completion, stop_reason=stop_reason, tags=tags))
 
 
 def is_well_formed(completion: str, *, stop_reason: str, tags: Tags) -> bool:

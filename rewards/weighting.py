@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from rewards.base import Outcome
 
-def combine(parts: Mapping[str, float | None], *, weights: Mapping[str, float]) -> float | None:
-    """Weighted sum of the parts; None if a part with non-zero weight has no value.
 
-    Parts of weight 0 are recorded only and do not affect the reward. The sum may overflow to
-    infinity, or to NaN if infinities of both signs are added.
+def combine(parts: Mapping[str, Outcome], *, weights: Mapping[str, float]) -> float | None:
+    """Weighted sum of the parts that apply.
+
+    None if a part with non-zero weight failed, or if none of them applies. Parts of weight 0 are
+    recorded only and do not affect the reward. The sum may overflow to infinity, or to NaN if
+    infinities of both signs are added.
     """
     if parts.keys() != weights.keys():
         raise ValueError(f"reward parts {sorted(parts)} but weights for {sorted(weights)}")
-    total = 0.0
-    for name, value in parts.items():
+    total, applies = 0.0, not any(weights.values())
+    for name, outcome in parts.items():
         if not weights[name]:
             continue
-        if value is None:
+        if outcome.error is not None:
             return None
-        total += weights[name] * value
-    return total
+        if outcome.value is not None:
+            total += weights[name] * outcome.value
+            applies = True
+    return total if applies else None
 
 
 def shuffle_rewards(rewards: Sequence[float | None], *, seed: int, step: int) -> list[float | None]:

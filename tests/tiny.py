@@ -23,7 +23,7 @@ from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
 
 WINDOW = 8
 VOCAB = 96
@@ -249,5 +249,5 @@ def make_rollouts(
             version=0,
             adapter_sha256="",
         )
-        rollouts.append(Rollout(completion, "", {"r": 0.0}, 0.0, advantage))
+        rollouts.append(Rollout(completion, NO_TEXT, {"r": 0.0}, 0.0, advantage))
     return rollouts

@@ -49,7 +49,7 @@ from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
-from pipeline.contracts.rollouts import Rollout, RolloutRequest
+from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import CalibrationStart, calibrate
@@ -207,7 +207,7 @@ class Process:
             temperature=1.0,
         )
         rollouts = [
-            Rollout(completion, "", {}, 0.0, 1.0 if completion.name.sample % 2 else -1.0)
+            Rollout(completion, NO_TEXT, {}, 0.0, 1.0 if completion.name.sample % 2 else -1.0)
             for completion in completions
         ]
         return int(self.learner.update(rollouts)["tokens_trained"])

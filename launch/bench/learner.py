@@ -31,7 +31,7 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
+from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
 from pipeline.inputs.dataset.batching import micro_batches, token_weights
 
 BODY: dict[str, Any] = SMALL | {
@@ -184,7 +184,7 @@ def _rollout(rng: np.random.Generator, number: int) -> Rollout:
         version=0,
         adapter_sha256="",
     )
-    return Rollout(completion, "", {}, 0.0, float(rng.standard_normal()))
+    return Rollout(completion, NO_TEXT, {}, 0.0, float(rng.standard_normal()))
 
 
 def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:

@@ -9,11 +9,13 @@ Frozen dataclasses of NumPy arrays, strings and ints; they cross process boundar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+
+from rewards.base import RewardError, RewardInput, Tags
 
 StopReason = Literal["eos", "stop_string", "length", "truncated"]
 """`eos`: a stop token; `stop_string`: one of `rollout.stop_strings`; `length`: the token limit;
@@ -33,17 +35,19 @@ class Prompt:
         text: the rendered prompt, turn tokens included, without the leading <bos> and
             `prompt.answer_prefix`.
         tokens: int32 `seq`, <bos> first, the prefix last.
-        answer: the reference answer.
+        answer: the reference answer; None if the dataset has none.
         row: the row's columns, for reward functions that need more than the answer.
         source: name of its dataset in a mixture; None without a mixture.
+        messages: the turns of a row in chat format; None for other rows.
     """
 
     id: int
     text: str
     tokens: np.ndarray
-    answer: str
+    answer: str | None
     row: Mapping[str, object]
     source: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -226,22 +230,40 @@ class DecodeWork:
         self.prompt_tokens += other.prompt_tokens
 
 
+NO_TEXT = RewardInput("", "", "eos", None, {}, Tags("", "", "", ""))
+"""Input of the rollouts of measurements, which are not scored."""
+
+
 @dataclass(frozen=True)
 class Rollout:
     """A completion with its text and scores.
 
     Attributes:
         completion: the sampled tokens.
-        text: `prompt.answer_prefix` and the completion's tokens as text, without stop tokens.
-        rewards: score of each part, None where the reward function failed.
-        reward: weighted sum, None if any part failed; such a rollout is excluded from training.
+        given: what the reward functions were given: texts, reference answer, the dataset's row.
+        rewards: score of each part, None where it failed or does not apply; numbers that a part
+            returned by name follow it as `part/name`.
+        reward: weighted sum, None if the rollout is excluded from training.
         advantage: 0 if there is no reward or the group carries no signal.
-        source: name of the prompt's dataset in a mixture; None without a mixture.
+        errors: why parts failed, by name.
+        excluded: why there is no reward: the cause of an error, "not_applicable" if no weighted
+            part applies, "group" if another rollout of the group failed; None if there is one.
     """
 
     completion: Completion
-    text: str
+    given: RewardInput
     rewards: Mapping[str, float | None]
     reward: float | None
     advantage: float
-    source: str | None = None
+    errors: Mapping[str, RewardError] = field(default_factory=dict)
+    excluded: str | None = None
+
+    @property
+    def text(self) -> str:
+        """`prompt.answer_prefix` and the completion's tokens as text, without stop tokens."""
+        return self.given.completion
+
+    @property
+    def source(self) -> str | None:
+        """Name of the prompt's dataset in a mixture; None without a mixture."""
+        return self.given.source

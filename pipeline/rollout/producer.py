@@ -241,12 +241,12 @@ class RolloutProducer:
         completions = split.finished
         inputs = reward_inputs(completions, self._prompts, maker=self._maker, tags=self._tags)
         outcomes = await workers.score(inputs, deadline=step.deadline)
-        rollouts, stats, errors = score_rollouts(
+        rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )
         watch.lap("reward")
         seconds = self._now() - began_s
-        return SamplingRound(rollouts, stats, split, errors, work, len(prompts), seconds)
+        return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
 
     def _further_round(
         self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare

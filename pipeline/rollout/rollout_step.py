@@ -14,7 +14,9 @@ from pipeline.contracts.rollouts import DecodeWork, Rollout
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
+from pipeline.rollout.scoring import reward_errors
 from pipeline.run.records import Records
+from rewards.base import RewardError
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,6 @@ class SamplingRound:
     rollouts: list[Rollout]
     stats: GroupStats
     split: PartialSplit
-    errors: Mapping[str, list[str]]
     work: DecodeWork
     prompts: int
     seconds: float
@@ -84,13 +85,9 @@ class RolloutStep:
         return sum(part.seconds for part in self.rounds)
 
     @property
-    def errors(self) -> dict[str, list[str]]:
+    def errors(self) -> dict[str, list[RewardError]]:
         """Errors of reward functions; see `scoring.reward_errors`."""
-        found: dict[str, list[str]] = {}
-        for part in self.rounds:
-            for name, reasons in part.errors.items():
-                found.setdefault(name, []).extend(reasons)
-        return found
+        return reward_errors(self.all_rollouts)
 
     @property
     def next_state(self) -> SamplingState:

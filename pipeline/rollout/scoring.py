@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, groupby
 
 from configs.schema import Config, Rewards
@@ -11,7 +12,7 @@ from configs.task import OVERLONG
 from pipeline.contracts.rollouts import Completion, Prompt, Rollout
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.advantages import GroupStats, group_advantages
-from rewards.base import Outcome, RewardInput, Tags, printable
+from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
 from rewards.overlong import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
 
@@ -36,6 +37,8 @@ def reward_inputs(
                 row=prompt.row,
                 tags=tags,
                 source=prompt.source,
+                messages=prompt.messages,
+                prompt_id=prompt.id,
             )
         )
     return inputs
@@ -44,25 +47,37 @@ def reward_inputs(
 SUM = "weighted sum"
 """Name under which errors of the weighted sum are counted; no reward function can have it."""
 
+NOT_APPLICABLE = "not_applicable"
+"""Why a rollout is excluded if all its weighted parts are None."""
 
-def reward_errors(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, list[str]]:
-    """The errors of each failed reward function, rollout by rollout."""
-    errors: dict[str, list[str]] = {}
-    for row in outcomes:
-        for name, outcome in row.items():
-            if outcome.error is not None:
-                errors.setdefault(name, []).append(outcome.error)
+OTHERS_FAILED = "group"
+"""Why a rollout is excluded if a reward of another rollout of its group failed."""
+
+
+def reward_errors(rollouts: Sequence[Rollout]) -> dict[str, list[RewardError]]:
+    """The errors of each failed part, rollout by rollout."""
+    errors: dict[str, list[RewardError]] = {}
+    for rollout in rollouts:
+        for name, error in rollout.errors.items():
+            errors.setdefault(name, []).append(error)
     return errors
 
 
-def too_many_excluded(
-    rollouts: Sequence[Rollout], errors: Mapping[str, Sequence[str]], rewards: Rewards
-) -> str | None:
+def stopping_error(rollouts: Sequence[Rollout], rewards: Rewards) -> str | None:
+    """The first error of a part whose errors stop the run (`on_error = "stop"`), in words."""
+    stops = {part.name for part in rewards.functions if part.on_error == "stop"}
+    for rollout in rollouts:
+        for name in stops & rollout.errors.keys():
+            prompt = f"prompt {rollout.completion.name.prompt_id}"
+            return f"reward {name!r} failed for {prompt}: {rollout.errors[name].message}"
+    return None
+
+
+def too_many_excluded(rollouts: Sequence[Rollout], rewards: Rewards) -> str | None:
     """The reason to stop if too many rollouts have no reward; None: enough have one.
 
     Args:
         rollouts: all rollouts of the step.
-        errors: of their rewards, as `score_rollouts` returns them.
         rewards: settings with the allowed share and the weights.
     """
     excluded, most = sum(rollout.reward is None for rollout in rollouts), rewards.max_excluded_share
@@ -70,8 +85,8 @@ def too_many_excluded(
         return None
     unweighted = {part.name for part in rewards.functions if not part.weight}
     failed = "; ".join(
-        f"{name!r} failed {len(reasons)} times, first: {reasons[0]}"
-        for name, reasons in errors.items()
+        f"{name!r} failed {len(errors)} times, first: {errors[0].message}"
+        for name, errors in reward_errors(rollouts).items()
         if name not in unweighted
     )
     return (
@@ -87,8 +102,8 @@ def score_rollouts(
     *,
     config: Config,
     step: int,
-) -> tuple[list[Rollout], GroupStats, dict[str, list[str]]]:
-    """Rollouts with rewards and advantages, group statistics and errors.
+) -> tuple[list[Rollout], GroupStats]:
+    """Rollouts with rewards and advantages, and group statistics.
 
     A rollout whose weighted sum is not finite has no reward: an error of `SUM`.
 
@@ -99,36 +114,72 @@ def score_rollouts(
         config: weights, kind of advantage, and whether rewards are shuffled.
         step: seeds the shuffling.
     """
-    weights = {part.name: part.weight for part in config.rewards.functions}
-    parts = [{name: outcome.value for name, outcome in row.items()} for row in outcomes]
-    if config.rollout.overlong_tokens:
-        weights[OVERLONG] = 1.0
-        for completion, row in zip(completions, parts, strict=True):
-            row[OVERLONG] = overlong_punishment(
-                len(completion.tokens),
-                budget=config.rollout.max_new_tokens,
-                tokens=config.rollout.overlong_tokens,
-            )
-    errors = reward_errors(outcomes)
-    rewards = [combine(row, weights=weights) for row in parts]
-    for index, reward in enumerate(rewards):
-        if reward is not None and not math.isfinite(reward):
-            rewards[index] = None
-            errors.setdefault(SUM, []).append(_overflow(parts[index], weights))
+    scored = [
+        _score(completion, one, parts, config)
+        for completion, one, parts in zip(completions, inputs, outcomes, strict=True)
+    ]
+    groups = [
+        _exclude_group(list(own), config.rewards)
+        for _, own in groupby(scored, key=lambda rollout: rollout.completion.name.group)
+    ]
+    rewards = [rollout.reward for group in groups for rollout in group]
     if config.rewards.shuffle:
         rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
-    named = zip((completion.name.group for completion in completions), rewards, strict=True)
-    groups = [[reward for _, reward in own] for _, own in groupby(named, key=lambda one: one[0])]
-    advantages, stats = group_advantages(groups, kind=config.learner.variant.advantage)
+    left = iter(rewards)
+    grouped = [[next(left) for _ in group] for group in groups]
+    advantages, stats = group_advantages(grouped, kind=config.learner.variant.advantage)
     rollouts = [
-        Rollout(completion, given.completion, row, reward, float(advantage), given.source)
-        for completion, given, row, reward, advantage in zip(
-            completions, inputs, parts, rewards, chain(*advantages), strict=True
+        replace(rollout, reward=reward, advantage=float(advantage))
+        for rollout, reward, advantage in zip(
+            chain(*groups), rewards, chain(*advantages), strict=True
         )
     ]
-    return rollouts, stats, errors
+    return rollouts, stats
 
 
-def _overflow(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> str:
-    terms = (f"{weights[name]:g} x {parts[name]:g} ({name})" for name in parts if weights[name])
+def _score(
+    completion: Completion, given: RewardInput, parts: Mapping[str, Outcome], config: Config
+) -> Rollout:
+    """The rollout with its parts and their weighted sum, without an advantage."""
+    parts, rollout = dict(parts), config.rollout
+    weights = {part.name: part.weight for part in config.rewards.functions}
+    if rollout.overlong_tokens:
+        weights[OVERLONG], length = 1.0, len(completion.tokens)
+        parts[OVERLONG] = Outcome(
+            overlong_punishment(
+                length, budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens
+            )
+        )
+    errors = {name: part.error for name, part in parts.items() if part.error is not None}
+    reward, excluded = combine(parts, weights=weights), None
+    if reward is None:
+        causes = [error.cause for name, error in errors.items() if weights[name]]
+        excluded = causes[0] if causes else NOT_APPLICABLE
+    elif not math.isfinite(reward):
+        reward, excluded = None, "not_finite"
+        errors[SUM] = RewardError("not_finite", _overflow(parts, weights))
+    values: dict[str, float | None] = {}
+    for name, part in parts.items():
+        values[name] = part.value
+        values |= {f"{name}{NAME_SEPARATOR}{key}": one for key, one in part.named.items()}
+    return Rollout(completion, given, values, reward, 0.0, errors=errors, excluded=excluded)
+
+
+def _exclude_group(group: list[Rollout], rewards: Rewards) -> list[Rollout]:
+    """The group without rewards if a part failed whose errors exclude the group."""
+    excluding = {part.name for part in rewards.functions if part.on_error == "group"}
+    if not any(excluding & rollout.errors.keys() for rollout in group):
+        return group
+    return [
+        replace(rollout, reward=None, excluded=rollout.excluded or OTHERS_FAILED)
+        for rollout in group
+    ]
+
+
+def _overflow(parts: Mapping[str, Outcome], weights: Mapping[str, float]) -> str:
+    terms = (
+        f"{weights[name]:g} x {part.value:g} ({name})"
+        for name, part in parts.items()
+        if weights[name] and part.value is not None
+    )
     return printable(f"is not a finite number: {' + '.join(terms)}")

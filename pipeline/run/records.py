@@ -15,6 +15,7 @@ from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import Rollout
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
+from rewards.base import RewardError
 
 _MOST_SHOWN = 1e6
 """Larger numbers are shown with an exponent."""
@@ -210,16 +211,17 @@ class Records:
             importance_cap=cap,
         )
 
-    def reward_errors(self, step: int, errors: Mapping[str, Sequence[str]]) -> None:
+    def reward_errors(self, step: int, errors: Mapping[str, Sequence[RewardError]]) -> None:
         """Shows and journals the failed reward functions: how often, and the first reason."""
-        for name, reasons in errors.items():
+        for name, found in errors.items():
+            first = found[0].message
             self.event(
                 "reward_errors",
-                f"step {step}: {len(reasons)} rollout(s) without reward {name!r}: {reasons[0]}",
+                f"step {step}: {len(found)} rollout(s) without reward {name!r}: {first}",
                 step=step,
                 name=name,
-                count=len(reasons),
-                first=reasons[0],
+                count=len(found),
+                first=first,
             )
 
     def skipped_update(self, step: int, why: str, *, batch: str) -> None:

@@ -24,7 +24,7 @@ from launch import preparation, rehearsal, session, train
 from launch.rehearsal import FullLengthWorker, full_length_data, one_step, temporary_folder
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
-from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.contracts.sizes import WorkerPhase
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.programs import depends_on, programs_of
@@ -166,7 +166,7 @@ def test_rollouts_are_held_and_the_longest_prefill_is_run(tmp_path: Path):
 def test_an_update_gets_full_rollouts_of_which_the_real_tokens_are_compared(tmp_path: Path):
     learner = Learner(Script())
     short = completion(request("train"), "ab")
-    rollouts = [Rollout(short, "", {}, reward, 0.0) for reward in (None, 1.0)]
+    rollouts = [Rollout(short, NO_TEXT, {}, reward, 0.0) for reward in (None, 1.0)]
     asyncio.run(FullLengthWorker(learner, make_config(tmp_path)).update(rollouts))
     first, second = learner.seen
     assert (first.advantage, second.advantage) == (1.0, -1.0)

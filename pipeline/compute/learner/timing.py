@@ -11,7 +11,7 @@ from configs.schema import Config
 from pipeline.compute.model.timing import fastest_s, plain_token
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.batches import BatchShape, TokenBatch
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
+from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.dataset.batching import micro_batches
 
@@ -51,7 +51,7 @@ def _batch(rows: int, config: Config, shape: BatchShape, token: int) -> TokenBat
                 version=0,
                 adapter_sha256="",
             ),
-            text="",
+            given=NO_TEXT,
             rewards={},
             reward=1.0,
             advantage=1.0,

@@ -15,7 +15,7 @@ import numpy as np
 from configs.learner import TokenWeights
 from configs.schema import Config
 from pipeline.contracts.batches import BatchShape, TokenBatch
-from pipeline.contracts.rollouts import Completion, Rollout
+from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout
 from pipeline.inputs.dataset.packing import first_fit, lay_out
 
 
@@ -153,7 +153,7 @@ def batches_to_learn(
 
 def batches_to_score(completions: Sequence[Completion], *, shape: BatchShape) -> list[TokenBatch]:
     """Micro-batches of completions for scoring; their names must differ."""
-    rollouts = [Rollout(completion, "", {}, 0.0, 0.0) for completion in completions]
+    rollouts = [Rollout(completion, NO_TEXT, {}, 0.0, 0.0) for completion in completions]
     assert len({completion.name for completion in completions}) == len(completions)
     weights = [1.0] * len(rollouts)
     return micro_batches(rollouts, shape=shape, weights=weights, keep_zero_advantage=True)

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.decisions import RemainingTime
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName
+from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.search.fitting import PlanCase, first_sizes
@@ -42,7 +42,7 @@ def rollouts(length: int) -> list[Rollout]:
                 version=0,
                 adapter_sha256="",
             ),
-            "",
+            NO_TEXT,
             {},
             1.0,
             1.0,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contracts.progress import SignalShare
-from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.rollout.dynamic_sampling import Group, choose, has_signal, round_size
 from tests.fakes import completion
 
@@ -35,7 +35,7 @@ def group(number: int, *rewards: float | None) -> list[Rollout]:
     return [
         Rollout(
             completion(RolloutRequest(RolloutName("train", 0, number, n), np.zeros(1, np.int32))),
-            "",
+            NO_TEXT,
             {},
             reward,
             0.0,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest, VersionSpan
+from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest, VersionSpan
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
@@ -24,7 +24,8 @@ def rollout(text: str, correct: float | None, *, ended: bool = True) -> Rollout:
     request = RolloutRequest(RolloutName("train", 6, 9, len(text)), np.array([2, 5], np.int32))
     drawn = completion(request, text, ended=ended, version=6)
     reward = None if correct is None else correct + 0.5
-    return Rollout(drawn, text, {"correct": correct, "format": 0.5}, reward, 0.25)
+    given = replace(NO_TEXT, completion=text)
+    return Rollout(drawn, given, {"correct": correct, "format": 0.5}, reward, 0.25)
 
 
 ROLLOUTS = [rollout("abc", 1.0), rollout("a", None), rollout("", 0.0), rollout("abcdef", 0.5)]

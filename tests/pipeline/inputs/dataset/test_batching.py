@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.learner import TokenWeights
 from pipeline.contracts.batches import BatchShape, TokenBatch
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, VersionSpan
+from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName, VersionSpan
 from pipeline.inputs.dataset.batching import (
     batches_to_learn,
     batches_to_score,
@@ -48,7 +48,7 @@ def rollout(
         version=0,
         adapter_sha256="",
     )
-    return Rollout(completion, "", {}, reward, advantage)
+    return Rollout(completion, NO_TEXT, {}, reward, advantage)
 
 
 def pack(
