@@ -111,6 +111,25 @@ class Outcome:
         return Outcome(None, RewardError(cause, printable(message)))
 
 
+@dataclass(frozen=True)
+class RewardFacts:
+    """What a process reports about its function.
+
+    Attributes:
+        name: of the part.
+        kind: form of the function; see `rewards.forms`.
+        needs_answer: whether it cannot be called without a reference answer.
+        columns: columns of the dataset that it cannot be called without.
+        sha256: hash of the file that defines it; None if there is none.
+    """
+
+    name: str
+    kind: str
+    needs_answer: bool
+    columns: tuple[str, ...]
+    sha256: str | None
+
+
 def to_outcome(value: object) -> Outcome:
     """What a reward function returned for one completion; never raises.
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from actors.reward_actors import WorkerDied
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.handles import RayRewardWorker, RayWorker
-from actors.reward_actors import WorkerDied
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.memory import OutOfMemory
 

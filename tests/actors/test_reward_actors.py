@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-
 from actors.reward_actors import MAX_CONSECUTIVE_FAILURES, RewardActor, RewardPool, WorkerDied
+
 from configs.schema import RewardFunction, Rewards
 from rewards.base import Outcome, RewardInput, Tags
 
