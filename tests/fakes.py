@@ -269,6 +269,9 @@ class FakeSampler(Prepares):
         )
         return drawn if request.partial is None else continued(request.partial, drawn)
 
+    async def finished(self) -> list[Completion]:
+        return []
+
     async def work(self) -> DecodeWork:
         return self.done
 
