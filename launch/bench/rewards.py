@@ -1,8 +1,8 @@
 """What slow rewards cost, and how many cheap ones a process computes.
 
-Runs with rewards of half a second are measured beside runs with instant ones. Both runs sample the same rollouts and give them the same scores, so that they differ in the time of
-the rewards only. The model is the demo's with random weights: its rollouts end at random, spread
-over the step.
+Runs with rewards of half a second are measured beside runs with instant ones. Both sample the same
+rollouts and give them the same scores, so that they differ in the time of the rewards only. The
+model is the demo's with random weights: its rollouts end at random, spread over the step.
 """
 
 from __future__ import annotations
