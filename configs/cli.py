@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
-from configs.base import HOME_VARIABLE
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets
 from configs.overrides import UNSET, Override
@@ -23,7 +22,8 @@ _INTRODUCTION = f"""\
 Settings: every key of CONFIG.toml can be set on the command line, as --table.key VALUE or
 --table.key=VALUE. VALUE is TOML; quotes around a string are optional, lists are '["a", "b"]',
 {UNSET} unsets an optional key, N is an index from 0, the last value of a key wins.
-Relative paths are relative to ${HOME_VARIABLE}, or else to the current directory.
+Relative paths of data, models, adapters and reward functions in CONFIG.toml are relative to its
+folder; run.dir and paths on the command line are relative to the current folder.
 """
 
 

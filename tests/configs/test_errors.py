@@ -65,7 +65,7 @@ def told(path: Path, key: str, text: str) -> str:
         (
             "rewards.functions.0.function",
             "exact_answer",
-            '= "exact_answer": must be a string of the form module:function',
+            '= "exact_answer": must be a string of the form file.py:function or module:function',
         ),
         ("model.path", "", '= "": must be a string, not empty'),
         (
@@ -92,7 +92,7 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
     assert mistakes(path) == (
         (
             f'{path}: rewards.functions.1.function = "well_formed": must be a string of the form '
-            "module:function"
+            "file.py:function or module:function"
         ),
     )
 

@@ -6,7 +6,6 @@ imports `datasets`, which is slow; importing this module is fast.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
+from configs.base import nearest_hint
 from configs.schema import Source
 from pipeline.inputs.dataset.rows import (
     DataError,
@@ -145,10 +145,7 @@ def _existing(source: Source, *, where: str) -> Path:
     path = Path(source.path)
     if path.is_file():
         return path
-    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    nearest = difflib.get_close_matches(path.name, beside, n=1)
-    hint = f"; nearest: {path.parent / nearest[0]}" if nearest else ""
-    raise DataError(f"{where}.path: no file {source.path}{hint}")
+    raise DataError(f"{where}.path: no file {path}{nearest_hint(path)}")
 
 
 def _explain(error: Exception, *, source: Source, where: str) -> str:
