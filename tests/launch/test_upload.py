@@ -114,7 +114,7 @@ Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def submit(folder: Path) -> Submit:
     """Submits a configuration in the user's folder without a cluster."""
-    text = CONFIG.format(name="mine", runs="runs").replace("launch/demo", f"{PROJECT}/launch/demo")
+    text = CONFIG.format(name="mine", runs="runs")
 
     def run(function: str) -> subprocess.CompletedProcess[str]:
         (folder / "my.toml").write_text(text.replace("rewards.correctness:exact_answer", function))
