@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
 from configs.errors import ConfigError, unknown_key
-from configs.load import presets
+from configs.load import presets_hint
 from configs.overrides import UNSET, Override
 from configs.settings import Setting, find_setting, settings, tables
 from configs.toml_text import show_value
@@ -74,7 +74,7 @@ def parse(
     mistakes += _explain_unknown(unknown, parser.flag_names())
     path = vars(namespace).pop("path")
     if path is None and not unknown:
-        known = f"; presets: {', '.join(presets())}" if argument == "CONFIG.toml" else ""
+        known = f"; {presets_hint()}" if argument == "CONFIG.toml" else ""
         mistakes.append(f"{argument} is missing{known}")
     if mistakes:
         raise ConfigError(*(f"command line: {mistake}" for mistake in mistakes))

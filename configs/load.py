@@ -35,7 +35,8 @@ AS_TRAINED: tuple[Override, ...] = (
     ("plan.kv_cache", "model"),
 )
 """First overrides of commands without training: they sample with the weights that were trained."""
-_DEMO = Path(__file__).with_name("demo.toml")
+_PRESETS = Path(__file__).parent
+_DEMO = _PRESETS / "demo.toml"
 _ROUNDS = 8
 """Maximum rounds of replacing invalid values: one replacement may require another one."""
 
@@ -105,10 +106,16 @@ def config_to_json(config: Config) -> str:
 
 
 def presets() -> list[str]:
-    """The presets of the project, as paths that are relative where it is the current folder."""
-    folder = Path(__file__).parent
-    shown = Path(folder.name) if folder.parent == Path.cwd() else folder
-    return sorted(str(shown / path.name) for path in folder.glob("*.toml"))
+    """The presets of the project, as paths relative to its root."""
+    return sorted(f"{_PRESETS.name}/{path.name}" for path in _PRESETS.glob("*.toml"))
+
+
+def presets_hint() -> str:
+    """Where the presets are and their names, for the end of a message."""
+    names = presets()
+    if Path.cwd() == _PRESETS.parent:
+        return f"presets: {', '.join(names)}"
+    return f"presets in {_PRESETS}: {', '.join(Path(name).name for name in names)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -118,9 +125,9 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         return _with_absolute_inputs(tomllib.loads(text), path.absolute().parent)
     except FileNotFoundError:
-        what = f"{path}: no such file{nearest_hint(path)}; presets: {', '.join(presets())}"
+        what = f"{path}: no such file{nearest_hint(path)}; {presets_hint()}"
     except OSError as error:
-        what = f"{path}: cannot be read: {error.strerror}; presets: {', '.join(presets())}"
+        what = f"{path}: cannot be read: {error.strerror}; {presets_hint()}"
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
     except tomllib.TOMLDecodeError as error:

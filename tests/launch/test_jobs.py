@@ -13,7 +13,6 @@ import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    PROJECT,
     FinishedJob,
     Head,
     finish,
