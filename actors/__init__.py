@@ -12,7 +12,7 @@ if "RAY_ADDRESS" not in os.environ:
     # the variable is read on every platform.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
-# Ray puts the driver's folder first on the path of its workers. As in `launch`, it becomes the last.
+# Ray puts the driver's folder first on its workers' path. As in `launch`, it becomes the last.
 _CURRENT = Path.cwd()
-if _CURRENT != Path(__file__).resolve().parents[1]:
+if Path(__file__).resolve().parents[1] != _CURRENT:
     sys.path.sort(key=lambda entry: Path(entry).resolve() == _CURRENT)

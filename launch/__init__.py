@@ -9,6 +9,6 @@ import sys
 from pathlib import Path
 
 _CURRENT = Path.cwd()
-if not sys.flags.safe_path and _CURRENT != Path(__file__).resolve().parents[1]:
+if not sys.flags.safe_path and Path(__file__).resolve().parents[1] != _CURRENT:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _CURRENT]
     sys.path.append(str(_CURRENT))

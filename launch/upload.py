@@ -6,8 +6,8 @@ writes the configuration with absolute paths to FOLDER/submitted, which `launch.
 reads a run folder; copies the modules of the current folder that the configuration's reward
 functions need into FOLDER, beside the project's source; and prints the name of the run, which
 becomes part of the job's name. Reward functions of files (`file.py:function`) are read where they
-are. The source is parsed, not run: imports inside functions are found, imports of computed names are
-not. Only Python modules are copied. The dry run in FOLDER that follows reports whether the
+are. The source is parsed, not run: imports inside functions are found, imports of computed names
+are not. Only Python modules are copied. The dry run in FOLDER that follows reports whether the
 functions can be imported there.
 """
 
