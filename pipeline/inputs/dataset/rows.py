@@ -91,8 +91,8 @@ def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> R
 
 
 def is_chat(value: object) -> bool:
-    """Whether a value is in chat format: a list of turns with roles."""
-    return isinstance(value, list) and all(
+    """Whether a value is in chat format: a list that begins with a turn's role."""
+    return isinstance(value, list) and any(
         isinstance(v, Mapping) and "role" in v for v in value[:1]
     )
 

@@ -194,6 +194,14 @@ def test_malformed_messages_are_reported(
     assert data.train.malformed == (Malformed(2, f"column 'messages' {reason}"),)
 
 
+def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [{"question": one} for one in ("a", [], [{"from": "human", "value": "x"}])]
+    data = load(tokenizer, tmp_path, rows, data={"malformed": "skip"})
+    assert [p.messages for p in data.train.prompts] == [None]
+    reason = "column 'question' is a list, not text or a number"
+    assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
+
+
 def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path):
     with pytest.raises(DataError, match=r'row 1: column \'messages\' has .* "plain" has none'):
         load(tokenizer, tmp_path, [chat("a")], prompt={**IN_CHAT, "turn": "plain"})
