@@ -51,9 +51,11 @@ Template = Annotated[str, checked(_template_problem)]
 
 
 class Source(Table):
-    """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
+    """One split of a dataset: a local file, or a dataset on the hub."""
 
-    path: DataPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
+    path: DataPath = Field(
+        description="file (.jsonl, .json, .csv, .parquet) or hub dataset, e.g. openai/gsm8k"
+    )
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
     split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
     limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
@@ -66,8 +68,8 @@ class Source(Table):
     def conflicts(self) -> Iterator[Problem]:
         """A hub dataset has a split, a file has none."""
         if not self.is_file and self.split is None:
-            what = 'is not a .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
-            yield "path", what
+            what = f"is not a file ({', '.join(DATA_FILES)}); a hub dataset needs split"
+            yield "path", f'{what}, e.g. "train"'
         if self.is_file:
             for key in self.changed("subset", "split"):
                 yield key, "applies to hub datasets only; a file is one split; remove it"
@@ -97,6 +99,10 @@ MIXTURE_TRAIN = "train"
 """Name of `data.train` as a source of the mixture."""
 
 
+ANSWER_COLUMN = "answer"
+"""Default of `data.answer_column`, which a dataset may lack."""
+
+
 class Data(Table):
     """Training, validation and test data; a prompt in two splits stays only in the later one."""
 
@@ -110,7 +116,11 @@ class Data(Table):
     test: Source = Field(
         description="test split, evaluated once before and once after training, never in between"
     )
-    answer_column: Text = Field("answer", description="column with the reference answer")
+    answer_column: Text = Field(
+        ANSWER_COLUMN,
+        description="column with the reference answer. A dataset without the column of the "
+        "default has none; rows in chat format then have the last turn, if it is the assistant's",
+    )
     answer_pattern: AnswerPattern | None = Field(
         None, description="regular expression whose first group is the answer in that column"
     )
@@ -143,7 +153,9 @@ class Prompt(Table):
 
     system: str = Field("", description="system text, at the beginning of the user's first turn")
     template: Template = Field(
-        "{question}", description="template of the question, with {columns} of the dataset"
+        "{question}",
+        description="template of the question, with {columns} of the dataset. A single column, "
+        'e.g. "{messages}", may be in chat format: lists of turns with role and content',
     )
     turn: Literal["auto", "gemma", "plain"] = Field(
         "auto",
