@@ -170,7 +170,7 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     )
     done = submit("mine:good")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "'mine:good': importing mine raises FileNotFoundError" in done.stderr
+    assert "mine:good: importing mine raises FileNotFoundError" in done.stderr
     assert "words.txt" in done.stderr
     # The job does not have the Python path of this shell.
     (folder / "elsewhere").mkdir()

@@ -37,7 +37,7 @@ def drawn(prompt_id: int, sample: int, text: str, *, ended: bool = True) -> Comp
     return completion(RolloutRequest(name, PROMPTS[prompt_id].tokens), text, ended=ended)
 
 
-def inputs_of(completions: list[Completion], **prompt: Any) -> list[RewardInput]:
+def inputs_of(completions: Sequence[Completion], **prompt: Any) -> list[RewardInput]:
     maker = PromptMaker(Prompt(**prompt), CharTokenizer())
     return reward_inputs(completions, PROMPTS, maker=maker, tags=TAGS)
 
