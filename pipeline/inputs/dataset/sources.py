@@ -1,4 +1,4 @@
-"""Reads the rows of a split from a JSONL or Parquet file, or from the hub, with `datasets`.
+"""Reads the rows of a split: from a JSONL or Parquet file, from the hub, or of reasoning-gym.
 
 Every malformed row is reported with its number and reason. Independent of prompts. The first read
 imports `datasets`, which is slow; importing this module is fast.
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 from configs.schema import Source
+from pipeline.inputs.dataset.procedural import generate_rows
 from pipeline.inputs.dataset.rows import (
     DataError,
     Malformed,
@@ -54,18 +55,18 @@ def read_rows(
         DataError: if the source cannot be read, has no rows, or lacks one of `columns`; or if there
             are malformed rows and `policy` refuses them.
     """
-    is_jsonl = source.path.endswith(".jsonl")
+    is_jsonl = source.is_file and source.title.endswith(".jsonl")
     if is_jsonl:
         raw, malformed = parse_jsonl(_existing(source, where=where), limit=source.limit)
     else:
-        raw, malformed = _load(source, where=where), []
+        raw, malformed = (_generate if source.reasoning_gym else _load)(source, where=where), []
     if not raw and not malformed:
-        raise DataError(f"{where}: {source.path} has no rows")
+        raise DataError(f"{where}: {source.title} has no rows")
     columns = tuple(dict.fromkeys(columns))
     if raw:
         present = {name for row in raw for name in row.values}
         try:
-            check_columns(columns, present=present, where=f"{where}: {source.path}")
+            check_columns(columns, present=present, where=f"{where}: {source.title}")
         except ValueError as error:
             raise DataError(str(error)) from None
     cleaned = [clean_row(row, columns=columns) for row in raw]
@@ -73,7 +74,7 @@ def read_rows(
     made = [make(row) for row in (_through_datasets(rows) if is_jsonl and rows else rows)]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
     malformed.sort(key=lambda bad: bad.row)
-    refuse_malformed(malformed, path=source.path, where=where, policy=policy)
+    refuse_malformed(malformed, path=source.title, where=where, policy=policy)
     too_long = tuple(one for one in made if isinstance(one, TooLong))
     usable = [one for one in made if not isinstance(one, Malformed | TooLong)]
     return usable, tuple(malformed), too_long
@@ -105,6 +106,19 @@ def parse_jsonl(path: Path, *, limit: int | None) -> tuple[list[Row], list[Malfo
                 kind = type(value).__name__
                 malformed.append(Malformed(number, f"a {kind}, not an object with columns"))
     return rows, malformed
+
+
+def _generate(source: Source, *, where: str) -> list[Row]:
+    """Generates the rows of a dataset of reasoning-gym."""
+    name, size, seed = source.reasoning_gym, source.size, source.seed
+    assert name is not None
+    assert size is not None
+    assert seed is not None
+    try:
+        rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    return [Row(number, values) for number, values in enumerate(rows, start=1)]
 
 
 def _load(source: Source, *, where: str) -> list[Row]:
@@ -142,7 +156,7 @@ def _through_datasets(rows: Sequence[Row]) -> list[Row]:
 
 
 def _existing(source: Source, *, where: str) -> Path:
-    path = Path(source.path)
+    path = Path(source.title)
     if path.is_file():
         return path
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -1,0 +1,88 @@
+"""Rewards for mathematics in LaTeX, compared by `math-verify` as expressions of SymPy.
+
+math-verify is in the extra `rewards`. Its own time-outs use signals, which fail outside the main
+thread (huggingface/Math-Verify#55), so they are off: expressions that take too long end with the
+time limit of the reward process, which counts them as errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rewards.answers import Extraction, find_answer
+from rewards.base import Tags
+
+_DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+
+
+def latex_answer(
+    completion: str, *, answer: str, tags: Tags, extraction: Extraction = "tags"
+) -> float:
+    r"""1 if the completion's answer is mathematically equal to the reference, else 0.
+
+    Both may be numbers, fractions, roots, expressions with variables, equations, intervals, sets,
+    tuples and matrices; `$`, `\(` or `\boxed` around them is optional. A completion that cannot
+    be parsed scores 0.
+
+    >>> latex_answer(r"<answer>\frac{2}{4}</answer>", answer="0.5", tags=tags)
+    1.0
+    >>> latex_answer(r"so \boxed{(x+1)^2}", answer="$x^2 + 2x + 1$", tags=tags, extraction="boxed")
+    1.0
+    >>> latex_answer(r"<answer>\sqrt{3}</answer>", answer=r"\sqrt{2}", tags=tags)
+    0.0
+
+    Known hacks:
+        the expression of the question instead of its value ("2+3" where 5 is asked): scores 1,
+        because both are equal; use `rewards.numeric:numeric_answer` where references are numbers.
+        several answers in one ("$4$ or $5$"): are a set, which equals no single number.
+        an expression that takes for ever (`9^{9^{9^9}}`): is an error by time-out, which excludes
+        the rollout instead of scoring it; the share of such errors is reported.
+
+    Args:
+        completion: the completion.
+        answer: the reference answer.
+        tags: the configured tags.
+        extraction: where the answer is: "tags", "boxed", "stated" or "whole"; see
+            `rewards.answers.find_answer`.
+
+    Raises:
+        ValueError: if the reference cannot be parsed.
+        ModuleNotFoundError: if math-verify is not installed.
+    """
+    reference = _reference(answer)
+    if not reference:
+        raise ValueError(f"the reference answer {answer[:200]!r} cannot be parsed as LaTeX")
+    text = find_answer(completion, tags=tags, extraction=extraction)
+    found = [] if text is None else _parse(text)
+    _, verify = _math_verify()
+    return float(bool(found) and verify(reference, found, timeout_seconds=None))
+
+
+@functools.lru_cache(maxsize=1024)  # one reference has many completions
+def _reference(answer: str) -> list[Any]:
+    return _parse(answer)
+
+
+def _parse(text: str) -> list[Any]:
+    """The expressions of a text; empty if it has none."""
+    parse, _ = _math_verify()
+    if not any(delimiter in text for delimiter in _DELIMITERS):
+        text = f"${text}$"  # math-verify finds LaTeX by its delimiters
+    # By default unparsed text is a result too, and equals the same text.
+    return parse(text, fallback_mode="no_fallback", parsing_timeout=None)
+
+
+@functools.cache
+def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    try:
+        from math_verify import parse, verify
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "rewards.latex needs math-verify: install the extra, gemma-grpo[rewards]"
+        ) from error
+    # It warns in each process that its time-outs are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return parse, verify
