@@ -37,7 +37,7 @@ def score_answer(
         a list of guesses: many datasets give len(reference) / len(answer) to an answer that
         contains the reference; `full_only` scores it 0.
         any answer at all: some datasets give up to 0.05 to each; `full_only` scores it 0.
-        game_of_life_halting reads each answer that it does not know as "no".
+        game_of_life_halting gives 1 to every answer (reasoning-gym 0.1.25).
         binary_matrix, n_queens, spiral_matrix and string_insertion evaluate answers as Python;
         the limits of the reward process hold.
 

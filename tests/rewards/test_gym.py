@@ -32,14 +32,14 @@ def test_the_reference_has_the_full_score_after_the_way_through_text(name: str) 
 
 
 def test_answers_that_a_dataset_cannot_parse_score_zero() -> None:
-    entry = item("prime_factorization", "2 x 3", factors=[2, 3])
-    # The dataset itself raises: int("two") is no number.
-    assert [score(text, entry) for text in ("2 x 3", "two")] == [1, 0]
+    entry = item("prime_factorization", "2 \u00d7 3")
+    # The dataset itself raises: "two" is no integer.
+    assert [score(text, entry) for text in ("3 \u00d7 2", "two")] == [1, 0]
 
 
 def test_an_error_of_the_entry_is_not_a_zero() -> None:
-    with pytest.raises(KeyError, match="factors"):
-        score("two", item("prime_factorization", "2 x 3"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        score("2", item("prime_factorization", "two"))
     for entry in ("{", "[]", "{}"):
         with pytest.raises(ValueError, match="entry is no item of reasoning-gym"):
             score("5", entry)
@@ -57,10 +57,11 @@ def test_hack_any_answer_has_some_credit_unless_refused() -> None:
     assert [score("x", entry, full_only=full) for full in (False, True)] == [0.05, 0]
 
 
-def test_hack_an_unknown_answer_means_no() -> None:
-    assert score("?!", item("game_of_life_halting", "False")) == 1
+@pytest.mark.parametrize("answer", ["True", "False"])
+def test_hack_one_dataset_accepts_every_answer(answer: str) -> None:
+    assert score("?!", item("game_of_life_halting", answer)) == 1
 
 
 def test_hack_some_datasets_evaluate_answers() -> None:
-    entry = item("n_queens", "Q", solutions=[], valid_answers=["Q _\n_ Q"])
-    assert score("[['Q', '_'], ['_', chr(81)]]", entry) > 0
+    entry = item("n_queens", "Q _\n_ Q", valid_answers=["Q _\n_ Q"])
+    assert score("[['Q', '_'], ['_', chr(81)]]", entry) == 0.5

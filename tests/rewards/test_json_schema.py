@@ -50,10 +50,10 @@ def test_a_schema_in_a_file(tmp_path: Path) -> None:
 def test_invalid_schemas_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"schema: 'int' is not valid .* at properties/a/type"):
         JsonSchema({"properties": {"a": {"type": "int"}}})
-    with pytest.raises(ValueError, match="gone.json cannot be read"):
+    with pytest.raises(ValueError, match=r"gone\.json cannot be read"):
         JsonSchema(str(tmp_path / "gone.json"))
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(ValueError, match="bad.json is not JSON"):
+    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
         JsonSchema(str(tmp_path / "bad.json"))
 
 

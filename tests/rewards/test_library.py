@@ -21,9 +21,17 @@ from rewards.gym import score_answer
 from rewards.json_schema import JsonSchema
 
 TAGS = Tags.of(Prompt())
-MODULES = (
-    "answers choice format gym json_schema judge latex length numeric repetition"  # alphabetical
-).split()
+MODULES = [
+    "answers",
+    "choice",
+    "format",
+    "gym",
+    "json_schema",
+    "latex",
+    "length",
+    "numeric",
+    "repetition",
+]
 ITEM = {"question": "2 + 3 =", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}
 
 Score = Callable[[str], float | Mapping[str, float]]
@@ -36,7 +44,7 @@ def test_the_examples_of_the_docstrings_are_true(name: str) -> None:
     flags = doctest.ELLIPSIS
     found = doctest.testmod(module, extraglobs=names, optionflags=flags, report=True)
     assert found.failed == 0
-    assert found.attempted > 0 or name == "judge"
+    assert found.attempted > 0
 
 
 def scores() -> dict[str, tuple[Score, float, float]]:

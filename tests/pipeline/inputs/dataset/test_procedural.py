@@ -1,0 +1,100 @@
+"""Datasets of reasoning-gym as sources: equal settings give equal rows, splits share no item."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.schema import Config
+from pipeline.inputs.dataset.load import load_data
+from pipeline.inputs.dataset.procedural import generate_rows
+from pipeline.inputs.dataset.rows import DataError
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from tests.demo_texts import write_tokenizer
+from tests.pipeline.inputs.dataset.test_load import _config
+
+SMALL = {"max_terms": 2, "max_digits": 1}
+"""200 different questions of chain_sum."""
+
+
+def source(name: str = "chain_sum", *, seed: int, size: int = 5, **settings: object) -> dict:
+    return {"reasoning_gym": name, "size": size, "seed": seed, "settings": settings}
+
+
+def config(train: dict, test: dict, **data: object) -> Config:
+    return _config(train, max_prompt_tokens=200, **({"test": test} | data))
+
+
+def test_rows_are_the_items_of_the_dataset() -> None:
+    rows = generate_rows("chain_sum", size=3, seed=2, settings={"max_terms": 3})
+    from reasoning_gym import create_dataset
+
+    items = list(create_dataset("chain_sum", size=3, seed=2_000_000, max_terms=3))
+    assert [(row["question"], row["answer"]) for row in rows] == [
+        (item["question"], item["answer"]) for item in items
+    ]
+    assert [json.loads(f"{row['entry']}")["metadata"]["expression"] for row in rows] == [
+        item["metadata"]["expression"] for item in items
+    ]
+
+
+def test_rows_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for hash_seed in ("1", "2"):
+        # This dataset takes words out of a set.
+        monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
+        found.append(generate_rows("word_ladder", size=2, seed=1, settings={}))
+    assert found[0] == found[1]
+
+
+def test_splits_share_no_item(tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path))
+    loaded = load_data(
+        config(
+            source(seed=1, size=150, **SMALL),
+            source(seed=2, size=60, **SMALL),
+            validation=source(seed=3, size=60, **SMALL),
+        ),
+        tokenizer,
+    )
+    assert loaded.validation is not None
+    splits = [loaded.train, loaded.validation, loaded.test]
+    texts = [{prompt.text for prompt in split.prompts} for split in splits]
+    assert all(texts)
+    assert len(set.union(*texts)) == sum(map(len, texts))
+    assert loaded.train.overlaps == 150 - len(loaded.train.prompts) > 0
+    assert len(loaded.test.prompts) == 60
+    prompt = loaded.train.prompts[0]
+    assert prompt.row["answer"] == prompt.answer
+    assert "State the final answer" in prompt.text
+
+
+def test_neighbouring_seeds_have_different_items() -> None:
+    # reasoning-gym's own seeds n and n + 1 share all items but one.
+    ones, twos = (
+        {row["question"] for row in generate_rows("chain_sum", size=200, seed=n, settings={})}
+        for n in (1, 2)
+    )
+    assert len(ones & twos) < 20
+
+
+def test_equal_seeds_leave_no_training_prompt(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.train: a later split contains all 5 prompts"):
+        load_data(config(source(seed=1), source(seed=1)), read_tokenizer(write_tokenizer(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (source("chain_sun", seed=1), "has no dataset 'chain_sun'; nearest: 'chain_sum'"),
+        (source("composite", seed=1), "has no dataset 'composite'"),
+        (source(seed=1, max_term=3), "chain_sum has no setting 'max_term'; nearest: 'max_terms'"),
+        (source(seed=1, max_terms=0), "chain_sum refuses {'max_terms': 0}: AssertionError: max"),
+    ],
+)
+def test_what_reasoning_gym_refuses(tmp_path: Path, asked: dict, told: str) -> None:
+    with pytest.raises(DataError, match=r"data\.train: ") as refused:
+        load_data(config(asked, source(seed=2)), read_tokenizer(write_tokenizer(tmp_path)))
+    assert told in str(refused.value)
