@@ -45,6 +45,12 @@ def find_answer(completion: str, *, tags: Tags, extraction: Extraction) -> str |
     Raises:
         ValueError: if there is no such extraction.
     """
+    known = get_args(Extraction)
+    if extraction not in known:
+        nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
+        )
     match extraction:
         case "tags":
             return extract_answer(completion, tags)
@@ -56,11 +62,6 @@ def find_answer(completion: str, *, tags: Tags, extraction: Extraction) -> str |
             return stated_answer(completion)
         case "whole":
             return completion.strip()
-    known = get_args(Extraction)
-    nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
-    raise ValueError(
-        f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
-    )
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:

@@ -87,7 +87,7 @@ def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
         if error.name != "reasoning_gym":
             raise
         raise ModuleNotFoundError(
-            "rewards.gym needs reasoning-gym: install the extra, gemma-grpo[rewards]"
+            "rewards.gym needs reasoning-gym: `make install-rewards`, or install reasoning-gym"
         ) from error
     score: Callable[[str, Mapping[str, Any]], float] = get_score_answer_fn(name)
     return score

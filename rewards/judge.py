@@ -11,7 +11,7 @@ import re
 import string
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,7 +86,7 @@ class Judge:
         model: str,
         template: str = DEFAULT_TEMPLATE,
         pattern: str = DEFAULT_PATTERN,
-        scale: tuple[float, float] = (0.0, 10.0),
+        scale: Sequence[float] = (0.0, 10.0),
         key_variable: str | None = None,
         requests_per_second: float | None = None,
         retries: int = 5,
@@ -277,14 +277,14 @@ def _pattern_mistakes(pattern: str) -> list[str]:
 
 def _number_mistakes(
     *,
-    scale: tuple[float, float],
+    scale: Sequence[float],
     requests_per_second: float | None,
     retries: int,
     request_timeout_s: float,
 ) -> list[str]:
     mistakes = []
     if len(scale) != 2 or scale[0] == scale[1] or not all(map(math.isfinite, scale)):
-        mistakes.append(f"scale = {scale} is not two different numbers")
+        mistakes.append(f"scale = {list(scale)} is not two different numbers")
     if requests_per_second is not None and requests_per_second <= 0:
         mistakes.append(f"requests_per_second = {requests_per_second} is not above 0")
     if retries < 0:

@@ -81,7 +81,7 @@ def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any]]:
         from math_verify import parse, verify
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "rewards.latex needs math-verify: install the extra, gemma-grpo[rewards]"
+            "rewards.latex needs math-verify: `make install-rewards`, or install math-verify"
         ) from error
     # It warns in each process that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

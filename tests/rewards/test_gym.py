@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from configs.schema import Prompt
+from pipeline.inputs.dataset import procedural
 from pipeline.inputs.dataset.procedural import generate_rows
+from rewards import gym
 from rewards.base import Tags
 from rewards.gym import score_answer
 
@@ -65,3 +68,12 @@ def test_hack_one_dataset_accepts_every_answer(answer: str) -> None:
 def test_hack_some_datasets_evaluate_answers() -> None:
     entry = item("n_queens", "Q _\n_ Q", valid_answers=["Q _\n_ Q"])
     assert score("[['Q', '_'], ['_', chr(81)]]", entry) == 0.5
+
+
+def test_the_message_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
+    gym._scorer.cache_clear()
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ModuleNotFoundError, match="make install-rewards"):
+        score("5", item("chain_sum", "unseen"))
+    told = procedural._generate({"name": "chain_sum", "size": 1, "seed": 1, "settings": {}})
+    assert "make install-rewards" in f"{told}"

@@ -134,7 +134,7 @@ def test_a_request_and_its_score(server: Server, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_reply_without_a_score_in_the_scale_is_an_error(
-    server: Server, reply: str, arguments: dict, score: float | None
+    server: Server, reply: str, arguments: dict[str, Any], score: float | None
 ) -> None:
     server.reply(reply)
     if score is not None:

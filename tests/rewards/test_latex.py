@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
 from configs.schema import Prompt
+from rewards import latex
 from rewards.base import Tags
 from rewards.latex import latex_answer
 
@@ -67,3 +69,10 @@ def test_hack_several_answers_equal_none(text: str) -> None:
 def test_an_error_is_not_a_zero() -> None:
     with pytest.raises(ValueError, match="the reference answer '' cannot be parsed"):
         score("5", "")
+
+
+def test_the_message_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    latex._math_verify.cache_clear()
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ModuleNotFoundError, match="make install-rewards"):
+        score("5", "unseen reference")

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -49,7 +50,7 @@ def test_the_examples_of_the_docstrings_are_true(name: str) -> None:
 
 def scores() -> dict[str, tuple[Score, float, float]]:
     """A scorer of each kind with its least and its greatest score."""
-    of_five = {"answer": "5", "tags": TAGS}
+    of_five: dict[str, Any] = {"answer": "5", "tags": TAGS}
     found: dict[str, tuple[Score, float, float]] = {
         "tag_pairs": (partial(format.tag_pairs, tags=TAGS), 0, 1),
         "json": (partial(JsonSchema({"type": "object"}), tags=TAGS), 0, 1),
@@ -88,11 +89,14 @@ PIECES = (
 TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 
 
-@pytest.mark.parametrize("name", scores())
+SCORES = scores()
+
+
+@pytest.mark.parametrize("name", SCORES)
 @given(text=TEXTS)
 def test_any_text_has_a_finite_score_in_the_range(name: str, text: str) -> None:
-    score, least, greatest = scores()[name]
-    value = score(f"{text}")
+    score, least, greatest = SCORES[name]
+    value = score(text)
     total = sum(value.values()) if isinstance(value, Mapping) else value
     assert math.isfinite(total)
     assert least <= total <= greatest

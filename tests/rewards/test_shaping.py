@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,12 @@ TAGS = Tags.of(Prompt())
 
 
 def cosine(completion: str, **arguments) -> float:
-    given = {"answer": "5", "stop_reason": "eos", "tags": TAGS, "maximum": 8} | arguments
+    given: dict[str, Any] = {
+        "answer": "5",
+        "stop_reason": "eos",
+        "tags": TAGS,
+        "maximum": 8,
+    } | arguments
     return cosine_length(completion, **given)
 
 
@@ -63,9 +69,10 @@ def test_short_texts_have_no_repetition() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    for arguments in ({"maximum": 1, "margin": 0}, {"minimum": 2, "maximum": 1, "margin": 1}):
-        with pytest.raises(ValueError, match=r"margin = 0|not a range"):
-            length_range("", **arguments)
+    with pytest.raises(ValueError, match="margin = 0"):
+        length_range("", maximum=1, margin=0)
+    with pytest.raises(ValueError, match="minimum = 2 and maximum = 1"):
+        length_range("", minimum=2, maximum=1, margin=1)
     with pytest.raises(ValueError, match="unit = 'tokens'"):
         length_range("", maximum=1, margin=1, unit="tokens")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n = 0"):

@@ -72,11 +72,12 @@ def _generate(request: Mapping[str, Any]) -> str | list[Any]:
     """The items; or, as text, what is wrong with the request."""
     name, settings = request["name"], request["settings"]
     try:
-        from reasoning_gym.factory import DATASETS, create_dataset
+        from reasoning_gym import create_dataset
+        from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
         if error.name != "reasoning_gym":
             raise
-        return "reasoning-gym is not installed: install the extra, gemma-grpo[rewards]"
+        return "reasoning-gym is not installed: `make install-rewards`, or install reasoning-gym"
     known = DATASETS.keys() - {"composite"}  # its parts are no plain settings
     if name not in known:
         return f"reasoning-gym has no dataset {name!r}{_nearest(name, known)}"

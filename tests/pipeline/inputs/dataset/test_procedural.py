@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,17 @@ SMALL = {"max_terms": 2, "max_digits": 1}
 """200 different questions of chain_sum."""
 
 
-def source(name: str = "chain_sum", *, seed: int, size: int = 5, **settings: object) -> dict:
-    return {"reasoning_gym": name, "size": size, "seed": seed, "settings": settings}
+Settings = dict[str, Any]
 
 
-def config(train: dict, test: dict, **data: object) -> Config:
-    return _config(train, max_prompt_tokens=200, **({"test": test} | data))
+def source(
+    name: str = "chain_sum", *, seed: int, size: int = 5, settings: Settings | None = None
+) -> Settings:
+    return {"reasoning_gym": name, "size": size, "seed": seed, "settings": settings or {}}
+
+
+def config(train: Settings, test: Settings, **data: Settings) -> Config:
+    return _config(train, max_prompt_tokens=200, test=test, **data)
 
 
 def test_rows_are_the_items_of_the_dataset() -> None:
@@ -53,9 +59,9 @@ def test_splits_share_no_item(tmp_path: Path) -> None:
     tokenizer = read_tokenizer(write_tokenizer(tmp_path))
     loaded = load_data(
         config(
-            source(seed=1, size=150, **SMALL),
-            source(seed=2, size=60, **SMALL),
-            validation=source(seed=3, size=60, **SMALL),
+            source(seed=1, size=150, settings=SMALL),
+            source(seed=2, size=60, settings=SMALL),
+            validation=source(seed=3, size=60, settings=SMALL),
         ),
         tokenizer,
     )
@@ -90,11 +96,17 @@ def test_equal_seeds_leave_no_training_prompt(tmp_path: Path) -> None:
     [
         (source("chain_sun", seed=1), "has no dataset 'chain_sun'; nearest: 'chain_sum'"),
         (source("composite", seed=1), "has no dataset 'composite'"),
-        (source(seed=1, max_term=3), "chain_sum has no setting 'max_term'; nearest: 'max_terms'"),
-        (source(seed=1, max_terms=0), "chain_sum refuses {'max_terms': 0}: AssertionError: max"),
+        (
+            source(seed=1, settings={"max_term": 3}),
+            "chain_sum has no setting 'max_term'; nearest: 'max_terms'",
+        ),
+        (
+            source(seed=1, settings={"max_terms": 0}),
+            "chain_sum refuses {'max_terms': 0}: AssertionError: max",
+        ),
     ],
 )
-def test_what_reasoning_gym_refuses(tmp_path: Path, asked: dict, told: str) -> None:
+def test_what_reasoning_gym_refuses(tmp_path: Path, asked: Settings, told: str) -> None:
     with pytest.raises(DataError, match=r"data\.train: ") as refused:
         load_data(config(asked, source(seed=2)), read_tokenizer(write_tokenizer(tmp_path)))
     assert told in str(refused.value)
