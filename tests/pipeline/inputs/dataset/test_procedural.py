@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.inputs.dataset import procedural
 from pipeline.inputs.dataset.load import load_data
 from pipeline.inputs.dataset.procedural import generate_rows
 from pipeline.inputs.dataset.rows import DataError
@@ -92,21 +93,21 @@ def test_equal_seeds_leave_no_training_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("name", "settings", "told"),
     [
-        (source("chain_sun", seed=1), "has no dataset 'chain_sun'; nearest: 'chain_sum'"),
-        (source("composite", seed=1), "has no dataset 'composite'"),
-        (
-            source(seed=1, settings={"max_term": 3}),
-            "chain_sum has no setting 'max_term'; nearest: 'max_terms'",
-        ),
-        (
-            source(seed=1, settings={"max_terms": 0}),
-            "chain_sum refuses {'max_terms': 0}: AssertionError: max",
-        ),
+        ("chain_sun", {}, "reasoning-gym has no dataset 'chain_sun'; nearest: 'chain_sum'"),
+        ("composite", {}, "reasoning-gym has no dataset 'composite'"),
+        ("chain_sum", {"max_term": 3}, "chain_sum has no setting 'max_term'; nearest: 'max_terms'"),
+        ("chain_sum", {"seed": 3}, "chain_sum has no setting 'seed'"),
+        ("chain_sum", {"max_terms": 0}, "chain_sum refuses {'max_terms': 0}: AssertionError: max"),
     ],
 )
-def test_what_reasoning_gym_refuses(tmp_path: Path, asked: Settings, told: str) -> None:
-    with pytest.raises(DataError, match=r"data\.train: ") as refused:
-        load_data(config(asked, source(seed=2)), read_tokenizer(write_tokenizer(tmp_path)))
-    assert told in str(refused.value)
+def test_what_reasoning_gym_refuses(name: str, settings: Settings, told: str) -> None:
+    request = {"name": name, "size": 1, "seed": 1, "settings": settings}
+    assert f"{procedural._generate(request)}".startswith(told)
+
+
+def test_a_refusal_names_the_source(tmp_path: Path) -> None:
+    train = source("chain_sun", seed=1)
+    with pytest.raises(DataError, match=r"data\.train: reasoning-gym has no .* 'chain_sum'"):
+        load_data(config(train, source(seed=2)), read_tokenizer(write_tokenizer(tmp_path)))
