@@ -14,6 +14,13 @@ from typing import Any
 from rewards.answers import Extraction, find_answer
 from rewards.base import Tags
 
+try:
+    from reasoning_gym import get_score_answer_fn
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "run `make install-rewards`, or install reasoning-gym", name=error.name
+    ) from error
+
 
 def score_answer(
     completion: str,
@@ -50,7 +57,6 @@ def score_answer(
 
     Raises:
         ValueError: if `entry` is no item of a dataset of reasoning-gym.
-        ModuleNotFoundError: if reasoning-gym is not installed.
     """
     item, score = _item(entry)
     answer = find_answer(completion, tags=tags, extraction=extraction)
@@ -81,14 +87,6 @@ def _item(entry: str) -> tuple[Mapping[str, Any], Callable[[str, Mapping[str, An
 
 @functools.cache
 def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
-    try:
-        from reasoning_gym import get_score_answer_fn
-    except ModuleNotFoundError as error:
-        if error.name != "reasoning_gym":
-            raise
-        raise ModuleNotFoundError(
-            "rewards.gym needs reasoning-gym: `make install-rewards`, or install reasoning-gym"
-        ) from error
     score: Callable[[str, Mapping[str, Any]], float] = get_score_answer_fn(name)
     return score
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jsonschema import exceptions, validators
+from referencing import Registry
+
 from rewards.answers import extract_answer
 from rewards.base import Tags
 
@@ -45,9 +48,6 @@ class JsonSchema:
     """
 
     def __init__(self, schema: Mapping[str, Any] | str) -> None:
-        from jsonschema import exceptions, validators
-        from referencing import Registry
-
         found = _read(Path(schema)) if isinstance(schema, str) else schema
         validator = validators.validator_for(found, default=validators.Draft202012Validator)
         try:

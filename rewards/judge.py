@@ -126,7 +126,9 @@ class Judge:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def __call__(self, completion: str, **columns: object) -> float:
+    async def __call__(
+        self, completion: str, *, prompt: str, answer: str | None = None, **columns: object
+    ) -> float:
         """The score of a completion.
 
         Raises:
@@ -134,7 +136,8 @@ class Judge:
                 the reply has no valid score.
             ConnectionError: if the last retry fails too.
         """
-        request = {**self._request, "messages": [self._message(completion, columns)]}
+        known = {**columns, "prompt": prompt, "answer": answer, "completion": completion}
+        request = {**self._request, "messages": [self._message(known)]}
         path = None
         if self._cache is not None:
             text = json.dumps([self._url, request], sort_keys=True)
@@ -155,8 +158,7 @@ class Judge:
             await self._client.aclose()
             self._client = None
 
-    def _message(self, completion: str, columns: Mapping[str, object]) -> dict[str, str]:
-        known = {**columns, "completion": completion}
+    def _message(self, known: Mapping[str, object]) -> dict[str, str]:
         try:
             content = string.Formatter().vformat(self._template, (), known)
         except KeyError as error:

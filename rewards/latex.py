@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from rewards.answers import Extraction, find_answer
 from rewards.base import Tags
 
+try:
+    from math_verify import parse, verify
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "run `make install-rewards`, or install math-verify", name=error.name
+    ) from error
+
+# It warns in each process that its time-outs are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 
 
@@ -50,14 +58,12 @@ def latex_answer(
 
     Raises:
         ValueError: if the reference cannot be parsed.
-        ModuleNotFoundError: if math-verify is not installed.
     """
     reference = _reference(answer)
     if not reference:
         raise ValueError(f"the reference answer {answer[:200]!r} cannot be parsed as LaTeX")
     text = find_answer(completion, tags=tags, extraction=extraction)
     found = [] if text is None else _parse(text)
-    _, verify = _math_verify()
     return float(bool(found) and verify(reference, found, timeout_seconds=None))
 
 
@@ -68,21 +74,7 @@ def _reference(answer: str) -> list[Any]:
 
 def _parse(text: str) -> list[Any]:
     """The expressions of a text; empty if it has none."""
-    parse, _ = _math_verify()
     if not any(delimiter in text for delimiter in _DELIMITERS):
         text = f"${text}$"  # math-verify finds LaTeX by its delimiters
     # By default unparsed text is a result too, and equals the same text.
     return parse(text, fallback_mode="no_fallback", parsing_timeout=None)
-
-
-@functools.cache
-def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    try:
-        from math_verify import parse, verify
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "rewards.latex needs math-verify: `make install-rewards`, or install math-verify"
-        ) from error
-    # It warns in each process that its time-outs are off.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return parse, verify

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 
 import pytest
 
 from configs.schema import Prompt
 from pipeline.inputs.dataset import procedural
 from pipeline.inputs.dataset.procedural import generate_rows
-from rewards import gym
 from rewards.base import Tags
 from rewards.gym import score_answer
 
@@ -71,9 +71,10 @@ def test_hack_some_datasets_evaluate_answers() -> None:
 
 
 def test_the_message_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
-    gym._scorer.cache_clear()
+    monkeypatch.delitem(sys.modules, "rewards.gym")
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ModuleNotFoundError, match="make install-rewards"):
-        score("5", item("chain_sum", "unseen"))
+    with pytest.raises(ModuleNotFoundError, match="make install-rewards") as missing:
+        import_module("rewards.gym")
+    assert missing.value.name == "reasoning_gym"
     told = procedural._generate({"name": "chain_sum", "size": 1, "seed": 1, "settings": {}})
     assert "make install-rewards" in f"{told}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from importlib import import_module
 
 import pytest
 
 from configs.schema import Prompt
-from rewards import latex
 from rewards.base import Tags
 from rewards.latex import latex_answer
 
@@ -72,7 +72,8 @@ def test_an_error_is_not_a_zero() -> None:
 
 
 def test_the_message_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    latex._math_verify.cache_clear()
+    monkeypatch.delitem(sys.modules, "rewards.latex")
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ModuleNotFoundError, match="make install-rewards"):
-        score("5", "unseen reference")
+    with pytest.raises(ModuleNotFoundError, match="make install-rewards") as missing:
+        import_module("rewards.latex")
+    assert missing.value.name == "math_verify"
