@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.colocated_actor import ColocatedActor
 from actors.exporter_actor import ExporterActor
 from actors.learner_actor import LearnerActor
 from actors.placement import Lease, Reservation, device_free_lease, lease
-from actors.reward_actors import RewardActor, RewardPool, RewardWorker, WorkerDied
+from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
-from configs.schema import Config, Rewards
+from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.rollouts import Completion
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import LearnerWorker, SamplerWorker
-from rewards.base import Outcome, RewardInput
+from pipeline.contracts.workers import LearnerWorker, SamplerWorker, ScorerWorker
+from pipeline.run.run_folder import RunFolder
 
 # One thread works, the other answers `abort` and `building` meanwhile.
 _THREADS = 2
+# Every finished rollout is a call of its own.
+_CONCURRENT_SCORES = 10_000
+_CLOSING_S = 5.0
 
 
 def spawn(
@@ -111,16 +114,13 @@ class RayWorker:
         ray.kill(self.actor)
 
 
-class RayRewardWorker(RayWorker):
-    """A reward process; see `actors.reward_actors.RewardWorker`."""
+class RayScorer(RayWorker):
+    """The host of the reward processes."""
 
-    async def score(self, name: str, inputs: Sequence[RewardInput]) -> list[Outcome]:
-        """See `actors.reward_actors.RewardWorker`."""
-        try:
-            outcomes: list[Outcome] = await self.actor.score.remote(name, inputs)
-        except RayError:  # the process died, or an interrupt hit it outside of the function
-            raise WorkerDied from None
-        return outcomes
+    def kill(self) -> None:
+        """Ends the reward processes and what they have started, then their host."""
+        ray.wait([self.actor.close.remote()], timeout=_CLOSING_S)
+        super().kill()
 
 
 @dataclass(frozen=True)
@@ -247,12 +247,12 @@ class RunActors(DeviceActors):
     Attributes:
         samplers: in a colocated run, the learner's worker.
         learner: the learner's process.
-        scorer: the reward processes.
+        scorer: hosts the reward processes.
     """
 
     samplers: list[SamplerWorker]
     learner: LearnerWorker
-    scorer: RewardPool
+    scorer: ScorerWorker
 
     @staticmethod
     def spawn(config: Config) -> RunActors:
@@ -262,16 +262,12 @@ class RunActors(DeviceActors):
         learner = Process(cls, config.plan.learner_devices, "learner", (config,))
         found = _spawn_together(config, [learner, *([] if colocated else _samplers(config))])
         workers = [RayWorker(actor) for actor in found.actors]
-        # Names are never reused: a replaced worker may still hold its name for a moment.
-        names = (f"{_run_name(config)}: rewards {number}" for number in itertools.count())
         return RunActors(
             found.devices,
             found.actors,
             [cast("SamplerWorker", worker) for worker in (workers if colocated else workers[1:])],
             cast("LearnerWorker", workers[0]),
-            RewardPool(
-                config.rewards, lambda: _spawn_reward_worker(config.rewards, name=next(names))
-            ),
+            spawn_scorer(config),
         )
 
     @property
@@ -281,10 +277,20 @@ class RunActors(DeviceActors):
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
-        self.scorer.close()
+        self.scorer.kill()
         super().kill()
 
 
-def _spawn_reward_worker(rewards: Rewards, *, name: str) -> RewardWorker:
-    actor = spawn(RewardActor, rewards, lease=device_free_lease(), name=name)
-    return cast("RewardWorker", RayRewardWorker(actor))
+def spawn_scorer(config: Config) -> ScorerWorker:
+    """Starts the host of the reward processes on this machine, where the run folder is."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = spawn(
+        RewardActor,
+        config.rewards,
+        str(RunFolder.of(config).rewards_log),
+        lease=device_free_lease(),
+        name=f"{_run_name(config)}: rewards",
+        strategy=here,
+        threads=_CONCURRENT_SCORES,
+    )
+    return cast("ScorerWorker", RayScorer(actor))

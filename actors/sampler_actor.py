@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +38,7 @@ class SamplerActor(ModelActor):
         self.sha256 = ""
         self._slots: int | None = None
         self._opened: dict[str | None, tuple[Params, OpenedAdapter]] = {}
+        self._finished: SimpleQueue[Completion] = SimpleQueue()
 
     def open(self, model: LoadingModel | OpenedModel) -> None:
         """See `ModelActor`."""
@@ -122,6 +125,12 @@ class SamplerActor(ModelActor):
             OutOfMemory: if the slots do not fit into memory.
         """
         self.check_fits(lambda: self.engine.needs)
+        self.finished()  # those of a call that failed
+
+        def report(completions: Sequence[Completion]) -> None:
+            for completion in completions:
+                self._finished.put(completion)
+
         return self.engine.generate(
             requests,
             base=self.weights.base,
@@ -130,7 +139,16 @@ class SamplerActor(ModelActor):
             adapter_sha256=self.sha256,
             temperature=temperature,
             min_finished=min_finished,
+            report=report,
         )
+
+    def finished(self) -> list[Completion]:
+        """Returns what `generate` has finished since the last call; can be called while it runs."""
+        found = []
+        with suppress(Empty):
+            while True:
+                found.append(self._finished.get_nowait())
+        return found
 
     @during("generate")
     def sampler_speed(self) -> Speeds:

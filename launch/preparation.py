@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,8 @@ from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
+from rewards.base import RewardFacts
+from rewards.host import check
 
 _FOLDER_SETTINGS = ("run.dir", "run.name")
 _DATA_SETTINGS = (
@@ -54,6 +56,7 @@ class Prepared:
         folder: the run folder; does not exist yet if the run is new.
         extend: budget to add; None: nothing.
         wandb_mode: mode of W&B.
+        rewards: what the reward functions report.
         waited_s: seconds before the start of this process that count as used.
     """
 
@@ -63,6 +66,7 @@ class Prepared:
     folder: RunFolder
     extend: Budget | None
     wandb_mode: tracking.Mode
+    rewards: tuple[RewardFacts, ...] = ()
     waited_s: float = 0.0
 
 
@@ -131,6 +135,7 @@ def prepare(
     if tracked:
         chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
     _check_request(config, found, folder)
+    rewards = found.check(("rewards",), _check_rewards, config.rewards)
     tokenizer = _check_model(config, found, weights=weights_bytes is None)
     if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
@@ -142,8 +147,11 @@ def prepare(
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
+    if rewards is not None and data is not None:
+        found.attempt(_check_columns, rewards, data)
     found.raise_if_any()
     assert tokenizer is not None
+    assert rewards is not None
     assert data is not None
     assert chosen is not None
     mode, why = chosen
@@ -151,7 +159,7 @@ def prepare(
         why += f"; files in {folder.path / 'wandb'}"
     for line in ([why] if tracked else []) + list(data.report):
         print(line, flush=True)
-    return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
+    return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s)
 
 
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
@@ -163,7 +171,6 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     for key, path in adapters.items():
         if path is not None:
             found.check((key,), _check_adapter, key, path)
-    found.check(("rewards.functions",), _check_rewards, config.rewards)
 
 
 def _check_adapter(key: str, path: str) -> None:
@@ -299,23 +306,48 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
         raise ValueError("\n".join(mistakes))
 
 
-def _check_rewards(rewards: Rewards) -> None:
-    """Imports the reward functions in a separate process: they may import anything, even JAX.
+def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
+    """Imports the reward functions in processes of their own: they may import anything, even JAX.
 
     Raises:
-        ValueError: with a line for each function that cannot be imported.
+        ValueError: with a line for each function that cannot be used.
     """
-    imports = subprocess.run(
-        [sys.executable, "-m", "rewards.resolve", *(part.function for part in rewards.functions)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if imports.returncode:
-        crash = f"importing them ended Python with status {imports.returncode}"
-        mistakes = imports.stdout.splitlines() or [crash]
-        raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
+    try:
+        return check(rewards)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
+
+
+def _check_columns(rewards: Sequence[RewardFacts], data: LoadedData) -> None:
+    """Compares the columns that reward functions need with those of the training data.
+
+    Raises:
+        ValueError: with a line for each column or reference answer that is missing.
+    """
+    mistakes = []
+    for name, split in data.splits():
+        where, first = setting_name(name), split.prompts[0]
+        if not where.startswith("data.train") and not where.startswith("data.mixture"):
+            continue
+        for facts in rewards:
+            if facts.needs_answer and first.answer is None:
+                mistakes.append(
+                    f"rewards.functions: {facts.name!r} needs reference answers, and {where} has "
+                    "none; set data.answer_column"
+                )
+            for column in facts.columns:
+                if column not in first.row:
+                    nearest = difflib.get_close_matches(column, first.row, n=1)
+                    hint = (
+                        f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(first.row)}"
+                    )
+                    mistakes.append(
+                        f"rewards.functions: {facts.name!r} needs the column {column!r}, which "
+                        f"{where} lacks; {hint}"
+                    )
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
 
 
 def _check_time(

@@ -111,6 +111,25 @@ class Outcome:
         return Outcome(None, RewardError(cause, printable(message)))
 
 
+@dataclass(frozen=True)
+class RewardFacts:
+    """What a process reports about its function.
+
+    Attributes:
+        name: of the part.
+        kind: form of the function; see `rewards.forms`.
+        needs_answer: whether it cannot be called without a reference answer.
+        columns: columns of the dataset that it cannot be called without.
+        sha256: hash of the file that defines it; None if there is none.
+    """
+
+    name: str
+    kind: str
+    needs_answer: bool
+    columns: tuple[str, ...]
+    sha256: str | None
+
+
 def to_outcome(value: object) -> Outcome:
     """What a reward function returned for one completion; never raises.
 
@@ -148,10 +167,12 @@ def printable(text: str) -> str:
 
 
 def _number(value: object) -> Outcome:
-    value = _plain(value)
+    # NumPy's times are integers to Python.
+    is_time = getattr(getattr(value, "dtype", None), "kind", "") in {"m", "M"}
+    value = value if is_time else _plain(value)
     if value is None:
         return Outcome(None)
-    if not isinstance(value, Real):
+    if is_time or not isinstance(value, Real):
         return Outcome.failed("invalid", f"returned a {type(value).__name__}, not a number")
     number = float(value)
     if not math.isfinite(number):
@@ -175,7 +196,9 @@ def _named(value: Mapping[Any, object]) -> Outcome:
             named[name] = outcome.value
     if not named:
         return Outcome(None)
-    total = math.fsum(named.values())
+    total = sum(named.values(), 0.0)
+    if not math.isfinite(total):
+        return Outcome.failed("not_finite", f"returned numbers whose sum is {total}")
     return Outcome(total, named=named)
 
 
@@ -184,5 +207,4 @@ def _plain(value: object) -> object:
     numpy = sys.modules.get("numpy")  # not imported here: a value of NumPy has imported it
     if numpy is None or not isinstance(value, numpy.generic):
         return value
-    # `item` converts nanosecond times to integers, which would be accepted as numbers.
-    return value if value.dtype.kind in "mM" else value.item()
+    return value.item()

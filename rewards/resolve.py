@@ -1,84 +1,100 @@
-"""Imports the reward functions of a configuration by their names `module:function`.
+"""Finds the function or class of a reward by its name: `file.py:name` or `module:name`.
 
-    python -m rewards.resolve MODULE:FUNCTION ...
-
-writes a line for each function that cannot be imported, and exits with status 1 if there is one.
+Importing a user's code may run anything, so that this happens in reward processes only.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import importlib.util
+import inspect
 import pkgutil
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
-from rewards.base import RewardFunction, describe_error
+from rewards.base import describe_error
 
 
-def resolve(function: str) -> RewardFunction:
-    """Imports `function`, e.g. `rewards.correctness:exact_answer`.
+def resolve(function: str) -> object:
+    """Imports what `function` names, e.g. `rewards.correctness:exact_answer`.
+
+    A file is loaded under a name of its own, so that it can have the name of another module. What
+    lies beside it can be imported, unless another module has the same name.
 
     Raises:
-        ValueError: if there is no such module or function (with the nearest name), if importing
-            the module fails, or if the object is not callable.
+        ValueError: if there is no such file, module or function (with the nearest name), or if
+            importing it fails.
     """
-    module_name, _, name = function.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"{function!r} is not of the form module:function")
-    module = _import(module_name, function=function)
+    place, _, name = function.rpartition(":")
+    if not place or not name:
+        raise ValueError("is not of the form file.py:function or module:function")
+    module = _load(Path(place)) if place.endswith(".py") else _import(place)
     found = getattr(module, name, None)
     if found is None:
-        known = [key for key, value in vars(module).items() if _is_public_function(key, value)]
-        raise ValueError(
-            f"{function!r}: {module_name} has no {name!r}{_nearest(name, known, module_name)}"
-        )
-    if not callable(found):
-        raise ValueError(f"{function!r} is of type {type(found).__name__}, not a function")
-    resolved: RewardFunction = found
-    return resolved
+        known = [key for key, value in vars(module).items() if _is_public(key, value)]
+        raise ValueError(f"{place} has no {name!r}{_nearest(name, known, place)}")
+    return found
 
 
-def _import(module_name: str, *, function: str) -> ModuleType:
+def source_sha256(found: object) -> str | None:
+    """Hash of the file that defines a function or class; None if there is no such file."""
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(found))  # type: ignore[arg-type]
+        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
+    except (TypeError, ValueError, OSError):
+        return None
+
+
+def _load(path: Path) -> ModuleType:
+    """The module of a file."""
+    if not path.is_file():
+        folder = path.parent
+        beside = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
+        raise ValueError(f"no file {path}{_nearest(path.name, beside, str(folder))}")
+    name = f"reward_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Last, so that a file beside it never hides a module of the project or of a library.
+    sys.path.append(str(path.parent.absolute()))
+    sys.modules[name] = module  # pickling and dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise ValueError(f"importing {path} raises {describe_error(error)}") from error
+    return module
+
+
+def _import(module_name: str) -> ModuleType:
     try:
         return import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not f"{module_name}.".startswith(f"{missing}."):
-            raise ValueError(f"{function!r}: {module_name} needs {missing!r}: {error}") from error
+            raise ValueError(f"{module_name} needs {missing!r}: {error}") from error
     except BaseException as error:
-        raise ValueError(
-            f"{function!r}: importing {module_name} raises {describe_error(error)}"
-        ) from error
+        raise ValueError(f"importing {module_name} raises {describe_error(error)}") from error
     parent, _, last = missing.rpartition(".")
     paths = getattr(import_module(parent), "__path__", ()) if parent else None
     known = [module.name for module in pkgutil.iter_modules(paths)]
     where = parent or "Python's path"
-    raise ValueError(f"{function!r}: no module {missing!r}{_nearest(last, known, where)}")
+    raise ValueError(
+        f"no module {missing!r}{_nearest(last, known, where)}; name a file of yours by its path: "
+        f"{last}.py:function"
+    )
 
 
-def _is_public_function(name: str, value: object) -> bool:
-    return callable(value) and not name.startswith("_") and not isinstance(value, type)
+def _is_public(name: str, value: object) -> bool:
+    return callable(value) and not name.startswith("_")
 
 
 def _nearest(name: str, known: list[str], where: str) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
     return f"; nearest in {where}: {nearest[0]!r}" if nearest else ""
-
-
-def _main(functions: Sequence[str]) -> int:
-    mistakes = []
-    with redirect_stdout(sys.stderr):  # keeps output of imported modules apart from the mistakes
-        for function in functions:
-            try:
-                resolve(function)
-            except ValueError as error:
-                mistakes.append(" ".join(str(error).split()))
-    sys.stdout.writelines(f"{mistake}\n" for mistake in mistakes)
-    return 1 if mistakes else 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))

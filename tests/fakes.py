@@ -42,7 +42,8 @@ from pipeline.rollout.workers import Workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
-from rewards.base import Outcome, RewardInput, score
+from rewards.base import Outcome, RewardInput
+from rewards.forms import recognise
 from rewards.resolve import resolve
 
 EOS = 1
@@ -268,6 +269,9 @@ class FakeSampler(Prepares):
         )
         return drawn if request.partial is None else continued(request.partial, drawn)
 
+    async def finished(self) -> list[Completion]:
+        return []
+
     async def work(self) -> DecodeWork:
         return self.done
 
@@ -439,14 +443,23 @@ class FakeScorer:
 
     def __init__(self, script: Script, config: Config) -> None:
         self.script = script
-        self.functions = {f.name: resolve(f.function) for f in config.rewards.functions}
+        self.forms = {
+            part.name: recognise(resolve(part.function), part.args)
+            for part in config.rewards.functions
+        }
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         self.script.note("scorer.score")
         if self.script.stop.is_set():
             await asyncio.Event().wait()
-        parts = {name: score(function, inputs) for name, function in self.functions.items()}
+        parts = {
+            name: [outcome for _, outcome, _ in form.score(inputs)]
+            for name, form in self.forms.items()
+        }
         return [{name: parts[name][row] for name in parts} for row in range(len(inputs))]
+
+    async def notices(self) -> list[str]:
+        return []
 
 
 class FakeTracker(Tracker):

@@ -21,7 +21,7 @@ from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
-from rewards.base import Outcome, RewardInput
+from rewards.base import Outcome, RewardFacts, RewardInput
 
 
 class Sampler(Protocol):
@@ -44,6 +44,12 @@ class Sampler(Protocol):
             temperature: 0 is greedy.
             min_finished: number of finished completions after which the others are returned
                 unfinished, with stop reason "truncated"; None: all finish.
+        """
+
+    async def finished(self) -> list[Completion]:
+        """Returns the rollouts that a running `generate` has finished since the last call.
+
+        `generate` returns them again. After a repeated call some of them may differ.
         """
 
     async def work(self) -> DecodeWork:
@@ -122,7 +128,24 @@ class Scorer(Protocol):
     """Runs the reward functions."""
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        """Returns for each input the outcome of each reward function, by name."""
+        """Returns for each input the outcome of each function, by name; calls may overlap."""
+
+    async def notices(self) -> list[str]:
+        """Returns a line for each function that has printed something for the first time."""
+
+
+class ScorerWorker(Scorer, Protocol):
+    """All methods of the host of the reward processes."""
+
+    async def start(self) -> list[RewardFacts]:
+        """Starts the reward processes; returns what they report about their functions.
+
+        Raises:
+            ValueError: with a line for each function that cannot be used.
+        """
+
+    def kill(self) -> None:
+        """Ends the reward processes."""
 
 
 class Resizable(Protocol):

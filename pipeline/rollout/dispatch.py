@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby
+from typing import Any
 
 from configs.rollout import min_finished
 from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
 from pipeline.contracts.workers import Sampler
+
+Report = Callable[[Sequence[Completion]], None]
+"""Receives rollouts that have ended."""
+REPORT_S = 0.1
+"""Seconds between two questions to a sampler for the rollouts that have ended."""
 
 
 def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[RolloutRequest]]:
@@ -24,12 +30,30 @@ def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[Ro
     return dealt
 
 
+async def _reporting(
+    sampler: Sampler, work: Coroutine[Any, Any, list[Completion]], report: Report
+) -> list[Completion]:
+    """The result of `work`; meanwhile reports the rollouts that the sampler has finished."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=REPORT_S)
+            if not task.done():
+                report(await sampler.finished())
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return task.result()
+
+
 async def generate(
     samplers: Sequence[Sampler],
     requests: Sequence[RolloutRequest],
     *,
     temperature: float,
     cut_off: float | None = None,
+    report: Report | None = None,
 ) -> tuple[list[Completion], DecodeWork]:
     """Generates all requests on all samplers in parallel; completions in the order of requests.
 
@@ -39,11 +63,13 @@ async def generate(
         temperature: 0 is greedy.
         cut_off: once this share of a sampler's requests has finished, it truncates the others;
             None: it finishes all.
+        report: receives rollouts soon after they end.
     """
 
     async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
         ending = None if cut_off is None else min_finished(len(share), cut_off=cut_off)
-        completions = await sampler.generate(share, temperature=temperature, min_finished=ending)
+        work = sampler.generate(share, temperature=temperature, min_finished=ending)
+        completions = await (work if report is None else _reporting(sampler, work, report))
         total.add(await sampler.work())
         return completions
 

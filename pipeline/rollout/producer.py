@@ -37,7 +37,7 @@ from configs.schema import Config
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import DecisionLog, StepGate, TrainStep
 from pipeline.contracts.progress import SamplingState, SignalShare
-from pipeline.contracts.rollouts import Prompt, RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import Completion, Prompt, RolloutName, RolloutRequest
 from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.inputs.dataset.packing import sequences_for_step
 from pipeline.inputs.dataset.splits import LoadedData
@@ -50,9 +50,9 @@ from pipeline.rollout.rollout_step import (
     SamplingRound,
     TrainingStep,
 )
-from pipeline.rollout.scoring import reward_inputs, score_rollouts
+from pipeline.rollout.scoring import EarlyScoring, reward_inputs, score_rollouts
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
-from rewards.base import Tags
+from rewards.base import RewardInput, Tags
 
 _FURTHER_ROUND = "further_round"
 
@@ -230,23 +230,31 @@ class RolloutProducer:
             for prompt in prompts
             for sample in range(config.rollout.group_size)
         ]
-        sampled, work = await workers.generate(
-            [*state.partial.requests(), *new],
-            temperature=config.rollout.temperature,
-            cut_off=config.rollout.cut_off,
-            deadline=step.deadline,
-        )
-        split = split_partial(sampled, state.partial, mode=config.rollout.partial)
-        watch.lap("sample")
-        completions = split.finished
-        inputs = reward_inputs(completions, self._prompts, maker=self._maker, tags=self._tags)
-        outcomes = await workers.score(inputs, deadline=step.deadline)
+        early = EarlyScoring(workers.scorer, self._inputs_of)
+        try:
+            sampled, work = await workers.generate(
+                [*state.partial.requests(), *new],
+                temperature=config.rollout.temperature,
+                cut_off=config.rollout.cut_off,
+                deadline=step.deadline,
+                report=early.add,
+            )
+            split = split_partial(sampled, state.partial, mode=config.rollout.partial)
+            watch.lap("sample")
+            completions = split.finished
+            inputs = self._inputs_of(completions)
+            outcomes = await workers.score(inputs, deadline=step.deadline, early=early)
+        finally:
+            early.cancel()
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )
         watch.lap("reward")
         seconds = self._now() - began_s
         return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
+
+    def _inputs_of(self, completions: Sequence[Completion]) -> list[RewardInput]:
+        return reward_inputs(completions, self._prompts, maker=self._maker, tags=self._tags)
 
     def _further_round(
         self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare

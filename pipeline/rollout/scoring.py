@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 
 from configs.schema import Config, Rewards
 from configs.task import OVERLONG
 from pipeline.contracts.rollouts import Completion, Prompt, Rollout
+from pipeline.contracts.workers import Scorer
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.advantages import GroupStats, group_advantages
 from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
@@ -52,6 +54,51 @@ NOT_APPLICABLE = "not_applicable"
 
 OTHERS_FAILED = "group"
 """Why a rollout is excluded if a reward of another rollout of its group failed."""
+
+
+class EarlyScoring:
+    """Scores rollouts when they end, while others are sampled.
+
+    Args:
+        scorer: the reward workers.
+        inputs_of: makes their inputs from completions.
+    """
+
+    def __init__(
+        self, scorer: Scorer, inputs_of: Callable[[Sequence[Completion]], list[RewardInput]]
+    ) -> None:
+        self._scorer = scorer
+        self._inputs_of = inputs_of
+        self._scored: dict[object, tuple[asyncio.Task[list[dict[str, Outcome]]], int]] = {}
+
+    def add(self, completions: Sequence[Completion]) -> None:
+        """Begins to score completions."""
+        if not completions:
+            return
+        inputs = self._inputs_of(completions)
+        task = asyncio.create_task(self._scorer.score(inputs))
+        self._scored |= {_key(one): (task, index) for index, one in enumerate(inputs)}
+
+    async def outcomes(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        """The outcome of each function for each input, scored before or now."""
+        rest = [one for one in inputs if _key(one) not in self._scored]
+        last = asyncio.create_task(self._scorer.score(rest))
+        await asyncio.gather(last, *{task for task, _ in self._scored.values()})
+        scored, found = iter(last.result()), []
+        for one in inputs:
+            early = self._scored.get(_key(one))
+            found.append(next(scored) if early is None else early[0].result()[early[1]])
+        return found
+
+    def cancel(self) -> None:
+        """Abandons what is being scored."""
+        for task, _ in self._scored.values():
+            task.cancel()
+
+
+def _key(one: RewardInput) -> object:
+    """What identifies an input of a step: equal completions of a prompt have equal scores."""
+    return one.prompt_id, one.completion, one.stop_reason
 
 
 def reward_errors(rollouts: Sequence[Rollout]) -> dict[str, list[RewardError]]:

@@ -22,13 +22,14 @@ from pipeline.contracts.workers import Learner, ResizableLearner, ResizableSampl
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
+from pipeline.rollout.scoring import EarlyScoring
 from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
-_ANY_SIZE = frozenset({"abort", "resume", "work", "save", "keep_best", "recover_best"})
+_ANY_SIZE = frozenset({"abort", "resume", "work", "finished", "save", "keep_best", "recover_best"})
 """Methods that use no compiled programs."""
 
 
@@ -175,6 +176,7 @@ class Workers:
         temperature: float,
         cut_off: float | None = None,
         deadline: WorkDeadline | None = None,
+        report: dispatch.Report | None = None,
     ) -> tuple[list[Completion], DecodeWork]:
         """One completion per request, in their order, under the published adapter.
 
@@ -183,12 +185,15 @@ class Workers:
             temperature: 0 is greedy.
             cut_off: see `dispatch.generate`.
             deadline: when the work is abandoned.
+            report: receives rollouts soon after they end.
 
         Raises:
             Interrupted: if the run is stopped.
             OutOfTime: at the deadline.
         """
-        work = dispatch.generate(self._samplers, requests, temperature=temperature, cut_off=cut_off)
+        work = dispatch.generate(
+            self._samplers, requests, temperature=temperature, cut_off=cut_off, report=report
+        )
         completions, done = await self._within(deadline, work, aborts=self._samplers)
         assert self.published is not None
         parity.check_labels(completions, self.published)
@@ -197,15 +202,25 @@ class Workers:
     # --- rewards
 
     async def score(
-        self, inputs: Sequence[RewardInput], *, deadline: WorkDeadline | None = None
+        self,
+        inputs: Sequence[RewardInput],
+        *,
+        deadline: WorkDeadline | None = None,
+        early: EarlyScoring | None = None,
     ) -> list[dict[str, Outcome]]:
         """The outcome of each reward function for each input.
+
+        Args:
+            inputs: finished completions.
+            deadline: when the work is abandoned.
+            early: has the scores of some of them.
 
         Raises:
             Interrupted: if the run is stopped.
             OutOfTime: at the deadline.
         """
-        return await self._within(deadline, self.scorer.score(inputs))
+        work = self.scorer.score(inputs) if early is None else early.outcomes(inputs)
+        return await self._within(deadline, work)
 
     # --- learner
 

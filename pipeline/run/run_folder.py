@@ -52,6 +52,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
+        self.rewards_log = path / "rewards.log"
         self._config = path / "config.json"
         self._plan = path / "plan.json"
         self._journal = path / "journal.jsonl"

@@ -65,7 +65,7 @@ def told(path: Path, key: str, text: str) -> str:
         (
             "rewards.functions.0.function",
             "exact_answer",
-            '= "exact_answer": must be a string of the form module:function',
+            '= "exact_answer": must be a string of the form file.py:function or module:function',
         ),
         ("model.path", "", '= "": must be a string, not empty'),
         (

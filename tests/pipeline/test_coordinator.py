@@ -291,7 +291,9 @@ def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
         assert len(inputs) == len(given)
         return [
             {
-                "correct": Outcome(value, f"raised {n}" if value is None else None),
+                "correct": Outcome.failed("raised", f"raised {n}")
+                if value is None
+                else Outcome(value),
                 "format": Outcome(0.0, None),
             }
             for n, value in enumerate(given, start=1)

@@ -28,7 +28,7 @@ def broken(process: Process, fails: Mapping[int, int]) -> Process:
     async def failing(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         scored = await score(inputs)
         for row in scored[: fails.get(process.coordinator.progress.step, 0)]:
-            row["correct"] = Outcome(None, "raised KeyError: 'x'")
+            row["correct"] = Outcome.failed("raised", "raised KeyError: 'x'")
         return scored
 
     process.scorer.score = failing  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ def test_rollouts_sampled_ahead_are_checked_before_the_update(tmp_path: Path):
         ) -> list[dict[str, Outcome]]:
             scored = await score(inputs)
             drawn = {call for call in run.script.calls if "generate:train 2" in call}
-            lost = Outcome(None, "returned nan")
+            lost = Outcome.failed("not_finite", "returned nan")
             return [{**row, "correct": lost} for row in scored] if drawn else scored
 
         run.scorer.score = failing  # type: ignore[method-assign]

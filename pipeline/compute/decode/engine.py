@@ -15,7 +15,7 @@ and their noise continues at the same position.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -45,6 +45,8 @@ from pipeline.contracts.speeds import Speeds
 
 Weights = tuple[Params, Params]
 """Base and adapter."""
+Report = Callable[[Sequence[Completion]], None]
+"""Receives rollouts that have ended."""
 _UNBOUNDED_PREFILL_BELOW = 0.5
 """Share of busy slots below which `plan.prefill_tokens` does not bound prefills."""
 
@@ -193,6 +195,7 @@ class Engine:
         temperature: float,
         base: Params | None = None,
         min_finished: int | None = None,
+        report: Report | None = None,
     ) -> list[Completion]:
         """Samples one completion per request, in request order.
 
@@ -207,6 +210,7 @@ class Engine:
             min_finished: when at least this many rollouts have ended, checked between segments,
                 the others are returned with stop reason "truncated"; rollouts that have not
                 started have no tokens. None: all rollouts end.
+            report: receives the rollouts that have ended, after each segment.
 
         Raises:
             Aborted: if `abort` was called, also before this call; checked between two segments.
@@ -218,9 +222,10 @@ class Engine:
         base = self._base if base is None else base
         assert base is not None, "neither the engine nor generate was given a base"
         sampling = SamplingParams.of(temperature)
-        finished = self._sample(requests, (base, adapter), sampling, min_finished=min_finished)
-        return [
-            Completion(
+
+        def complete(index: int, slot: FinishedSlot) -> Completion:
+            request = requests[index]
+            return Completion(
                 name=request.name,
                 prompt_tokens=request.prompt_tokens,
                 **vars(slot),
@@ -228,8 +233,14 @@ class Engine:
                 adapter_sha256=adapter_sha256,
                 earlier_spans=() if request.partial is None else request.partial.version_spans,
             )
-            for request, slot in zip(requests, finished, strict=True)
-        ]
+
+        def ended(found: Mapping[int, FinishedSlot]) -> None:
+            if report is not None and found:
+                report([complete(index, slot) for index, slot in found.items()])
+
+        weights = (base, adapter)
+        finished = self._sample(requests, weights, sampling, min_finished=min_finished, ended=ended)
+        return [complete(index, slot) for index, slot in enumerate(finished)]
 
     def abort(self) -> None:
         """Makes `generate` raise `Aborted`, until `resume`; safe from other threads."""
@@ -275,8 +286,12 @@ class Engine:
         sampling: SamplingParams,
         *,
         min_finished: int | None,
+        ended: Callable[[Mapping[int, FinishedSlot]], None],
     ) -> list[FinishedSlot]:
-        """The decoding loop; returns the sampled tokens of each request."""
+        """The decoding loop; returns the sampled tokens of each request.
+
+        `ended` receives the rollouts that have ended, by index, after each segment.
+        """
         programs, steps = self._programs, self._config.segment_steps
         sizes = list(programs.segment)
         size = sizes.pop(0)
@@ -293,7 +308,9 @@ class Engine:
         while True:
             if self._abort.is_set():
                 raise Aborted
-            found |= self._collect_ended(call, state)
+            new = self._collect_ended(call, state)
+            found |= new
+            ended(new)
             if min_finished is not None and len(found) >= min_finished:
                 found |= self._truncate_rest(call, state)
                 break

@@ -15,6 +15,7 @@ from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.run.records import Console, Records, accuracy_line, rollout_records
 from pipeline.run.run_folder import RunFolder
+from rewards.base import RewardError
 from tests.fakes import FRESH, FakeTracker, completion, make_config
 
 STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4, overflow=5)
@@ -67,7 +68,10 @@ def test_stop_string_endings_have_a_separate_share():
 
 def test_in_a_mixture_each_source_has_its_own_metrics():
     sources = ["train", "more", "more", "train"]
-    mixed = [replace(one, source=name) for one, name in zip(ROLLOUTS, sources, strict=True)]
+    mixed = [
+        replace(one, given=replace(one.given, source=name))
+        for one, name in zip(ROLLOUTS, sources, strict=True)
+    ]
     metrics = step_metrics(mixed, STATS)
     own = {name: value for name, value in metrics.items() if name.count("/") == 2}
     assert own == {
@@ -268,7 +272,15 @@ def test_an_event_is_journaled_and_shown(records: Records, capsys: pytest.Captur
 def test_reward_errors_are_shown_with_the_first_reason(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
-    records.reward_errors(4, {"length": ["raised KeyError: 'x'", "returned nan"]})
+    records.reward_errors(
+        4,
+        {
+            "length": [
+                RewardError("raised", "raised KeyError: 'x'"),
+                RewardError("not_finite", "returned nan"),
+            ]
+        },
+    )
     (entry,) = records.folder.events("reward_errors")
     assert (entry["step"], entry["name"], entry["count"]) == (4, "length", 2)
     assert entry["first"] == "raised KeyError: 'x'"

@@ -1,0 +1,44 @@
+"""The process that hosts the reward processes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.schema import Rewards
+from rewards.base import Outcome, RewardFacts, RewardInput
+from rewards.host import RewardHost
+from rewards.log import RewardLog
+
+
+class RewardActor:
+    """A `rewards.host.RewardHost`; a plain class that `actors.handles` runs as a Ray actor.
+
+    Args:
+        rewards: functions, number of processes, limits.
+        log: path of `rewards.log`.
+    """
+
+    def __init__(self, rewards: Rewards, log: str) -> None:
+        self._rewards = rewards
+        self._log = RewardLog(Path(log))
+        self._host: RewardHost | None = None
+
+    async def start(self) -> list[RewardFacts]:
+        """See `RewardHost.start`."""
+        self._host = RewardHost(self._rewards, log=self._log)
+        return await self._host.start()
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        """See `RewardHost.score`."""
+        assert self._host is not None
+        return await self._host.score(inputs)
+
+    async def notices(self) -> list[str]:
+        """See `RewardLog.notices`."""
+        return self._log.notices()
+
+    async def close(self) -> None:
+        """Ends the reward processes."""
+        if self._host is not None:
+            self._host.close()

@@ -1,0 +1,325 @@
+"""The forms that a reward function can have, recognised by its signature.
+
+    form      signature                                          called with
+    sample    def f(completion, *, answer, **columns)            one completion
+    async     async def f(completion, *, answer, **columns)      several at a time, in one process
+    batch     def f(inputs)                                      a sequence of RewardInput
+    trl       def f(prompts, completions, **columns)             lists, by keyword
+
+A class is constructed with the part's arguments, and its `__call__` has one of these signatures.
+The arguments of a function are passed by keyword with every call. A sample function gets the
+columns that it names, or all with `**columns`, and of `answer`, `prompt`, `stop_reason`, `tags`,
+`source`, `messages`, `row` those that it names. It returns a number, None, or named numbers; the
+other forms return one of these for each completion.
+
+A value must depend on its own completion only: completions come in any order and in batches of any
+size, and after an error they are scored again one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, Literal
+
+from rewards.base import Outcome, RewardInput, describe_error, to_outcome
+
+Kind = Literal["sample", "async", "batch", "trl"]
+
+EXAMPLES: Mapping[Kind, str] = {
+    "sample": "def f(completion, *, answer, **columns) -> float",
+    "async": "async def f(completion, *, answer, **columns) -> float",
+    "batch": "def f(inputs) -> list of one number for each RewardInput",
+    "trl": "def f(prompts, completions, **columns) -> list of one number for each completion",
+}
+
+OFFERED = ("answer", "prompt", "stop_reason", "tags", "source", "messages", "row")
+"""What a sample function can name besides the columns of the dataset."""
+
+_TRL_MISSING = ("completion_ids", "trainer_state")
+"""What TRL passes and this project does not have."""
+
+Scored = tuple[int, Outcome, str]
+"""Position of an input, its outcome, and the traceback of its error ("" without one)."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A reward function that is ready to be called.
+
+    Attributes:
+        kind: its form.
+        call: the function with its arguments, or the constructed object.
+        names: parameters that take columns.
+        required: those of them without a default.
+        takes_all: whether it takes all columns (`**columns`).
+        file: the file that defines it; None if there is none.
+    """
+
+    kind: Kind
+    call: Callable[..., Any]
+    names: frozenset[str]
+    required: tuple[str, ...]
+    takes_all: bool
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it cannot be called without a reference answer."""
+        return "answer" in self.required
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the dataset that it cannot be called without."""
+        offered = {"answer"} if self.kind == "trl" else set(OFFERED)
+        return tuple(name for name in self.required if name not in offered)
+
+    def score(self, inputs: Sequence[RewardInput]) -> Iterator[Scored]:
+        """Scores inputs in order; never raises because of the function or its results.
+
+        If a batch fails, its inputs are scored one by one, so that only failing inputs get an
+        error. Results are not broadcast: a single number for a batch is an error.
+        """
+        if self.kind == "sample":
+            for index, one in enumerate(inputs):
+                yield (index, *_guarded(partial(self._call_one, one)))
+            return
+        found = _batch(partial(self._call_batch, inputs), len(inputs))
+        if found is not None:
+            yield from ((index, to_outcome(value), "") for index, value in enumerate(found))
+            return
+        for index, one in enumerate(inputs):
+            yield (index, *_guarded(partial(self._call_alone, one)))
+
+    async def score_one(self, one: RewardInput, *, timeout_s: float) -> tuple[Outcome, str]:
+        """Scores one input with an async function; see `score`.
+
+        Raises:
+            TimeoutError: at the time limit.
+        """
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return to_outcome(await self._call_one(one)), ""
+        except BaseException as error:
+            if limit.expired():
+                raise TimeoutError from error
+            return _failure(error)
+
+    def _call_one(self, one: RewardInput) -> Any:
+        return self.call(one.completion, **self._of(one))
+
+    def _call_alone(self, one: RewardInput) -> object:
+        return _only(self._call_batch([one]))
+
+    def _call_batch(self, inputs: Sequence[RewardInput]) -> object:
+        if self.kind == "batch":
+            return self.call(tuple(replace(one, row=_copied(one.row)) for one in inputs))
+        return self.call(**self._trl(inputs))
+
+    def _of(self, one: RewardInput) -> dict[str, object]:
+        named = self.names | {"answer"} if self.takes_all else self.names
+        offered = {name: getattr(one, name) for name in OFFERED if name in named}
+        columns = {
+            name: value
+            for name, value in one.row.items()
+            if name != "completion" and (self.takes_all or name in self.names)
+        }
+        return _copied({**columns, **offered})
+
+    def _trl(self, inputs: Sequence[RewardInput]) -> dict[str, object]:
+        """Keyword lists as TRL passes them; turns of chat rows as lists of messages."""
+        names = {name: None for one in inputs for name in one.row}
+        found: dict[str, object] = {
+            name: [one.row.get(name) for one in inputs]
+            for name in names
+            if name not in {"prompt", "completion", "completion_ids"}
+        }
+        found["answer"] = [one.answer for one in inputs]
+        found["prompts"] = [
+            one.prompt if one.messages is None else list(one.messages) for one in inputs
+        ]
+        found["completions"] = [
+            one.completion
+            if one.messages is None
+            else [{"role": "assistant", "content": one.completion}]
+            for one in inputs
+        ]
+        return _copied(
+            {name: value for name, value in found.items() if self.takes_all or name in self.names}
+        )
+
+
+def _copied(values: Mapping[str, object]) -> dict[str, object]:
+    """The values with copies of lists and tables: a function may change what it is given."""
+    return {
+        name: copy.deepcopy(value) if isinstance(value, list | dict) else value
+        for name, value in values.items()
+    }
+
+
+def recognise(function: object, args: Mapping[str, object]) -> Form:
+    """The form of a function or class with these arguments.
+
+    Raises:
+        ValueError: if it has none of the forms, lacks one of the arguments, or is a class whose
+            construction fails; the message shows the forms.
+    """
+    if isinstance(function, type):
+        call = _construct(function, args)
+        args = {}
+        if not callable(call):
+            raise ValueError(
+                f"objects of the class cannot be called: it has no __call__; {_forms()}"
+            )
+    elif callable(function):
+        call = function
+    else:
+        raise ValueError(
+            f"is of type {type(function).__name__}, not a function or class; {_forms()}"
+        )
+    try:
+        parameters = inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        raise ValueError(f"has no readable signature; wrap it in a function: {_forms()}") from None
+    kind, inputs = _kind(call, parameters)
+    columns = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if name not in inputs
+        and parameter.kind in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+    }
+    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    unknown = sorted(args.keys() - columns.keys())
+    if unknown and not takes_all:
+        known = ", ".join(columns) or "none"
+        raise ValueError(f"has no parameter {unknown[0]!r} for args.{unknown[0]}; it has {known}")
+    required = tuple(
+        name
+        for name, parameter in columns.items()
+        if parameter.default is Parameter.empty and name not in args
+    )
+    missing = [name for name in required if kind == "trl" and name in _TRL_MISSING]
+    if missing:
+        raise ValueError(f"needs {missing[0]!r}, which TRL passes and this project does not have")
+    if kind == "batch" and required:
+        raise ValueError(
+            f"has the parameter {required[0]!r} without a default; set args.{required[0]}"
+        )
+    return Form(
+        kind,
+        partial(call, **args) if args else call,
+        frozenset(columns) - args.keys() | (inputs & {"prompts", "completions"}),
+        required,
+        takes_all,
+    )
+
+
+def _construct(cls: type, args: Mapping[str, object]) -> object:
+    try:
+        return cls(**args)
+    except BaseException as error:
+        given = ", ".join(f"{name} = {value!r}" for name, value in args.items()) or "no arguments"
+        raise ValueError(f"constructing it with {given} raises {describe_error(error)}") from error
+
+
+def _kind(
+    call: Callable[..., Any], parameters: Mapping[str, Parameter]
+) -> tuple[Kind, frozenset[str]]:
+    """The form, and the parameters that take completions.
+
+    Raises:
+        ValueError: if it has none of the forms.
+    """
+    is_async = any(map(inspect.iscoroutinefunction, (call, type(call).__call__)))
+    positional = [
+        name
+        for name, one in parameters.items()
+        if one.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+    ]
+    required = [name for name in positional if parameters[name].default is Parameter.empty]
+    if positional[:1] == ["completion"]:
+        return "async" if is_async else "sample", frozenset({"completion"})
+    if is_async:
+        raise ValueError(f"is async, and its first parameter is not completion; {_forms('async')}")
+    if "completions" in parameters:
+        return "trl", frozenset({"prompts", "completions"}) & parameters.keys()
+    if len(required) == 1:
+        return "batch", frozenset(required)
+    shown = ", ".join(parameters) or "none"
+    raise ValueError(f"has the parameters {shown}; {_forms()}")
+
+
+def _forms(*kinds: Kind) -> str:
+    return "write " + ", or ".join(EXAMPLES[kind] for kind in kinds or EXAMPLES)
+
+
+def _batch(call: Callable[[], object], count: int) -> Sequence[object] | None:
+    """The values of a batch; None if the call failed."""
+    try:
+        values = _as_list(call())
+    except BaseException:  # noqa: BLE001 - a user's code may raise anything
+        return None
+    return values if values is not None and len(values) == count else None
+
+
+def _only(returned: object) -> object:
+    """The value of a batch of one.
+
+    Raises:
+        _WrongResult: if it is not a list of one value.
+    """
+    values = _as_list(returned)
+    if values is None:
+        raise _WrongResult(f"returned a {type(returned).__name__}, not a list of 1 number")
+    if len(values) != 1:
+        raise _WrongResult(f"returned {len(values)} values for 1 completion")
+    return values[0]
+
+
+class _WrongResult(Exception):  # noqa: N818
+    """A result of the wrong shape."""
+
+
+def _as_list(returned: Any) -> Sequence[object] | None:
+    """A list, tuple or array of values as a sequence; None for other objects."""
+    if (
+        hasattr(returned, "tolist")
+        and getattr(getattr(returned, "dtype", None), "kind", "O") not in "mM"
+    ):
+        returned = returned.tolist()
+    return returned if isinstance(returned, list | tuple) else None
+
+
+def _guarded(call: Callable[[], object]) -> tuple[Outcome, str]:
+    """The outcome of a call for one input, and the traceback of its error."""
+    try:
+        return to_outcome(call()), ""
+    except BaseException as error:  # noqa: BLE001 - a user's code may raise anything
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> tuple[Outcome, str]:
+    if isinstance(error, _WrongResult):
+        return Outcome.failed("invalid", f"{error}"), ""
+    own = _own_frames(error)
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001 - a user's exception may not be printable
+        text = "".join(traceback.format_list(own))
+    return Outcome.failed("raised", f"raised {describe_error(error)[:120]}{where}"), text
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the user's code: those after this module's."""
+    try:
+        frames = traceback.extract_tb(error.__traceback__, limit=-50)
+    except BaseException:  # noqa: BLE001 - the stack may be exhausted
+        return []
+    return [frame for frame in frames if frame.filename != __file__]

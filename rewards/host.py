@@ -1,0 +1,336 @@
+"""Scores completions with the reward functions of a run, each in processes of its own.
+
+    inputs -> queue of each function -> its processes -> outcomes
+
+    a score or an error of the function   final
+    a death or a time-out                 repeated once, alone, in a fresh process; the second is
+                                          the input's error
+
+Functions run concurrently. A function of one completion is never called again for an input that has
+a score. Independent of Ray; needs a running event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.task import RewardFunction, Rewards
+from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
+from rewards.log import RewardLog
+from rewards.process import ProcessEnded, RewardProcess
+from rewards.worker import TIMED_OUT, Settings
+
+MAX_FAILURES_IN_A_ROW = 3
+"""Inputs that may fail twice in a row before those that wait are given up."""
+START_TIMEOUT_S = 300.0
+"""Time limit for a process to import its function."""
+_CHUNK = 256
+"""Inputs that are sent to a process at a time."""
+_SILENCE_S = 5.0
+"""Seconds that an async process may be silent after the time limit of a call."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One input of one function.
+
+    Attributes:
+        number: its number in messages.
+        given: the input.
+        outcome: set when it is scored.
+        failures: deaths and time-outs so far.
+    """
+
+    number: int
+    given: RewardInput
+    outcome: asyncio.Future[Outcome]
+    failures: int = 0
+
+    def finish(self, outcome: Outcome) -> None:
+        """Sets the outcome."""
+        if not self.outcome.done():  # cancelled: nobody waits for it
+            self.outcome.set_result(outcome)
+
+
+class RewardHost:
+    """The processes of all reward functions.
+
+    Args:
+        rewards: functions, number of processes, limits.
+        log: receives output and errors of the functions.
+    """
+
+    def __init__(self, rewards: Rewards, *, log: RewardLog) -> None:
+        self.log = log
+        self._parts = [_Part(part, rewards, log) for part in rewards.functions]
+
+    async def start(self) -> list[RewardFacts]:
+        """Starts all processes; returns what they report, by function.
+
+        Raises:
+            ValueError: with a line for each function that cannot be used.
+        """
+        started = await asyncio.gather(
+            *(part.start() for part in self._parts), return_exceptions=True
+        )
+        facts, mistakes = [], []
+        for one in started:
+            if isinstance(one, RewardFacts):
+                facts.append(one)
+            elif isinstance(one, ValueError):
+                mistakes.append(str(one))
+            else:
+                raise one
+        if mistakes:
+            self.close()
+            raise ValueError("\n".join(mistakes))
+        return facts
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        """The outcome of each function for each input, by name; may be called concurrently."""
+        scored = await asyncio.gather(*(part.score(inputs) for part in self._parts))
+        names = [part.name for part in self._parts]
+        return [dict(zip(names, row, strict=True)) for row in zip(*scored, strict=True)]
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for part in self._parts:
+            part.close()
+
+
+def check(rewards: Rewards) -> list[RewardFacts]:
+    """Starts a process for each function and ends it; returns what they report.
+
+    Raises:
+        ValueError: with a line for each function that cannot be used.
+    """
+    parts = [part.model_copy(update={"workers": 1}) for part in rewards.functions]
+    single = rewards.model_copy(update={"functions": tuple(parts)})
+
+    async def started() -> list[RewardFacts]:
+        host = RewardHost(single, log=RewardLog(None))
+        try:
+            return await host.start()
+        finally:
+            host.close()
+
+    return asyncio.run(started())
+
+
+class _Part:
+    """The queue and the processes of one function."""
+
+    def __init__(self, part: RewardFunction, rewards: Rewards, log: RewardLog) -> None:
+        self.name = part.name
+        self._function = part.function
+        self._timeout_s = part.timeout_s or rewards.timeout_s
+        self._concurrency = part.concurrency
+        self._settings = Settings(
+            function=part.function,
+            args=part.args,
+            timeout_s=self._timeout_s,
+            memory_bytes=int(rewards.memory_gib * 2**30),
+            concurrency=part.concurrency,
+        )
+        self._log = log
+        self._kind = ""
+        self._count = 0
+        self._waiting: deque[_Job] = deque()
+        self._alone: deque[_Job] = deque()
+        self._failed_in_a_row = 0
+        self._wake = asyncio.Event()
+        count = part.workers or rewards.workers
+        self._processes: list[RewardProcess | None] = [None] * count
+        self._open: list[dict[int, _Job]] = [{} for _ in range(count)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> RewardFacts:
+        """Starts the processes.
+
+        Raises:
+            ValueError: if the function cannot be used.
+        """
+        try:
+            for index in range(len(self._processes)):
+                self._processes[index] = await self._started(index)
+        except (ValueError, ProcessEnded) as error:
+            raise ValueError(f"{self._function}: {error}") from None
+        first = self._processes[0]
+        assert first is not None
+        self._kind = first.facts["kind"]
+        self._tasks = [asyncio.create_task(self._work(n)) for n in range(len(self._processes))]
+        return RewardFacts(
+            self.name,
+            self._kind,
+            needs_answer=first.facts["needs_answer"],
+            columns=tuple(first.facts["columns"]),
+            sha256=first.facts["sha256"],
+        )
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
+        """The outcomes of the inputs."""
+        loop = asyncio.get_running_loop()
+        jobs = []
+        for given in inputs:
+            self._count += 1
+            jobs.append(_Job(self._count, given, loop.create_future()))
+        self._waiting += jobs
+        self._wake.set()
+        return list(await asyncio.gather(*(job.outcome for job in jobs)))
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for task in self._tasks:
+            task.cancel()
+        for index in range(len(self._processes)):
+            self._end(index)
+
+    async def _work(self, index: int) -> None:
+        """Serves the queue with one process at a time."""
+        try:
+            while True:
+                alone = bool(self._alone)
+                jobs = self._take(alone=alone)
+                if jobs:
+                    await self._score(index, jobs, alone=alone)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except Exception as error:
+            for job in (*self._open[index].values(), *self._alone, *self._waiting):
+                if not job.outcome.done():
+                    job.outcome.set_exception(error)
+            raise
+
+    def _take(self, *, alone: bool, room: int | None = None) -> list[_Job]:
+        """The next jobs for a process; those that nobody waits for are dropped."""
+        queue = self._alone if alone else self._waiting
+        if room is None:
+            share = -(-len(queue) // len(self._processes))
+            room = (
+                1 if alone else self._concurrency if self._kind == "async" else min(share, _CHUNK)
+            )
+        taken: list[_Job] = []
+        while queue and len(taken) < room:
+            job = queue.popleft()
+            if not job.outcome.done():
+                taken.append(job)
+        return taken
+
+    async def _score(self, index: int, jobs: Sequence[_Job], *, alone: bool) -> None:
+        """Scores jobs with a process, which is replaced if it dies or takes too long."""
+        open_jobs = self._open[index] = {job.number: job for job in jobs}
+        process = self._processes[index]
+        try:
+            if process is None or (alone and not process.fresh):
+                self._end(index)
+                process = self._processes[index] = await self._started(index)
+        except (ValueError, OSError, ProcessEnded) as error:
+            for job in jobs:
+                self._fail(job, "not_started", f"its process did not start: {error}")
+            return
+        process.fresh = process.fresh and alone
+        try:
+            process.send([(job.number, job.given) for job in jobs])
+            while open_jobs:
+                await self._receive(process, open_jobs)
+                room = self._concurrency - len(open_jobs)
+                if self._kind == "async" and not alone and room:
+                    more = self._take(alone=False, room=room)
+                    process.send([(job.number, job.given) for job in more])
+                    open_jobs |= {job.number: job for job in more}
+        except TimeoutError:
+            await process.dump()
+            problem: tuple[Cause, str] = "timed_out", f"took longer than {self._timeout_s:g} s"
+        except ProcessEnded as error:
+            problem = "died", str(error)
+        else:
+            return
+        self._end(index)
+        self._retry(list(open_jobs.values()), *problem)
+
+    async def _receive(self, process: RewardProcess, open_jobs: dict[int, _Job]) -> None:
+        """Takes the next answer.
+
+        Raises:
+            TimeoutError: at the time limit of a call.
+            ProcessEnded: if the process has ended.
+        """
+        patience_s = self._timeout_s + (_SILENCE_S if self._kind == "async" else 0.0)
+        answer = await asyncio.wait_for(process.answer(), patience_s)
+        process.read_output()
+        process.flush_output()
+        try:
+            number, value, error, named, trace = answer
+            job = open_jobs.pop(number)
+        except (TypeError, ValueError, KeyError):
+            raise ProcessEnded("its process does not answer as it should") from None
+        if error == TIMED_OUT:
+            self._retry([job], "timed_out", f"took longer than {self._timeout_s:g} s")
+            return
+        found = None if error is None else RewardError(*error)
+        if found is not None:
+            self._log.error(self.name, [job.given], found, trace)
+        self._failed_in_a_row = 0
+        job.finish(Outcome(value, found, named))
+
+    def _retry(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+        """Handles the jobs of a process that died or took too long: scored again, or failed."""
+        # A function of one completion was scoring the first one; of others any may be the reason.
+        suspects = jobs[:1] if self._kind == "sample" else jobs
+        again = [job for job in suspects if not job.failures]
+        if again:
+            repeated = RewardError(cause, f"{problem}; repeated alone")
+            self._log.error(self.name, [job.given for job in again], repeated, "")
+        for job in suspects:
+            job.failures += 1
+            if job.failures == 1:
+                self._alone.append(job)
+            else:
+                self._fail(job, cause, problem)
+        self._waiting.extendleft(reversed(jobs[len(suspects) :]))
+        self._wake.set()
+
+    def _fail(self, job: _Job, cause: Cause, problem: str) -> None:
+        error = RewardError(cause, printable(problem))
+        self._log.error(self.name, [job.given], error, "")
+        job.finish(Outcome(None, error))
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row < MAX_FAILURES_IN_A_ROW:
+            return
+        self._failed_in_a_row = 0
+        given_up = printable(f"given up after {MAX_FAILURES_IN_A_ROW} failures in a row: {problem}")
+        for waiting in (*self._alone, *self._waiting):
+            waiting.finish(Outcome(None, RewardError(cause, given_up)))
+        self._alone.clear()
+        self._waiting.clear()
+
+    async def _started(self, index: int) -> RewardProcess:
+        """A new process; see `RewardProcess.start`."""
+
+        def output(number: int | None, text: str) -> None:
+            scored = self._open[index]
+            jobs = [scored[number]] if number in scored else scored.values()
+            inputs = [job.given for job in jobs]
+            what = "it is interrupted here" if process.dumps else "output"
+            self._log.output(self.name, inputs, text, what=what)
+
+        process = RewardProcess(self._settings, output=output)
+        try:
+            await asyncio.wait_for(process.start(), START_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    def _end(self, index: int) -> None:
+        process = self._processes[index]
+        if process is not None:
+            process.kill()
+        self._processes[index] = None

@@ -1,0 +1,88 @@
+"""The file `rewards.log`: what reward functions print, and the tracebacks of their errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rewards.base import RewardError, RewardInput, printable
+
+_MOST_BYTES = 64 * 2**20
+_MOST_OUTPUT = 64 * 2**10
+"""Characters that a function may print for one input."""
+_MOST_TRACES = 20
+"""Tracebacks of errors of one kind."""
+_SHOWN = 3
+
+
+class RewardLog:
+    """Appends to the log of a run.
+
+    Args:
+        path: the file; None: nothing is written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._bytes = path.stat().st_size if path is not None and path.exists() else 0
+        self._traces: Counter[tuple[str, str]] = Counter()
+        self._printed: Counter[tuple[str, int | None]] = Counter()
+        self._first: dict[str, str] = {}
+
+    def output(
+        self, name: str, inputs: Sequence[RewardInput], text: str, *, what: str = "output"
+    ) -> None:
+        """Records what a function printed while it scored `inputs`, or was imported.
+
+        Args:
+            name: of the part.
+            inputs: empty: the function was imported.
+            text: what was printed.
+            what: what the text is, for the log.
+        """
+        if name not in self._first and what == "output" and text.strip():
+            self._first[name] = f"reward {name!r} prints: {printable(text)}"
+        key = name, inputs[0].prompt_id if len(inputs) == 1 else None
+        before = self._printed[key]
+        self._printed[key] += len(text)
+        if before > _MOST_OUTPUT:
+            return
+        if self._printed[key] > _MOST_OUTPUT:
+            text = f"{text[: _MOST_OUTPUT - before]}\n... further output for this input is dropped"
+        self._write(name, f"{_prompts(inputs)}: {what}", text)
+
+    def error(
+        self, name: str, inputs: Sequence[RewardInput], error: RewardError, trace: str
+    ) -> None:
+        """Records an error; only the first tracebacks of a kind are written."""
+        self._traces[name, error.message] += 1
+        shown = trace if self._traces[name, error.message] <= _MOST_TRACES else ""
+        self._write(name, f"{_prompts(inputs)}: {error.cause}: {error.message}", shown)
+
+    def notices(self) -> list[str]:
+        """A line for each function that has printed something for the first time."""
+        found = [line for line in self._first.values() if line]
+        self._first = dict.fromkeys(self._first, "")
+        return found
+
+    def _write(self, name: str, title: str, text: str) -> None:
+        if self._path is None or self._bytes > _MOST_BYTES:
+            return
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        body = "".join(f"    {line}\n" for line in text.splitlines())
+        entry = f"{now} {name}, {title}\n{body}"
+        self._bytes += len(entry.encode(errors="replace"))
+        if self._bytes > _MOST_BYTES:
+            entry += f"this file has {_MOST_BYTES >> 20} MiB; nothing more is written to it\n"
+        with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(entry)
+
+
+def _prompts(inputs: Sequence[RewardInput]) -> str:
+    ids = list(dict.fromkeys(one.prompt_id for one in inputs))
+    if not ids:
+        return "import"
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"prompt {', '.join(map(str, ids[:_SHOWN]))}{more}"

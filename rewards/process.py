@@ -1,0 +1,257 @@
+"""One reward process as its host sees it: started with limits, ended as a group.
+
+The process and all that it starts carry a mark in their environment, so that none of them is left
+when it is ended, also those that have left its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rewards.base import RewardInput
+from rewards.worker import Settings, message
+
+Output = Callable[[int | None, str], None]
+"""Receives the number of the input that is scored, if known, and what was printed."""
+
+_VARIABLE = "GEMMA_GRPO_REWARD_PROCESS"
+_MOST_PROCESSES = 512
+"""Threads and processes of a reward process, where a pids cgroup can be had."""
+_LONGEST_ANSWER = 2**20
+_CHUNK = 2**16
+_SETTLE_S = 0.3
+"""Seconds for the last answers of a process that has ended, and for the stacks of one that will."""
+_EXIT_S = 10.0
+_RUN = "from rewards import worker; worker.run"
+_MARK = re.compile(rb"\x00(\d+)\x00")
+_PART_OF_MARK = re.compile(rb"\x00\d{0,20}\Z")
+
+
+class ProcessEnded(Exception):  # noqa: N818  # the host handles it
+    """The process has ended, or does not answer as it should; the message says how."""
+
+
+class _Answers(asyncio.Protocol):
+    """Collects the lines of a connection; None follows the last one."""
+
+    def __init__(self) -> None:
+        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.lines.put_nowait(line)
+        if len(self._rest) > _LONGEST_ANSWER:
+            self.lines.put_nowait(self._rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.lines.put_nowait(None)
+
+
+class RewardProcess:
+    """A running reward process.
+
+    Args:
+        settings: function, arguments and limits.
+        output: receives what it prints.
+
+    Attributes:
+        facts: what it reported about its function, after `start`.
+        fresh: whether it has scored nothing, or only inputs that were repeated alone.
+        dumps: whether its output is the stacks that `dump` asked for.
+    """
+
+    def __init__(self, settings: Settings, *, output: Output) -> None:
+        self._settings = settings
+        self._output = output
+        self._mark = uuid.uuid4().hex
+        self._number: int | None = None
+        self._held = self._text = b""
+        self.facts: dict[str, Any] = {}
+        self.fresh = True
+        self.dumps = False
+
+    async def start(self) -> None:
+        """Starts the process and imports its function.
+
+        Raises:
+            ValueError: if the function is refused.
+            ProcessEnded: if the process ends before it is ready.
+        """
+        ours, theirs = socket.socketpair()
+        self._pipe, write = os.pipe()
+        os.set_blocking(self._pipe, False)
+        path = os.pathsep.join(sys.path)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds
+                # Not with -m: the classes of messages would be those of `__main__`.
+                [sys.executable, "-P", "-c", f"{_RUN}({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "PYTHONUNBUFFERED": "1",
+                    "JAX_PLATFORMS": "cpu",
+                    _VARIABLE: self._mark,
+                },
+            )
+        os.close(write)
+        self._cgroup = _limit_processes(self._process.pid)
+        loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._transport, self._answers = await loop.connect_accepted_socket(_Answers, ours)
+        loop.add_reader(self._pidfd, self._on_exit)
+        loop.add_reader(self._pipe, self.read_output)
+        self._transport.write(message(self._settings))
+        answer = await self.answer()
+        if not isinstance(answer, dict):
+            raise ProcessEnded(_BROKEN)
+        if "refused" in answer:
+            raise ValueError(answer["refused"])
+        self.facts = answer["ready"]
+
+    def send(self, numbered: Sequence[tuple[int, RewardInput]]) -> None:
+        """Sends inputs to score."""
+        self._transport.write(message(list(numbered)))
+
+    async def answer(self) -> Any:
+        """The next answer.
+
+        Raises:
+            ProcessEnded: if there is none.
+        """
+        line = await self._answers.lines.get()
+        if line is None:
+            raise ProcessEnded(self._how_it_ended())
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise ProcessEnded(_BROKEN) from None
+
+    async def dump(self) -> None:
+        """Lets the process write the stacks of its threads to its output, before it is ended."""
+        self.read_output()
+        self.flush_output()
+        self.dumps = True
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_SETTLE_S)
+
+    def read_output(self) -> None:
+        """Reads what the process has printed."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._pipe, _CHUNK)
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._pipe)
+            first, *rest = _MARK.split(self._held + data)
+            last = _PART_OF_MARK.search(rest[-1] if rest else first)
+            self._held = last.group() if last and data else b""
+            self._print(first)
+            for number, text in zip(rest[::2], rest[1::2], strict=True):
+                self.flush_output()
+                self._number = int(number)
+                self._print(text)
+            if len(self._text) > _CHUNK:
+                self.flush_output()
+
+    def flush_output(self) -> None:
+        """Passes on what was read."""
+        if self._text:
+            self._output(self._number, self._text.decode(errors="replace"))
+        self._text = b""
+
+    def kill(self) -> None:
+        """Ends the process and all that it has started."""
+        if not hasattr(self, "_process"):
+            return
+        self._end_group()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        if not hasattr(self, "_transport"):
+            return
+        self.read_output()
+        self.flush_output()
+        loop = asyncio.get_running_loop()
+        for descriptor in (self._pipe, self._pidfd):
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._transport.abort()
+        if self._cgroup is not None:
+            with contextlib.suppress(OSError):
+                self._cgroup.rmdir()
+
+    def _print(self, text: bytes) -> None:
+        self._text += text.removesuffix(self._held)
+
+    def _on_exit(self) -> None:
+        """Reports the end, also where a child process keeps the connection open."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        loop.call_later(_SETTLE_S, self._answers.lines.put_nowait, None)
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for other in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if other.environ().get(_VARIABLE) == self._mark:
+                    other.kill()
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_SETTLE_S)
+        except subprocess.TimeoutExpired:
+            return "its process closed the connection to its host"
+        if status >= 0:
+            return f"its process ended with status {status}"
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        why = " (too many CPU seconds)" if name == "SIGXCPU" else ""
+        return f"its process was ended by {name}{why}"
+
+
+_BROKEN = "its process wrote something else into the connection to its host"
+
+
+def _limit_processes(pid: int) -> Path | None:
+    """Puts a process into a pids cgroup of its own, if one can be had (version 1 or 2)."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, place = line.split(":", 2)
+        if controllers not in {"", "pids"}:
+            continue
+        parent = Path("/sys/fs/cgroup", controllers, place.lstrip("/"))
+        group = parent / f"gemma-grpo-reward-{pid}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / "pids.max").write_text(str(_MOST_PROCESSES))
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError:  # this hierarchy does not control pids
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        return group
+    return None
