@@ -23,12 +23,12 @@ one seed is an item of another."""
 
 def generate_rows(
     name: str, *, size: int, seed: int, settings: Mapping[str, Any]
-) -> list[dict[str, str | None]]:
+) -> list[dict[str, str]]:
     """Generates `size` rows with text columns.
 
     Columns:
         question: the text of the question.
-        answer: the reference answer; None if the dataset has many answers for a question.
+        answer: the reference answer; absent if the item has none, because many are right.
         entry: the whole item as JSON, which `rewards.gym:score_answer` reads. A tuple is the object
             `{"tuple": [...]}`.
 
@@ -61,7 +61,7 @@ def generate_rows(
     return [
         {
             "question": entry["question"],
-            "answer": None if entry["answer"] is None else str(entry["answer"]),
+            **({} if entry["answer"] is None else {"answer": str(entry["answer"])}),
             "entry": json.dumps(entry),
         }
         for entry in found

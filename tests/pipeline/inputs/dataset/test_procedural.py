@@ -42,7 +42,7 @@ def test_rows_are_the_items_of_the_dataset() -> None:
     assert [(row["question"], row["answer"]) for row in rows] == [
         (item["question"], item["answer"]) for item in items
     ]
-    assert [json.loads(f"{row['entry']}")["metadata"]["expression"] for row in rows] == [
+    assert [json.loads(row["entry"])["metadata"]["expression"] for row in rows] == [
         item["metadata"]["expression"] for item in items
     ]
 
@@ -54,6 +54,11 @@ def test_rows_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
         found.append(generate_rows("word_ladder", size=2, seed=1, settings={}))
     assert found[0] == found[1]
+
+
+def test_an_item_with_many_right_answers_has_none() -> None:
+    (row,) = generate_rows("rubiks_cube", size=1, seed=1, settings={})
+    assert set(row) == {"question", "entry"}
 
 
 def test_splits_share_no_item(tmp_path: Path) -> None:
