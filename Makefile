@@ -75,22 +75,27 @@ clean: ## remove the environments and all caches; runs stay
 COMPILE = $(UV) pip compile pyproject.toml --universal --quiet \
     --no-emit-index-url --no-header --no-annotate
 LOCK = $(COMPILE) --python-version 3.11 --fork-strategy fewest $(ARGS)
-INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv -r
+INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv
 
 # A stamp is touched after a complete installation, so that an interrupted one is repeated.
-.venv/.runtime: requirements.txt .venv/.python
+.venv/.runtime: requirements.txt .venv/.python | .venv/.package
 	@echo "Installing $< into .venv; the first time takes some minutes"
-	@$(INSTALL) $<
+	@$(INSTALL) -r $<
 	@touch $@
 
-.venv/.%: requirements-%.txt .venv/.python
+.venv/.%: requirements-%.txt .venv/.python | .venv/.package
 	@echo "Installing $< into .venv; the first time takes some minutes"
-	@$(INSTALL) $<
+	@$(INSTALL) -r $<
 	@touch $@ .venv/.runtime
 
-.venv-latest/.dev: requirements-latest.txt .venv-latest/.python
+.venv-latest/.dev: requirements-latest.txt .venv-latest/.python | .venv-latest/.package
 	@echo "Installing $< into .venv-latest; the first time takes some minutes"
-	@$(INSTALL) $<
+	@$(INSTALL) -r $<
+	@touch $@
+
+# The project itself, from this folder: the command gemma-grpo.
+.venv/.package .venv-latest/.package: %/.package: pyproject.toml %/.python
+	@$(INSTALL) --no-deps --editable .
 	@touch $@
 
 # Checked every time, rewritten only for a new environment.

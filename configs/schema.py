@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from configs.base import (
-    LocalPath,
+    OutputPath,
     Problem,
     Slug,
     Table,
@@ -71,7 +71,7 @@ class Run(Table):
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )
-    dir: LocalPath = Field(
+    dir: OutputPath = Field(
         "runs", validate_default=True, description="parent folder of the run folders"
     )
     seed: int = Field(

@@ -51,10 +51,11 @@ Template = Annotated[str, checked(_template_problem)]
 
 
 class Source(Table):
-    """One split of a dataset: a local JSONL or Parquet file, a dataset on the hub, or generated."""
+    """One split of a dataset: a local file, a dataset on the hub, or a generated one."""
 
     path: DataPath | None = Field(
-        None, description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k"
+        None,
+        description="file (.jsonl, .json, .csv, .parquet) or hub dataset, e.g. openai/gsm8k",
     )
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
     split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
@@ -97,8 +98,8 @@ class Source(Table):
             return
         yield from self.unused("size", "seed", "settings", why="without reasoning_gym")
         if not self.is_file and self.split is None:
-            what = 'is not a .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
-            yield "path", what
+            what = f"is not a file ({', '.join(DATA_FILES)}); a hub dataset needs split"
+            yield "path", f'{what}, e.g. "train"'
         if self.is_file:
             for key in self.changed("subset", "split"):
                 yield key, "applies to hub datasets only; a file is one split; remove it"
@@ -128,6 +129,10 @@ MIXTURE_TRAIN = "train"
 """Name of `data.train` as a source of the mixture."""
 
 
+ANSWER_COLUMN = "answer"
+"""Default of `data.answer_column`, which a dataset may lack."""
+
+
 class Data(Table):
     """Training, validation and test data; a prompt in two splits stays only in the later one."""
 
@@ -141,7 +146,11 @@ class Data(Table):
     test: Source = Field(
         description="test split, evaluated once before and once after training, never in between"
     )
-    answer_column: Text = Field("answer", description="column with the reference answer")
+    answer_column: Text = Field(
+        ANSWER_COLUMN,
+        description="column with the reference answer. A dataset without the column of the "
+        "default has none; rows in chat format then have the last turn, if it is the assistant's",
+    )
     answer_pattern: AnswerPattern | None = Field(
         None, description="regular expression whose first group is the answer in that column"
     )
@@ -174,7 +183,9 @@ class Prompt(Table):
 
     system: str = Field("", description="system text, at the beginning of the user's first turn")
     template: Template = Field(
-        "{question}", description="template of the question, with {columns} of the dataset"
+        "{question}",
+        description="template of the question, with {columns} of the dataset. A single column, "
+        'e.g. "{messages}", may be in chat format: lists of turns with role and content',
     )
     turn: Literal["auto", "gemma", "plain"] = Field(
         "auto",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.base import is_handle
+from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
@@ -175,7 +175,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
 
 def _check_adapter(key: str, path: str) -> None:
     if not Path(path).is_dir():
-        raise FileNotFoundError(f"{key}: no folder {path}")
+        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(Path(path))}")
 
 
 def _check_devices(plan: Plan) -> None:

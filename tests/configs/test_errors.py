@@ -92,7 +92,7 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
     assert mistakes(path) == (
         (
             f'{path}: rewards.functions.1.function = "well_formed": must be a string of the form '
-            "module:function"
+            "file.py:function or module:function"
         ),
     )
 

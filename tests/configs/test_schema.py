@@ -25,7 +25,7 @@ budget.steps=none; .time=9x
 data.train.split=train
     data.train.split: applies to hub datasets only
 data.test.split=none
-    data.test.path: is not a .jsonl or .parquet file
+    data.test.path: is not a file (.jsonl, .json, .csv, .parquet)
 data.answer_pattern=#### .+
     data.answer_pattern: needs a group
 data.answer_pattern=(
