@@ -14,7 +14,7 @@ from referencing import Registry
 from rewards.answers import extract_answer
 from rewards.base import Tags
 
-_FENCED = re.compile(r"```[^\S\n]*(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```[^\S\n]*(?:(?:json|JSON)[^\S\n]*)?\n(.*?)```", re.DOTALL)
 
 
 class JsonSchema:
@@ -39,9 +39,8 @@ class JsonSchema:
         NaN, Infinity, repeated keys and text around the JSON: score 0.
 
     Args:
-        schema: the schema as a table, or the path of its file, which is absolute or relative to
-            the folder in which the run was started. `$ref` finds parts of the schema only;
-            nothing is downloaded. "format" is not checked.
+        schema: the schema as a table, or the absolute path of its file. `$ref` finds parts of the
+            schema only; nothing is downloaded. "format" is not checked.
 
     Raises:
         ValueError: if the file cannot be read or is no JSON, or the schema is invalid.
