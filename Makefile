@@ -53,13 +53,14 @@ format: .venv/.dev ## fix and format the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-install-%: .venv/.% ## an environment for tpu, cuda13 or dev
+install-%: .venv/.% ## an environment for tpu, cuda13, rewards or dev
 	@:
 
 lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upgrade]
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
 	$(LOCK) --extra dev -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
+	$(LOCK) -c requirements-dev.txt --extra rewards -o requirements-rewards.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
 	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt

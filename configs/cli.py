@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, NoReturn
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets_hint
 from configs.overrides import UNSET, Override
-from configs.settings import Setting, find_setting, settings, tables
+from configs.settings import Setting, settings, tables
 from configs.toml_text import show_value
 
 WIDTH = 100
@@ -153,8 +153,6 @@ def _entry(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    if not setting.required:
-        return "optional" if setting.default is None else f"default: {show_value(setting.default)}"
-    parent = setting.path.rpartition(".")[0]
-    above = find_setting(parent.split("."))
-    return f"required with {parent}" if above and above.optional else "required"
+    if setting.required:
+        return "required"
+    return "optional" if setting.default is None else f"default: {show_value(setting.default)}"

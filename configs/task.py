@@ -51,22 +51,52 @@ Template = Annotated[str, checked(_template_problem)]
 
 
 class Source(Table):
-    """One split of a dataset: a local file, or a dataset on the hub."""
+    """One split of a dataset: a local file, a dataset on the hub, or a generated one."""
 
-    path: DataPath = Field(
-        description="file (.jsonl, .json, .csv, .parquet) or hub dataset, e.g. openai/gsm8k"
+    path: DataPath | None = Field(
+        None,
+        description="file (.jsonl, .json, .csv, .parquet) or hub dataset, e.g. openai/gsm8k",
     )
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
     split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
     limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
+    reasoning_gym: Text | None = Field(
+        None, description='instead of path: a dataset of reasoning-gym, e.g. "chain_sum"'
+    )
+    size: int | None = Field(None, ge=1, le=10**6, description="reasoning_gym only: number of rows")
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=4000,
+        description="reasoning_gym only: seed; different seeds share no item",
+    )
+    settings: dict[str, Any] = Field(
+        {}, description="reasoning_gym only: settings of the dataset, e.g. { max_terms = 3 }"
+    )
+
+    @property
+    def title(self) -> str:
+        """The path, or the dataset of reasoning-gym; for messages."""
+        return self.path or f"reasoning_gym = {self.reasoning_gym}"
 
     @property
     def is_file(self) -> bool:
         """Whether `path` names a local file rather than a hub dataset."""
-        return self.path.endswith(DATA_FILES)
+        return self.path is not None and self.path.endswith(DATA_FILES)
 
     def conflicts(self) -> Iterator[Problem]:
-        """A hub dataset has a split, a file has none."""
+        """A source is a file without a split, a hub dataset with one, or generated."""
+        if self.reasoning_gym is not None:
+            for key in self.changed("path", "subset", "split", "limit"):
+                yield key, "does not apply with reasoning_gym; remove it"
+            for key in ("size", "seed"):
+                if getattr(self, key) is None:
+                    yield key, "missing; reasoning_gym needs it, with another seed for each split"
+            return
+        if self.path is None:
+            yield "path", "missing; a source needs path, or reasoning_gym with size and seed"
+            return
+        yield from self.unused("size", "seed", "settings", why="without reasoning_gym")
         if not self.is_file and self.split is None:
             what = f"is not a file ({', '.join(DATA_FILES)}); a hub dataset needs split"
             yield "path", f'{what}, e.g. "train"'

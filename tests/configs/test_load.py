@@ -201,7 +201,10 @@ def test_six_mistakes_at_once(write: Write) -> None:
             "(maximum length of a completion)"
         ),
         f"{path}: learner.lr = -1: must be a number, above 0; nearest valid: just above 0",
-        f"{path}: learner.seed: unknown; did you mean run.seed?",
+        (
+            f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed "
+            "or eval.sets.0.seed?"
+        ),
         f'{path}: plan.platform = "cpus": must be one of "cpu", "tpu", "gpu"; nearest valid: "cpu"',
     )
 

@@ -1,4 +1,4 @@
-"""Reads the rows of a split from a file, or from the hub, with `datasets`.
+"""Reads the rows of a split: from a file, from the hub, or of reasoning-gym.
 
 Every malformed row is reported with its number and reason. Independent of prompts. The first read
 imports `datasets`, which is slow; importing this module is fast.
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from configs.base import nearest_hint
 from configs.schema import Source
 from configs.task import ANSWER_COLUMN
+from pipeline.inputs.dataset.procedural import generate_rows
 from pipeline.inputs.dataset.rows import (
     DataError,
     Malformed,
@@ -98,13 +99,13 @@ def read_rows(
         DataError: if the source cannot be read, has no rows, or lacks a required column; or if
             there are malformed rows and `policy` refuses them.
     """
-    is_text = Path(source.path).suffix in PARSERS
+    is_text = source.is_file and Path(source.title).suffix in PARSERS
     if is_text:
         raw, malformed = _parse(source, where=where)
     else:
-        raw, malformed = _load(source, where=where), []
+        raw, malformed = (_generate if source.reasoning_gym else _load)(source, where=where), []
     if not raw and not malformed:
-        raise DataError(f"{where}: {source.path} has no rows")
+        raise DataError(f"{where}: {source.title} has no rows")
     present = {name for row in raw for name in row.values}
     chat = columns.chat
     if chat is not None and not any(is_chat(row.values.get(chat)) for row in raw):
@@ -112,7 +113,7 @@ def read_rows(
     required = columns.required if chat is None else columns.required_in_chat
     if raw:
         try:
-            check_columns(required, present=present, where=f"{where}: {source.path}")
+            check_columns(required, present=present, where=f"{where}: {source.title}")
         except ValueError as error:
             raise DataError(f"{error}{_chat_hint(raw[0])}") from None
     optional = (name for name in columns.optional if name in present)
@@ -122,7 +123,7 @@ def read_rows(
     made = [make(row) for row in (_through_datasets(rows) if is_text and rows else rows)]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
     malformed.sort(key=lambda bad: bad.row)
-    refuse_malformed(malformed, path=source.path, where=where, policy=policy)
+    refuse_malformed(malformed, path=source.title, where=where, policy=policy)
     too_long = tuple(one for one in made if isinstance(one, TooLong))
     usable = [one for one in made if not isinstance(one, Malformed | TooLong)]
     return usable, tuple(malformed), too_long
@@ -134,6 +135,19 @@ def _parse(source: Source, *, where: str) -> Parsed:
         return PARSERS[path.suffix](path, source.limit)
     except ValueError as error:
         raise DataError(f"{where}.path: {path}: {error}") from None
+
+
+def _generate(source: Source, *, where: str) -> list[Row]:
+    """Generates the rows of a dataset of reasoning-gym."""
+    name, size, seed = source.reasoning_gym, source.size, source.seed
+    assert name is not None
+    assert size is not None
+    assert seed is not None
+    try:
+        rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    return [Row(number, values) for number, values in enumerate(rows, start=1)]
 
 
 def _load(source: Source, *, where: str) -> list[Row]:
@@ -179,7 +193,7 @@ def _chat_hint(row: Row) -> str:
 
 
 def _existing(source: Source, *, where: str) -> Path:
-    path = Path(source.path)
+    path = Path(source.title)
     if path.is_file():
         return path
     raise DataError(f"{where}.path: no file {path}{nearest_hint(path)}")
