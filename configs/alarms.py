@@ -48,9 +48,7 @@ class AlarmRule(Table):
 class Excluded(AlarmRule):
     """Rollouts without a reward."""
 
-    above: float = Field(
-        0.5, ge=0, le=1, description="share of a step's rollouts without a reward"
-    )
+    above: float = Field(0.5, ge=0, le=1, description="share of a step's rollouts without a reward")
     steps: int = Field(1, ge=1, description=_STEPS)
     action: Action = Field("stop", description=_ACTION)
 

@@ -318,8 +318,9 @@ class Coordinator:
         alarms = self.controller.judge({"step": step, **metrics}, self.schedule.validations)
         for alarm in alarms:
             self._decide(alarm)
-            level = "ERROR" if alarm.action == "stop" else "WARN"
-            self.records.tracker.alert(alarm.title, alarm.text, level=level)
+            self.records.tracker.alert(
+                alarm.title, alarm.text, level="ERROR" if alarm.action == "stop" else "WARN"
+            )
         return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
 
     def _count(

@@ -310,6 +310,6 @@ class AlarmWatch:
             value=value,
             threshold=settings.threshold,
             action=settings.action,
-            text=f"alarm {rule.name}: step {step}: {what}{lasted}, {settings.bound} {setting}"
-            f"{_ACTIONS.get(settings.action, '')}; {rule.advice}",
+            text=f"alarm {rule.name}: step {step}: {what}, {settings.bound} {setting}"
+            f"{lasted}{_ACTIONS.get(settings.action, '')}; {rule.advice}",
         )

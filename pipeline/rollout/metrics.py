@@ -168,14 +168,15 @@ def _missing(rollouts: Sequence[Rollout], name: str) -> dict[str, float]:
     """Shares of rollouts for which a part failed, by cause, or returned None."""
     prefix = f"reward_parts/{name}"
     errors = [rollout.errors.get(name) for rollout in rollouts]
+    causes = [None if error is None else error.cause for error in errors]
     none = [
-        error is None and rollout.rewards[name] is None
-        for rollout, error in zip(rollouts, errors, strict=True)
+        cause is None and rollout.rewards[name] is None
+        for rollout, cause in zip(rollouts, causes, strict=True)
     ]
     return {
         f"{prefix}/none_share": _mean(none),
-        f"{prefix}/error_share": _mean([error is not None for error in errors]),
-        **_shares(f"{prefix}/error_share", [error and error.cause for error in errors]),
+        f"{prefix}/error_share": _mean([cause is not None for cause in causes]),
+        **_shares(f"{prefix}/error_share", causes),
     }
 
 

@@ -30,7 +30,7 @@ def test_invariant_9_a_rule_that_is_off_has_no_other_settings(tmp_path: Path):
     rule = {"action": "off", "above": 0.3, "steps": 4}
     shown = problems(tmp_path, alarms={"excluded": rule})
     for key in ("above", "steps"):
-        assert f"excluded.{key}: has no effect with action = \"off\"; remove it" in shown
+        assert f'{key}: has no effect with action = "off"; remove it' in shown
     make_config(tmp_path, alarms={"excluded": {"action": "off"}})
 
 
@@ -40,8 +40,11 @@ def test_invariant_9_rules_that_the_run_cannot_evaluate_are_refused(tmp_path: Pa
     shown = problems(tmp_path, alarms=alarms, rewards=one)
     assert "alarms.dominating.action: has no effect with less than two weighted rewards" in shown
     assert "alarms.rising_while_validation_falls.steps: has no effect without eval" in shown
-    validates = {"data": {"validation": {"path": "v.jsonl"}}, "eval": {"every_steps": 2}}
+    validates: dict[str, Any] = {
+        "data": {"validation": {"path": "v.jsonl"}},
+        "eval": {"every_steps": 2},
+    }
     make_config(tmp_path, alarms=alarms, **validates)
     # The penalty for long completions is a second part.
-    overlong = {"rollout": {"overlong_tokens": 10}}
+    overlong: dict[str, Any] = {"rollout": {"overlong_tokens": 10}}
     make_config(tmp_path, alarms=alarms, rewards=one, **validates, **overlong)

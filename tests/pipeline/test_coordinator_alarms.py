@@ -1,0 +1,89 @@
+"""Alarms of a run: reported, acted on, and the same after a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.rollout.workers import TrainingStopped
+from tests.fakes import Disk, Process, Script, left_behind, make_config
+
+RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
+
+
+def alarmed(folder: Path, action: str, *, disk: Disk, script: Script | None = None) -> Process:
+    """A run of 6 steps, some of which have as many groups with equal rewards as others."""
+    config = make_config(
+        folder,
+        alarms={"all_equal": {**RULE, "action": action}},
+        budget={"steps": 6},
+        checkpoint={"every_steps": 100},
+    )
+    return Process(config, disk=disk, script=script)
+
+
+def alarms(run: Process) -> list[int]:
+    """Steps of the alarms that no resume has rolled back."""
+    return [entry["step"] for entry in run.folder.valid_entries("alarm")]
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Process:
+    """A finished run with two alarms."""
+    run = alarmed(tmp_path / "log", "log", disk=Disk())
+    assert run.run() == "finished"
+    return run
+
+
+def test_an_alarm_is_journaled_shown_and_sent_to_wandb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = alarmed(tmp_path, "log", disk=Disk())
+    run.run()
+    groups = [(row["groups/all_equal"], row["groups/mixed"]) for row in run.folder.metrics]
+    beyond = [equal / (equal + mixed) > 0.4 for equal, mixed in groups]
+    began = [now and not before for before, now in zip([False, *beyond], beyond, strict=False)]
+    expected = [step for step, is_alarm in enumerate(began, start=1) if is_alarm]
+    assert len(expected) > 1
+    assert alarms(run) == expected
+    assert run.tracker.alerts == [("WARN", "alarm all_equal")] * len(expected)
+    shown = capsys.readouterr().out
+    assert shown.count("alarm all_equal: step ") == len(expected)
+
+
+def test_invariant_7_a_resumed_run_raises_the_same_alarms(logged: Process, tmp_path: Path):
+    for step in range(1, 6):
+        disk, script = Disk(), Script()
+        script.on[f"learner.update {step}"] = script.stop.set
+        folder = tmp_path / f"{step}"
+        assert alarmed(folder, "log", disk=disk, script=script).run() == "interrupted"
+        resumed = alarmed(folder, "log", disk=disk)
+        assert resumed.run() == "finished"
+        assert alarms(resumed) == alarms(logged)
+        assert left_behind(resumed.folder) == left_behind(logged.folder)
+
+
+def test_a_checkpoint_follows_the_step_of_the_alarm(logged: Process, tmp_path: Path):
+    run = alarmed(tmp_path, "checkpoint", disk=Disk())
+    run.run()
+    assert [entry["step"] for entry in run.events("checkpoint")] == [*alarms(logged), 6]
+    assert left_behind(run.folder) == left_behind(logged.folder)
+
+
+def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_rule(
+    logged: Process, tmp_path: Path
+):
+    first, disk = alarms(logged)[0], Disk()
+    for _ in range(2):  # the same command stops again
+        run = alarmed(tmp_path, "stop", disk=disk)
+        with pytest.raises(
+            TrainingStopped, match=rf"^alarm all_equal: step {first}: .* the run stops"
+        ):
+            run.run()
+        assert (max(disk), run.learner.version) == (first - 1, first - 1)
+        assert run.tracker.alerts == [("ERROR", "alarm all_equal")]
+    free = alarmed(tmp_path, "log", disk=disk)
+    assert free.run() == "finished"
+    assert left_behind(free.folder) == left_behind(logged.folder)
