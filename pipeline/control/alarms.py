@@ -79,10 +79,12 @@ class Validation:
     half_width: float
 
     @staticmethod
-    def of(evaluated: Mapping[str, Any]) -> Validation:
-        """Reads the journal entry of an evaluation."""
-        value = evaluated["accuracy"]
-        return Validation(evaluated["step"], value, value - evaluated["ci95"][0])
+    def of(evaluated: Mapping[str, Any]) -> Validation | None:
+        """Reads the journal entry of an evaluation; None if its metric has no value or interval."""
+        value, interval = evaluated["accuracy"], evaluated["ci95"]
+        if value is None or interval is None:
+            return None
+        return Validation(evaluated["step"], value, value - interval[0])
 
 
 @dataclass(frozen=True)
@@ -268,12 +270,9 @@ class AlarmWatch:
             validations: journal entries; those of later versions are ignored.
         """
         step = metrics["step"]
-        history = History(
-            self.config,
-            metrics,
-            self._recorded(metrics),
-            [Validation.of(entry) for entry in validations if entry["step"] < step],
-        )
+        earlier = [Validation.of(entry) for entry in validations if entry["step"] < step]
+        known = [validation for validation in earlier if validation is not None]
+        history = History(self.config, metrics, self._recorded(metrics), known)
         alarms = []
         for rule in self.rules:
             settings = self.config.alarms.rule(rule.name)

@@ -142,7 +142,8 @@ def test_the_whole_run_or_each_part_has_an_alarm():
 def test_variance_is_compared_with_the_first_steps():
     config = settings(variance_gone={"steps": 2})
     # SFT steps have no rewards.
-    first: list[Row] = [{"sft/loss": 1.0}] * 3 + [{"reward/group_std": 0.4}] * 5
+    first: list[Row] = [{"sft/loss": 1.0} for _ in range(3)]
+    first += [{"reward/group_std": 0.4}] * 5
     first += [{"reward/group_std": 0.6}] * 5
     for std, expected in ((0.049, [15]), (0.05, [])):
         rows: list[Row] = [*first, {"reward/group_std": std}, {"reward/group_std": std}]
