@@ -76,6 +76,7 @@ class AlwaysNone(AlarmRule):
     above: float = Field(
         0.99, ge=0, le=1, description="share of the rollouts for which a part returned None"
     )
+    steps: int = Field(3, ge=1, description=_STEPS)
 
 
 class VarianceGone(AlarmRule):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.rollout.workers import TrainingStopped
+from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config
 
 RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
@@ -51,6 +53,21 @@ def test_an_alarm_is_journaled_shown_and_sent_to_wandb(
     assert run.tracker.alerts == [("WARN", "alarm all_equal")] * len(expected)
     shown = capsys.readouterr().out
     assert shown.count("alarm all_equal: step ") == len(expected)
+
+
+def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
+    run = Process(make_config(tmp_path, budget={"steps": 4}), disk=Disk())
+    score = run.scorer.score
+
+    async def without_format(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        return [{**row, "format": Outcome(None)} for row in await score(inputs)]
+
+    run.scorer.score = without_format  # type: ignore[method-assign]
+    assert run.run() == "finished"
+    (alarm,) = run.events("alarm")
+    assert (alarm["rule"], alarm["part"], alarm["step"]) == ("always_none", "format", 3)
+    # It is left out of the sum: no rollout is excluded.
+    assert [row["reward/excluded_share"] for row in run.folder.metrics] == [0.0] * 4
 
 
 def test_invariant_7_a_resumed_run_raises_the_same_alarms(logged: Process, tmp_path: Path):

@@ -126,7 +126,7 @@ def test_the_whole_run_or_each_part_has_an_alarm():
     assert [(alarm.rule, alarm.part, alarm.step, alarm.value) for alarm in alarms] == [
         ("excluded", "", 1, 0.51),
         ("always_failing", "correct", 3, 1.0),
-        ("always_none", "format", 10, 1.0),
+        ("always_none", "format", 3, 1.0),
         ("dominating", "correct", 10, 0.9999),
         ("length_correlation", "", 10, 0.95),
     ]
