@@ -15,11 +15,13 @@ from tests.fakes import Disk, Process, Script, left_behind, make_config
 RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
 
 
-def alarmed(folder: Path, action: str, *, disk: Disk, script: Script | None = None) -> Process:
+def alarmed(
+    folder: Path, action: str, *, disk: Disk, script: Script | None = None, **alarms: Any
+) -> Process:
     """A run of 6 steps, some of which have as many groups with equal rewards as others."""
     config = make_config(
         folder,
-        alarms={"all_equal": {**RULE, "action": action}},
+        alarms={"all_equal": {**RULE, "action": action}, **alarms},
         budget={"steps": 6},
         checkpoint={"every_steps": 100},
     )
@@ -70,13 +72,20 @@ def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
     assert [row["reward/excluded_share"] for row in run.folder.metrics] == [0.0] * 4
 
 
-def test_invariant_7_a_resumed_run_raises_the_same_alarms(logged: Process, tmp_path: Path):
+def test_invariant_7_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
+    # The last two steps are beyond the threshold, whichever process trains them.
+    alarms_too = {"length_correlation": {"above": 0.0, "steps": 2}}
+    logged = alarmed(tmp_path / "whole", "log", disk=Disk(), **alarms_too)
+    logged.run()
+    correlations = [row.get("reward/corr_length") for row in logged.folder.metrics]
+    assert [value not in {0.0, None} for value in correlations[-3:]] == [False, True, True]
+    assert alarms(logged)[-2:] == [6, 6]
     for step in range(1, 6):
         disk, script = Disk(), Script()
         script.on[f"learner.update {step}"] = script.stop.set
         folder = tmp_path / f"{step}"
-        assert alarmed(folder, "log", disk=disk, script=script).run() == "interrupted"
-        resumed = alarmed(folder, "log", disk=disk)
+        assert alarmed(folder, "log", disk=disk, script=script, **alarms_too).run() == "interrupted"
+        resumed = alarmed(folder, "log", disk=disk, **alarms_too)
         assert resumed.run() == "finished"
         assert alarms(resumed) == alarms(logged)
         assert left_behind(resumed.folder) == left_behind(logged.folder)

@@ -29,8 +29,12 @@ def numbered(rows: Sequence[Row]) -> list[Row]:
 def raised(
     config: Config, rows: Sequence[Row], validations: Sequence[Mapping[str, Any]] = ()
 ) -> list[Alarm]:
-    watch = AlarmWatch(config)
-    return [alarm for row in numbered(rows) for alarm in watch.judge(row, validations)]
+    """Alarms of steps that are judged before their update and again after it."""
+    watch, alarms = AlarmWatch(config), list[Alarm]()
+    for row in numbered(rows):
+        alarms += watch.judge(row, validations)
+        assert watch.judge({**row, "learner/loss": 0.5}, validations) == ()
+    return alarms
 
 
 def validation(step: int, accuracy: float) -> dict[str, Any]:
@@ -150,6 +154,8 @@ def test_variance_is_compared_with_the_first_steps():
         alarms: list[Any] = [(one.rule, one.step, one.value) for one in raised(config, rows)]
         assert alarms == [("variance_gone", step, pytest.approx(std / 0.5)) for step in expected]
     assert raised(config, [{"reward/group_std": 0.0}] * 20) == []
+    # After fewer steps there is nothing to compare with.
+    assert raised(config, [*first[:-3], *[{"reward/group_std": 0.001}] * 2]) == []
 
 
 def rising(parts: Sequence[tuple[float, float]], *accuracies: float) -> list[tuple[str, int, Any]]:

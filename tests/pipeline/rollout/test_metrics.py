@@ -126,6 +126,9 @@ def test_correlations_with_correctness_and_between_parts(config: Config):
         rollout(2, right, 1.0, answer="12.0", form=0.0),
         rollout(2, wrong, 1.0, answer="12", form=0.0),
         rollout(3, right, 0.0, answer=None, form=1.0),
+        # One of the group has no reward: nothing differs between those that have one.
+        rollout(4, right, None, answer=None, form=0.5),
+        rollout(4, wrong, 1.0, answer=None, form=0.0),
     ]
     metrics = step_metrics(several, STATS, config)
     assert metrics["rollout/correct_share"] == 0.5
