@@ -35,6 +35,7 @@ from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
+from rewards.forms import recognise
 from tests.fakes import (
     CharTokenizer,
     Disk,
@@ -200,7 +201,7 @@ def test_failing_rewards_exit_with_1_and_one_sentence(
 ):
     config, disk = make_config(tmp_path), Disk()
     session = Session(config, disk)
-    session.scorer.functions["correct"] = lambda completion: float("nan")  # noqa: ARG005
+    session.scorer.forms["correct"] = recognise(lambda inputs: [float("nan")] * len(inputs), {})
     assert session.run() == 1
     told = (
         "alarm excluded: step 1: 100.0% of the rollouts have no reward, above "

@@ -74,7 +74,7 @@ def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
 
 def test_invariant_7_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
     # The last two steps are beyond the threshold, whichever process trains them.
-    alarms_too = {"length_correlation": {"above": 0.0, "steps": 2}}
+    alarms_too: dict[str, Any] = {"length_correlation": {"above": 0.0, "steps": 2}}
     logged = alarmed(tmp_path / "whole", "log", disk=Disk(), **alarms_too)
     logged.run()
     correlations = [row.get("reward/corr_length") for row in logged.folder.metrics]
