@@ -188,7 +188,8 @@ def _variance_shares(
     weights: Mapping[str, float],
 ) -> dict[str, float]:
     """See `Groups.variance_shares`; of the weighted parts, over rollouts with a reward."""
-    rows = [number for number, part in enumerate(parts) if weights[part]]
+    known = ~np.isnan(values).all(axis=1)
+    rows = [number for number, part in enumerate(parts) if weights[part] and known[number]]
     if len(rows) < 2:
         return {}
     factors = np.array([[weights[parts[row]]] for row in rows])
