@@ -181,7 +181,7 @@ RULES = (
         "excluded",
         lambda history: history.of_run("reward/excluded_share"),
         "{value:.1%} of the rollouts have no reward",
-        "rewards.log has the errors; correct the reward functions that fail",
+        "reward/excluded/CAUSE has the share of each cause, rewards.log has the errors",
     ),
     Rule(
         "all_equal",

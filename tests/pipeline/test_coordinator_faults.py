@@ -43,7 +43,7 @@ def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: P
     run = broken(Process(config, disk=disk), {0: 1, 1: 2, 2: 3})
     why = (
         r"^alarm excluded: step 3: 75\.0% of the rollouts have no reward, above "
-        r"alarms\.excluded\.above = 0\.5; the run stops with a checkpoint; rewards\.log .*: "
+        r"alarms\.excluded\.above = 0\.5; the run stops with a checkpoint; reward/excluded/.*: "
         r"'correct' failed 3 times, first: raised KeyError: 'x'$"
     )
     with pytest.raises(TrainingStopped, match=why):
