@@ -221,6 +221,12 @@ class Prompt(Table):
             tags.add(tag)
 
 
+REWARD_METRICS = frozenset(
+    {"mean", "std", "group_std", "corr_length", "corr_correct", "errors", "excluded_share"}
+)
+"""Metrics `reward/NAME` of the weighted sum; those of parts have the parts' names."""
+
+
 class RewardFunction(Table):
     """One part of the reward."""
 
@@ -271,17 +277,14 @@ class Rewards(Table):
     memory_gib: float = Field(
         8.0, gt=0, description="memory limit of a reward process in GiB, without shared memory"
     )
-    max_excluded_share: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="maximum share of a step's rollouts without a reward; the run stops above it; "
-        "1: never",
-    )
     shuffle: bool = Field(
         False, description="control experiment: permute the rewards over a step's rollouts"
     )
 
     def conflicts(self) -> Iterator[Problem]:
-        """The parts have different names."""
-        yield from repeated_names("functions", [part.name for part in self.functions])
+        """The parts have different names, which are not those of other metrics."""
+        names = [part.name for part in self.functions]
+        yield from repeated_names("functions", names)
+        for name in sorted(REWARD_METRICS.intersection(names)):
+            what = f"reward/{name} is a metric of the weighted sum; name the part otherwise"
+            yield "functions", what
